@@ -25,12 +25,11 @@
 #include <list>
 #include <map>
 #include <new>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -56,8 +55,6 @@ constexpr std::chrono::seconds kTick{1};
 constexpr std::chrono::milliseconds kAcceptPause{100};
 // Refused connections that are being told so at once; more are closed without a word.
 constexpr int kMaxTurnedAway = 64;
-// A client that is in no hurry, and far away, speaks in less.
-constexpr absl::Duration kTimeToSpeak = absl::Seconds(1);
 constexpr std::size_t kMaxOwn = 4;
 constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
 // Descriptors for everything but connections: models, logs, probes, other listeners.
@@ -172,10 +169,7 @@ class GrpcAcceptor::Impl {
     net::steady_timer pause;
   };
   struct Known {
-    std::string ip = {};  // empty: a Unix socket
-    bool is_own = false;  // of ConnectToSelf
     bool is_turned_away = false;
-    bool is_leaving = false;  // has been asked to make room, or ends
     std::weak_ptr<GuardedConnection> connection = {};
   };
 
@@ -188,17 +182,17 @@ class GrpcAcceptor::Impl {
   void OnAccepted(tcp::socket socket);
   void OnAccepted(Local::socket socket);
   void Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip, bool may_tell);
-  void Add(std::unique_ptr<Transport> transport, Peer peer, Known known, const absl::Status& room);
+  enum class Kind { kPlaced, kOwn, kTurnedAway };
+  std::shared_ptr<GuardedConnection> Add(std::unique_ptr<Transport> transport, Peer peer,
+                                         const std::string& ip, Kind kind);
   absl::Status MakeRoomFor(const std::string& ip);
   bool CloseOne(const std::string& ip);
-  void SetLeaving(std::uint64_t number, bool is_leaving);
-  void Count(const Known& known, int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetPhase(std::uint64_t number, Phase phase);
   int NumTurnedAway() const {
     MutexLock lock(&mutex_);
     return num_turned_away_;
   }
-  std::vector<std::shared_ptr<GuardedConnection>> Connections(const std::string& ip,
-                                                              bool with_own = true) const;
+  std::vector<std::shared_ptr<GuardedConnection>> Connections() const;
   void Tick();
   void EndLargest();
   void Serve();
@@ -222,11 +216,8 @@ class GrpcAcceptor::Impl {
 
   mutable Mutex mutex_;
   CondVar left_;
-  std::map<std::uint64_t, Known> connections_
-      ABSL_GUARDED_BY(mutex_);  // by number: the oldest first
-  // Of those that stay: neither turned away nor leaving.
-  std::int64_t num_staying_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, int> per_address_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, Known> connections_ ABSL_GUARDED_BY(mutex_);  // by number
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // of those but turned away ones and our own
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
@@ -262,9 +253,7 @@ GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
   host_.count_closed = [this](const Peer& peer, CloseCause cause, absl::string_view why) {
     CountClosed(peer, cause, why);
   };
-  host_.set_leaving = [this](std::uint64_t number, bool is_leaving) {
-    SetLeaving(number, is_leaving);
-  };
+  host_.set_phase = [this](std::uint64_t number, Phase phase) { SetPhase(number, phase); };
   host_.left = [this](std::uint64_t number, const std::string& name) { Left(number, name); };
 }
 
@@ -401,8 +390,8 @@ void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
   Peer peer{.address = AddressOf(remote)};
   std::string ip = remote.address().to_string();
   if (IsOwn(peer.address)) {
-    return Add(NewPlainTransport(std::move(socket)), std::move(peer), Known{.is_own = true},
-               absl::OkStatus());
+    Add(NewPlainTransport(std::move(socket)), std::move(peer), ip, Kind::kOwn)->Begin();
+    return;
   }
   if (tls_ == nullptr) {
     return Take(NewPlainTransport(std::move(socket)), std::move(peer), std::move(ip),
@@ -419,8 +408,8 @@ void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
   const bool is_own = IsOwn(socket.remote_endpoint(error).path());
   Peer peer{.address = "unix:", .is_local_socket = true};
   if (is_own) {
-    return Add(NewPlainTransport(std::move(socket)), std::move(peer), Known{.is_own = true},
-               absl::OkStatus());
+    Add(NewPlainTransport(std::move(socket)), std::move(peer), /*ip=*/"", Kind::kOwn)->Begin();
+    return;
   }
   Take(NewPlainTransport(std::move(socket)), std::move(peer), "", /*may_tell=*/true);
 }
@@ -432,32 +421,30 @@ void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, s
   if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
     return CountClosed(peer, CloseCause::kTooMany, room.message());
   }
-  Add(std::move(transport), std::move(peer),
-      Known{.ip = std::move(ip), .is_turned_away = !room.ok()}, room);
+  if (room.ok()) {
+    Add(std::move(transport), std::move(peer), ip, Kind::kPlaced)->Begin();
+  } else {
+    Add(std::move(transport), std::move(peer), ip, Kind::kTurnedAway)
+        ->TurnAway(CloseCause::kTooMany, room);
+  }
 }
 
-void GrpcAcceptor::Impl::Add(std::unique_ptr<Transport> transport, Peer peer, Known known,
-                             const absl::Status& room) {
+std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Transport> transport,
+                                                           Peer peer, const std::string& ip,
+                                                           Kind kind) {
   const std::uint64_t number = next_number_.fetch_add(1);
   auto connection = std::make_shared<GuardedConnection>(
       &host_, number, std::move(transport), std::move(peer), options_.frames, options_.times);
   options_.probe->ConnectionOpened();
-  known.connection = connection;
   {
     MutexLock lock(&mutex_);
-    const auto added = connections_.emplace(number, std::move(known)).first;
-    // Without memory, too, which Count throws.
-    absl::Cleanup undo = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { connections_.erase(added); };
-    Count(added->second, 1);
-    std::move(undo).Cancel();
+    const bool is_turned_away = kind == Kind::kTurnedAway;
+    connections_.emplace(number, Known{.is_turned_away = is_turned_away, .connection = connection});
+    num_turned_away_ += is_turned_away ? 1 : 0;
+    if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
   }
-  if (is_closing_) {
-    connection->Abort();  // it may have come too late for StopAccepting
-  } else if (room.ok()) {
-    connection->Begin();
-  } else {
-    connection->TurnAway(CloseCause::kTooMany, room);
-  }
+  if (is_closing_) connection->Abort();  // it may have come too late for StopAccepting
+  return connection;
 }
 
 bool GrpcAcceptor::Impl::IsOwn(const std::string& address) {
@@ -502,9 +489,8 @@ absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
   std::int64_t total = 0, of_address = 0;
   {
     MutexLock lock(&mutex_);
-    total = num_staying_;
-    const auto found = per_address_.find(ip);
-    if (found != per_address_.end()) of_address = found->second;
+    total = static_cast<std::int64_t>(places_.size());
+    of_address = static_cast<std::int64_t>(places_.size(ip));
   }
   if (of_address >= options_.max_connections_per_address && !ip.empty() && !CloseOne(ip)) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -518,55 +504,30 @@ absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
   return absl::OkStatus();
 }
 
-// The oldest that has said nothing for a while, else the one without calls for longest, else the
-// oldest that has not spoken yet; of one address, or of all.
+// False when all connections are busy; those of one address, or of all if that is empty.
 bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
-  const std::vector<std::shared_ptr<GuardedConnection>> open = Connections(ip, /*with_own=*/false);
-  for (const auto& connection : open) {
-    if (connection->YieldSilent(kTimeToSpeak)) return true;
+  std::shared_ptr<GuardedConnection> connection;
+  {
+    MutexLock lock(&mutex_);
+    const std::optional<std::uint64_t> number = places_.TakeOne(ip, MonotonicNow());
+    if (!number) return false;
+    connection = connections_.at(*number).connection.lock();
   }
-  const auto by_idleness = [](const auto& c) { return c->idle_since(); };
-  const auto idlest = std::ranges::min_element(open, {}, by_idleness);
-  if (idlest != open.end() && (*idlest)->YieldIdle()) return true;
-  for (const auto& connection : open) {
-    if (connection->YieldSilent(absl::ZeroDuration())) return true;
-  }
-  return false;
+  if (connection != nullptr) connection->Yield();  // null: it ends already
+  return true;
 }
 
-void GrpcAcceptor::Impl::SetLeaving(std::uint64_t number, bool is_leaving) {
+void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {
   MutexLock lock(&mutex_);
-  const auto found = connections_.find(number);
-  if (found == connections_.end() || found->second.is_leaving == is_leaving) return;
-  Count(found->second, -1);
-  found->second.is_leaving = is_leaving;
-  Count(found->second, 1);
-}
-
-// Adds a connection to the count that it belongs to, or takes it out.
-void GrpcAcceptor::Impl::Count(const Known& known, int change) {
-  if (known.is_own) return;
-  if (known.is_turned_away) {
-    num_turned_away_ += change;
-  } else if (!known.is_leaving) {
-    // First, since there may be no memory for it when a connection is added.
-    if (!known.ip.empty()) {
-      const auto address = per_address_.try_emplace(known.ip).first;
-      address->second += change;
-      if (address->second == 0) per_address_.erase(address);
-    }
-    num_staying_ += change;
-  }
+  places_.SetPhase(number, phase, MonotonicNow());
 }
 
 // The oldest first.
-std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections(
-    const std::string& ip, bool with_own) const {
+std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections() const {
   std::vector<std::shared_ptr<GuardedConnection>> connections;
   MutexLock lock(&mutex_);
   connections.reserve(connections_.size());  // a copy that is the last one would come to Left here
   for (const auto& [number, known] : connections_) {
-    if ((!ip.empty() && known.ip != ip) || (known.is_own && !with_own)) continue;
     if (auto strong = known.connection.lock()) connections.push_back(std::move(strong));
   }
   return connections;
@@ -575,7 +536,7 @@ std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections(
 void GrpcAcceptor::Impl::Tick() {
   try {
     const absl::Time now = MonotonicNow();
-    for (const auto& connection : Connections(/*ip=*/"")) connection->Tick(now);
+    for (const auto& connection : Connections()) connection->Tick(now);
   } catch (const std::bad_alloc&) {  // the next one may find memory
   }
   WaitForMemory([this] {
@@ -588,7 +549,7 @@ void GrpcAcceptor::Impl::Tick() {
 
 void GrpcAcceptor::Impl::EndLargest() {
   std::shared_ptr<GuardedConnection> largest;
-  for (auto& connection : Connections(/*ip=*/"")) {
+  for (auto& connection : Connections()) {
     if (largest == nullptr || connection->unfinished_bytes() > largest->unfinished_bytes()) {
       largest = std::move(connection);
     }
@@ -635,7 +596,8 @@ void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   MutexLock lock(&mutex_);
   const auto found = connections_.find(number);
   if (found == connections_.end()) return;  // there was no memory to add it
-  Count(found->second, -1);
+  num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
+  places_.Remove(number);
   connections_.erase(found);
   left_.NotifyAll();
 }
@@ -650,7 +612,7 @@ void GrpcAcceptor::Impl::StopAccepting() {
     for (auto& listening : tcp_) listening.pause.cancel();
     for (auto& listening : unix_) listening.pause.cancel();
   });
-  for (const auto& connection : Connections(/*ip=*/"")) connection->FinishSoon();
+  for (const auto& connection : Connections()) connection->FinishSoon();
 }
 
 void GrpcAcceptor::Impl::WaitClosed(absl::Time deadline) {
@@ -660,7 +622,7 @@ void GrpcAcceptor::Impl::WaitClosed(absl::Time deadline) {
 
 GrpcAcceptor::Impl::~Impl() {
   StopAccepting();
-  for (const auto& connection : Connections(/*ip=*/"")) connection->Abort();
+  for (const auto& connection : Connections()) connection->Abort();
   if (!threads_.empty()) WaitClosed(absl::InfiniteFuture());
   is_ended_ = true;
   net::post(strand_, [this] { tick_.cancel(); });

@@ -1,9 +1,7 @@
 #include "server/edge/guarded_connection.h"
 
-#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
-#include <limits>
 #include <utility>
 
 #include "base/clock.h"
@@ -13,7 +11,6 @@ namespace {
 
 namespace net = boost::asio;
 
-constexpr std::int64_t kBusy = std::numeric_limits<std::int64_t>::max();
 // For a client to read why it is refused, before its connection is closed under what it still
 // sends.
 constexpr absl::Duration kLingerTime = absl::Seconds(1);
@@ -63,8 +60,7 @@ GuardedConnection::GuardedConnection(const GuardedConnectionHost* host, std::uin
       peer_(std::move(peer)),
       times_(times),
       begun_(MonotonicNow()),
-      guard_(limits),
-      idle_since_(kBusy) {}
+      guard_(limits) {}
 
 void GuardedConnection::Begin() {
   net::post(transport_->executor(), [self = shared_from_this()] {
@@ -103,7 +99,7 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
   const std::span<const std::byte> bytes = from_client_.Filled(size);
   const absl::Time now = MonotonicNow();
   const absl::Status counted = guard_.OnClientBytes(bytes, now);
-  NoteCounts(now);
+  NoteCounts();
   if (!counted.ok()) {
     EndWith(absl::IsInvalidArgument(counted) ? CloseCause::kNotHttp2 : CloseCause::kFrames,
             counted);
@@ -134,8 +130,8 @@ bool GuardedConnection::ConnectToGrpc() {
   server_.emplace(std::move(connected->socket));
   departure_.name = std::move(connected->name);
   Set(State::kRelaying);
-  idle_since_.store(absl::ToUnixNanos(MonotonicNow()));
-  NoteCounts(MonotonicNow());
+  host_->set_phase(number(), Phase::kIdle);
+  NoteCounts();
   return true;
 }
 
@@ -168,7 +164,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   }
   has_server_spoken_ = true;
   guard_.OnServerBytes(from_server_.Filled(size));
-  NoteCounts(MonotonicNow());
+  NoteCounts();
   WriteClient(net::buffer(from_server_.Filled(size).data(), size));
 }
 
@@ -191,18 +187,14 @@ void GuardedConnection::OnClientWritten(Error error) {
 }
 
 // What other threads see of the guard.
-void GuardedConnection::NoteCounts(absl::Time now) {
+void GuardedConnection::NoteCounts() {
   const std::int64_t before = unfinished_bytes_.exchange(guard_.unfinished_bytes());
   if (before != guard_.unfinished_bytes()) {
     host_->add_unfinished_bytes(guard_.unfinished_bytes() - before);
   }
-  if (!Is(State::kRelaying)) return;
-  const bool was_busy = idle_since_.load() == kBusy;
-  if (guard_.num_streams() > 0) {
-    idle_since_.store(kBusy);
-  } else if (was_busy) {
-    idle_since_.store(absl::ToUnixNanos(now));
-  }
+  if (!Is(State::kRelaying) || is_busy_ == (guard_.num_streams() > 0)) return;
+  is_busy_ = !is_busy_;
+  host_->set_phase(number(), is_busy_ ? Phase::kBusy : Phase::kIdle);
 }
 
 void GuardedConnection::Tick(absl::Time now) {
@@ -233,34 +225,17 @@ void GuardedConnection::Tick(absl::Time now) {
   });
 }
 
-bool GuardedConnection::YieldSilent(absl::Duration least_age) {
-  if (!Is(State::kHandshake) && !Is(State::kPreface)) return false;
-  if (MonotonicNow() - begun_ < least_age) return false;
-  if (has_yielded_.exchange(true)) return false;
-  host_->set_leaving(number(), true);  // before the answer, which may be that it stays
+void GuardedConnection::Yield() {
   net::post(transport_->executor(), [self = shared_from_this()] {
-    if (self->Is(State::kRelaying)) return self->Stay();  // it has spoken since
+    if (self->Is(State::kRelaying)) {
+      if (self->guard_.num_streams() > 0)
+        return self->host_->set_phase(self->number(), Phase::kBusy);
+      return self->EndWith(CloseCause::kIdle, absl::OkStatus());
+    }
     if (!self->Is(State::kHandshake) && !self->Is(State::kPreface)) return;
     self->host_->count_closed(self->peer_, CloseCause::kSilent, "a newer connection needs room");
     self->Close();
   });
-  return true;
-}
-
-bool GuardedConnection::YieldIdle() {
-  if (!Is(State::kRelaying) || idle_since_.load() == kBusy) return false;
-  if (has_yielded_.exchange(true)) return false;
-  host_->set_leaving(number(), true);
-  net::post(transport_->executor(), [self = shared_from_this()] {
-    if (self->guard_.num_streams() > 0) return self->Stay();  // a call has begun since
-    self->EndWith(CloseCause::kIdle, absl::OkStatus());
-  });
-  return true;
-}
-
-void GuardedConnection::Stay() {
-  has_yielded_.store(false);
-  host_->set_leaving(number(), false);
 }
 
 void GuardedConnection::Refuse(CloseCause cause, absl::Status why) {
@@ -283,7 +258,7 @@ void GuardedConnection::Abort() {
 void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
   if (Is(State::kLingering) || Is(State::kClosed)) return;
   host_->count_closed(peer_, cause, why.message());
-  host_->set_leaving(number(), true);
+  host_->set_phase(number(), Phase::kLeaving);
   Set(State::kLingering);
   lingering_since_ = MonotonicNow();
   if (server_) {
@@ -318,7 +293,7 @@ void GuardedConnection::Linger() {
 void GuardedConnection::Close() {
   if (Is(State::kClosed)) return;
   Set(State::kClosed);
-  host_->set_leaving(number(), true);
+  host_->set_phase(number(), Phase::kLeaving);
   transport_->Close();
   Error ignored;
   if (server_) server_->close(ignored);

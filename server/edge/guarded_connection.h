@@ -34,6 +34,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/api/peer_table.h"
+#include "server/edge/connection_places.h"
 #include "server/edge/frame_guard.h"
 #include "server/edge/transport.h"
 
@@ -68,8 +69,7 @@ struct GuardedConnectionHost {
   // Of messages that are not complete, over all connections.
   std::function<void(std::int64_t)> add_unfinished_bytes;
   std::function<void(const Peer&, CloseCause, absl::string_view)> count_closed;
-  // Whether a connection still takes a place: not once it ends.
-  std::function<void(std::uint64_t number, bool is_leaving)> set_leaving;
+  std::function<void(std::uint64_t number, Phase)> set_phase;
   // The last call of a connection. `name` is empty if gRPC never heard of it.
   std::function<void(std::uint64_t number, const std::string& name)> left;
 };
@@ -92,9 +92,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void TurnAway(CloseCause cause, const absl::Status& why);
   // Ends what has no right to go on; called about once a second.
   void Tick(absl::Time now);
-  // Ends the connection to make room for a newer one; false when it is in use.
-  bool YieldSilent(absl::Duration least_age);
-  bool YieldIdle();
+  // Ends the connection to make room for a newer one, unless a call is open by then: it says so.
+  void Yield();
   void Refuse(CloseCause cause, absl::Status why);
   // For the end of the process: closes behind what gRPC has sent when gRPC closes its end; at once
   // if gRPC does not know the connection.
@@ -103,8 +102,6 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
 
   std::uint64_t number() const { return departure_.number; }
   std::int64_t unfinished_bytes() const { return unfinished_bytes_.load(); }
-  // Since when gRPC has it and no call is open, else far in the future.
-  absl::Time idle_since() const { return absl::FromUnixNanos(idle_since_.load()); }
   const Peer& peer() const { return peer_; }
 
  private:
@@ -136,8 +133,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void OnServerRead(Error error, std::size_t size);
   void WriteClient(boost::asio::const_buffer bytes);
   void OnClientWritten(Error error);
-  void NoteCounts(absl::Time now);
-  void Stay();
+  void NoteCounts();
   void EndWith(CloseCause cause, const absl::Status& why);
   void ForgetUnfinished();
   void SayGoodbye();
@@ -170,9 +166,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   absl::Time write_begun_;
   std::string goodbye_;  // a GOAWAY, behind the write under way
   absl::Time lingering_since_;
-  std::atomic<bool> has_yielded_{false};
+  bool is_busy_ = false;
   std::atomic<std::int64_t> unfinished_bytes_{0};
-  std::atomic<std::int64_t> idle_since_;  // Unix nanoseconds; the greatest: a call is open
 };
 
 }  // namespace quire::server

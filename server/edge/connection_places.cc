@@ -1,0 +1,113 @@
+#include "server/edge/connection_places.h"
+
+#include "absl/cleanup/cleanup.h"
+#include "base/check.h"
+
+namespace quire::server {
+namespace {
+
+// A client that is in no hurry, and far away, speaks in less.
+constexpr absl::Duration kTimeToSpeak = absl::Seconds(1);
+
+}  // namespace
+
+ConnectionPlaces::Order* ConnectionPlaces::OrderOf(Group& group, Phase phase) {
+  if (phase == Phase::kSilent) return &group.silent;
+  return phase == Phase::kIdle ? &group.idle : nullptr;
+}
+
+void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
+  if (entry.phase == Phase::kLeaving) return;
+  Group none;
+  Group& of_ip = entry.ip.empty() ? none : by_ip_[entry.ip];
+  // Counts come last, and all of it is undone where there is no memory.
+  absl::Cleanup undo = [&] {
+    if (Order* const order = OrderOf(all_, entry.phase)) order->erase({entry.since, number});
+    if (!entry.ip.empty() && of_ip.staying == 0) by_ip_.erase(entry.ip);
+  };
+  for (Group* const group : {&all_, &of_ip}) {
+    if (Order* const order = OrderOf(*group, entry.phase)) order->emplace(entry.since, number);
+  }
+  std::move(undo).Cancel();
+  ++all_.staying;
+  ++of_ip.staying;
+}
+
+void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
+  if (entry.phase == Phase::kLeaving) return;
+  const auto leave = [&](Group& group) {
+    --group.staying;
+    if (Order* const order = OrderOf(group, entry.phase)) order->erase({entry.since, number});
+  };
+  leave(all_);
+  if (entry.ip.empty()) return;
+  const auto group = by_ip_.find(entry.ip);
+  leave(group->second);
+  if (group->second.staying == 0) by_ip_.erase(group);
+}
+
+void ConnectionPlaces::Add(std::uint64_t number, const std::string& ip, absl::Time now) {
+  const auto [added, is_new] = entries_.try_emplace(number, Entry{.ip = ip, .since = now});
+  QUIRE_CHECK(is_new);
+  absl::Cleanup undo = [this, added = added] { entries_.erase(added); };
+  Enter(number, added->second);
+  std::move(undo).Cancel();
+}
+
+void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time now) {
+  const auto found = entries_.find(number);
+  if (found == entries_.end() || found->second.phase == phase) return;
+  Entry next = {.ip = found->second.ip, .phase = phase, .since = now};
+  Leave(number, found->second);
+  found->second.phase = Phase::kLeaving;
+  Enter(number, next);
+  found->second = std::move(next);
+}
+
+void ConnectionPlaces::Remove(std::uint64_t number) {
+  const auto found = entries_.find(number);
+  if (found == entries_.end()) return;
+  Leave(number, found->second);
+  entries_.erase(found);
+}
+
+std::optional<std::uint64_t> ConnectionPlaces::TakeOne(const std::string& ip, absl::Time now) {
+  const Group* group = &all_;
+  if (!ip.empty()) {
+    const auto found = by_ip_.find(ip);
+    if (found == by_ip_.end()) return std::nullopt;
+    group = &found->second;
+  }
+  const Order* order = &group->silent;
+  if (!group->idle.empty() && (order->empty() || now - order->begin()->first < kTimeToSpeak)) {
+    order = &group->idle;
+  }
+  if (order->empty()) return std::nullopt;
+  const std::uint64_t number = order->begin()->second;
+  SetPhase(number, Phase::kLeaving, now);
+  return number;
+}
+
+std::size_t ConnectionPlaces::size(const std::string& ip) const {
+  const auto found = by_ip_.find(ip);
+  return found == by_ip_.end() ? 0 : found->second.staying;
+}
+
+absl::Status ConnectionPlaces::CheckIntegrity() const {
+  ConnectionPlaces again;
+  for (const auto& [number, entry] : entries_) again.Enter(number, entry);
+  const auto are_equal = [](const Group& a, const Group& b) {
+    return a.staying == b.staying && a.silent == b.silent && a.idle == b.idle;
+  };
+  if (!are_equal(all_, again.all_)) return absl::InternalError("the places of all are not theirs");
+  if (by_ip_.size() != again.by_ip_.size()) return absl::InternalError("an address has no place");
+  for (const auto& [ip, group] : by_ip_) {
+    const auto found = again.by_ip_.find(ip);
+    if (found == again.by_ip_.end() || !are_equal(group, found->second)) {
+      return absl::InternalError("the places of an address are not its own");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::server

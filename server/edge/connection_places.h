@@ -1,0 +1,72 @@
+#pragma once
+
+// Which connections take a place, of all and of each address, and which of them gives way to a new
+// one: the oldest that has said nothing for a while, else the one without calls for longest, else
+// the oldest that has not spoken yet.
+//
+// Place:      inside GrpcAcceptor, which owns the connections; here they are numbers.
+// Invariants: a connection that stays is counted once among all and once for its address, and lies
+//             in at most one order; one that leaves is in none and not counted, until it says
+//             that it stays after all. Every operation takes time logarithmic in their number.
+// Threads:    the owner's lock.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace quire::server {
+
+// What a connection is doing, as far as another one may need its place.
+enum class Phase : std::uint8_t {
+  kSilent,   // its client has not sent the preface
+  kIdle,     // gRPC has it, and no call is open
+  kBusy,     // a call is open
+  kLeaving,  // it ends, or has been asked to
+};
+
+class ConnectionPlaces {
+ public:
+  // A connection begins, silent. REQUIRES: the number is new. `ip` empty: of no address.
+  void Add(std::uint64_t number, const std::string& ip, absl::Time now);
+  void SetPhase(std::uint64_t number, Phase phase, absl::Time now);
+  void Remove(std::uint64_t number);
+
+  // The connection that gives way, which leaves from now on; of one address, or of all if that is
+  // empty. Nothing if all that stay are busy.
+  std::optional<std::uint64_t> TakeOne(const std::string& ip, absl::Time now);
+
+  // Of those that stay.
+  std::size_t size() const { return all_.staying; }
+  std::size_t size(const std::string& ip) const;
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  using Order = std::set<std::pair<absl::Time, std::uint64_t>>;  // since when, number
+  struct Group {
+    std::size_t staying = 0;
+    Order silent, idle;
+  };
+  struct Entry {
+    std::string ip;
+    Phase phase = Phase::kSilent;
+    absl::Time since;  // of the phase
+  };
+
+  static Order* OrderOf(Group& group, Phase phase);
+  void Enter(std::uint64_t number, const Entry& entry);
+  void Leave(std::uint64_t number, const Entry& entry);
+
+  std::map<std::uint64_t, Entry> entries_;
+  Group all_;
+  std::map<std::string, Group> by_ip_;  // with at least one that stays
+};
+
+}  // namespace quire::server

@@ -1,0 +1,114 @@
+#include "server/edge/connection_places.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace quire::server {
+namespace {
+
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+
+absl::Time At(double seconds) {
+  return kStart + absl::Seconds(seconds);
+}
+
+TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGiveWay) {
+  ConnectionPlaces places;
+  for (std::uint64_t number = 0; number < 6; ++number) {
+    places.Add(number, "a", At(0.1 * static_cast<double>(number)));
+  }
+  places.SetPhase(1, Phase::kIdle, At(2));
+  places.SetPhase(2, Phase::kIdle, At(1));
+  places.SetPhase(3, Phase::kBusy, At(1));
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 0u) << "silent for a second";
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 2u) << "4 and 5 may still speak";
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 1u);
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 4u) << "none is idle any more";
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 5u);
+  EXPECT_EQ(places.TakeOne("", At(1.1)), std::nullopt) << "in use";
+  EXPECT_EQ(places.size(), 1u);
+  EXPECT_TRUE(places.CheckIntegrity().ok());
+}
+
+TEST(ConnectionPlacesTest, OneThatIsBusyAfterAllStays) {
+  ConnectionPlaces places;
+  places.Add(1, "a", At(0));
+  EXPECT_EQ(places.TakeOne("a", At(5)), 1u);
+  EXPECT_EQ(places.size("a"), 0u);
+  places.SetPhase(1, Phase::kBusy, At(5));
+  EXPECT_EQ(places.size("a"), 1u);
+  places.SetPhase(1, Phase::kIdle, At(6));
+  EXPECT_EQ(places.TakeOne("b", At(7)), std::nullopt);
+  EXPECT_EQ(places.TakeOne("a", At(7)), 1u);
+}
+
+// All operations in random order, against a list that is searched.
+TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
+  const std::uint32_t seed = std::random_device()();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  struct Listed {
+    std::string ip;
+    Phase phase;
+    absl::Time since;
+  };
+  std::map<std::uint64_t, Listed> list;
+  const auto first = [&](const std::string& ip, Phase phase) {
+    auto best = list.end();
+    for (auto it = list.begin(); it != list.end(); ++it) {
+      if (it->second.phase != phase || (!ip.empty() && it->second.ip != ip)) continue;
+      if (best == list.end() || it->second.since < best->second.since) best = it;
+    }
+    return best;
+  };
+  ConnectionPlaces places;
+  absl::Time now = kStart;
+  for (std::uint64_t number = 0; number < 4000; ++number) {
+    now += absl::Milliseconds(random() % 200);
+    const std::string ip(1, "abc"[random() % 3]);
+    const std::uint64_t any = number == 0 ? 0 : random() % number;
+    switch (random() % 5) {
+      case 0:
+      case 1:
+        places.Add(number, ip, now);
+        list[number] = {ip, Phase::kSilent, now};
+        break;
+      case 2:
+        places.Remove(any);
+        list.erase(any);
+        break;
+      case 3: {
+        const auto phase = static_cast<Phase>(random() % 4);
+        places.SetPhase(any, phase, now);
+        if (list.contains(any) && list[any].phase != phase) list[any] = {list[any].ip, phase, now};
+        break;
+      }
+      default: {
+        const std::string of = random() % 2 == 0 ? ip : "";
+        auto wanted = first(of, Phase::kSilent);
+        const auto idle = first(of, Phase::kIdle);
+        const bool is_old = wanted != list.end() && now - wanted->second.since >= absl::Seconds(1);
+        if (!is_old && idle != list.end()) wanted = idle;
+        const std::optional<std::uint64_t> taken = places.TakeOne(of, now);
+        ASSERT_EQ(taken.has_value(), wanted != list.end());
+        if (!taken) break;
+        Listed& given_way = list.at(*taken);  // several may be equally old
+        ASSERT_EQ(given_way.since, wanted->second.since);
+        ASSERT_EQ(given_way.phase, wanted->second.phase);
+        given_way = {given_way.ip, Phase::kLeaving, now};
+      }
+    }
+    const auto stays = [](const auto& entry) { return entry.second.phase != Phase::kLeaving; };
+    ASSERT_EQ(places.size(), static_cast<std::size_t>(std::ranges::count_if(list, stays)));
+    ASSERT_TRUE(places.CheckIntegrity().ok()) << places.CheckIntegrity();
+  }
+}
+
+}  // namespace
+}  // namespace quire::server
