@@ -66,7 +66,6 @@ class Scheduler {
   // Plans the coming step and takes the pages for it. Valid until the next call. `ahead`: a step is
   // in flight.
   const StepPlan& Plan(absl::Time now, bool ahead);
-  // Whether the last plan, made ahead, is empty because it must be made after the step in flight.
   // A step begins, with the number that is returned; the oldest one has ended, well or not.
   std::uint64_t StepLaunched() { return ++launched_; }
   void StepCompleted() { ++completed_; }

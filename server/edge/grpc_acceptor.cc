@@ -38,6 +38,7 @@
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "server/config/validator.h"
+#include "server/edge/peer_address.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/wait_for_memory.h"
 
@@ -388,7 +389,7 @@ void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
   if (error) return;  // gone already
   socket.set_option(tcp::no_delay(true), error);
   Peer peer{.address = AddressOf(remote)};
-  std::string ip = remote.address().to_string();
+  std::string ip = PeerAddressOf(remote.address()).network;
   if (IsOwn(peer.address)) {
     Add(NewPlainTransport(std::move(socket)), std::move(peer), ip, Kind::kOwn)->Begin();
     return;
@@ -492,7 +493,9 @@ absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
     total = static_cast<std::int64_t>(places_.size());
     of_address = static_cast<std::int64_t>(places_.size(ip));
   }
-  if (of_address >= options_.max_connections_per_address && !ip.empty() && !CloseOne(ip)) {
+  // An address at its limit makes room among its own, and takes no place from others.
+  if (!ip.empty() && of_address >= options_.max_connections_per_address) {
+    if (CloseOne(ip)) return absl::OkStatus();
     return absl::ResourceExhaustedError(absl::StrCat(
         of_address, " connections of this address are open, ",
         "server.grpc.max_connections_per_address is ", options_.max_connections_per_address));

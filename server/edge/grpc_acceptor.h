@@ -8,14 +8,16 @@
 // (ServerBuilder::experimental().AddExternalConnectionAcceptor).
 //
 // Place:      inside GrpcListener, one for each.
-// Invariants: at most max_connections are open, and max_connections_per_address of one IP address;
-//             beyond it the oldest that says nothing gives way, then the one that has had no call
-//             for longest, else the new one is refused, by a GOAWAY where no TLS is in the way.
+// Invariants: at most max_connections are open, and max_connections_per_address of one IP address,
+//             of IPv6 one /64; beyond it another one gives way (connection_places.h), of the same
+//             address where that is at its limit, or the new one is refused, by a GOAWAY where no
+//             TLS is in the way.
 //             Without descriptors it waits, makes room, and goes on by itself. A port that another
 //             process holds is an error; a Unix socket that no process answers on is replaced, and
 //             is never open to more than its mode says.
-// Threads:    Bind, Start, StopAccepting and the destructor from one thread; two threads of its own
-//             serve all connections.
+// Threads:    Bind, Start, StopAccepting, WaitClosed and the destructor from one thread,
+//             ConnectToSelf from one, the others from any; two threads of its own serve all
+//             connections.
 // Lifetime:   certificates, peers, probe and the gRPC server outlive it.
 
 #include <cstdint>

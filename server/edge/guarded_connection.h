@@ -12,8 +12,8 @@
 //             slow end slows the other, and a connection holds at most two buffers; they grow with
 //             what arrives at once and shrink again. A connection that is refused is told why by a
 //             GOAWAY frame, if it stands between two frames of the server.
-// Threads:    the sequence of its transport; Begin, Tick, Yield, Refuse, FinishSoon and Abort from
-//             any.
+// Threads:    the sequence of its transport; Begin, TurnAway, Tick, Yield, Refuse, FinishSoon and
+//             Abort from any.
 // Lifetime:   kept by its pending operations; `host` outlives it and learns of its end.
 
 #include <atomic>

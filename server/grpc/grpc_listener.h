@@ -6,7 +6,8 @@
 // Invariants: a port that another process holds is an error, never shared, unless reuse_port says
 //             otherwise. Every health name is NOT_SERVING when Start returns. Compressed messages
 //             are refused, UNIMPLEMENTED.
-// Threads:    Start and Shutdown from one thread; SetServing and KeepPolling from one thread.
+// Threads:    Start and Shutdown from one thread; SetServing, KeepPolling, CheckReachable
+//             and is_reachable from one thread.
 // Lifetime:   the services and what the options name outlive it.
 
 #include <cstdint>

@@ -21,16 +21,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "server/edge/peer_address.h"
 
 namespace quire::server {
 
 class HttpSession;
-
-// Where a connection comes from, as far as limits tell peers apart.
-struct PeerAddress {
-  std::string network;  // an IPv4 address, or the /64 of an IPv6 one
-  bool is_loopback = false;
-};
 
 class ConnectionTable {
  public:

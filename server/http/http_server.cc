@@ -25,6 +25,7 @@
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "server/config/validator.h"
+#include "server/edge/peer_address.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/transport.h"
 #include "server/edge/wait_for_memory.h"
@@ -70,19 +71,6 @@ absl::Status BindError(const std::string& address, const Error& error) {
       absl::StrCat("address ", address, " cannot be listened on: ", error.message());
   return error == net::error::address_in_use ? absl::AlreadyExistsError(text)
                                              : absl::InvalidArgumentError(text);
-}
-
-PeerAddress PeerOf(const tcp::socket& socket) {
-  Error error;
-  net::ip::address address = socket.remote_endpoint(error).address();
-  if (address.is_v6() && address.to_v6().is_v4_mapped()) {
-    address = net::ip::make_address_v4(net::ip::v4_mapped, address.to_v6());
-  }
-  if (!address.is_v6()) return {address.to_string(), address.is_loopback()};
-  // A host has all of its /64.
-  net::ip::address_v6::bytes_type bytes = address.to_v6().to_bytes();
-  std::fill(bytes.begin() + 8, bytes.end(), 0);
-  return {absl::StrCat(net::ip::address_v6(bytes).to_string(), "/64"), address.is_loopback()};
 }
 
 // A descriptor for the time when there is no other: given back, it allows to accept a connection,
@@ -274,7 +262,8 @@ void HttpServer::Impl::CloseUnheard() {
 }
 
 void HttpServer::Impl::OnAccept(tcp::socket socket) {
-  const PeerAddress peer = PeerOf(socket);
+  Error gone;  // then it has no address, and its first read ends it
+  const PeerAddress peer = PeerAddressOf(socket.remote_endpoint(gone).address());
   std::string surplus = table_.MakeRoom(peer);
   const bool is_surplus = !surplus.empty();
   if (is_surplus && !table_.MakeReservedRoom()) return;

@@ -26,6 +26,7 @@ class Http2Client:
         self._changed = threading.Condition()
         self._is_closed = False
         self._has_settings = False
+        self._ended = set()
         self._initial_window = 65535
         self._windows = {0: 65535}
         self.send(PREFACE + frame(SETTINGS))
@@ -46,12 +47,12 @@ class Http2Client:
         return self.send(frame(HEADERS, END_HEADERS, stream, block))
 
     def send_data(self, stream, data, timeout=30):
-        """As fast as the windows let it; False once the server has closed, or when they stay shut."""
+        """As fast as the windows let it; False once the server has ended the stream, or when they stay shut."""
         while data:
             with self._changed:
                 def may_send():
-                    return self._is_closed or min(self._windows[0], self._windows[stream]) > 0
-                if not self._changed.wait_for(may_send, timeout) or self._is_closed:
+                    return self._is_closed or stream in self._ended or min(self._windows[0], self._windows[stream]) > 0
+                if not self._changed.wait_for(may_send, timeout) or self._is_closed or stream in self._ended:
                     return False
                 size = min(16384, len(data), self._windows[0], self._windows[stream])
                 self._windows[0] -= size
@@ -65,6 +66,11 @@ class Http2Client:
         """The server has sent its settings."""
         with self._changed:
             return self._changed.wait_for(lambda: self._has_settings, timeout)
+
+    def wait_ended(self, stream, timeout=30):
+        """The server has ended the stream, well or not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: stream in self._ended, timeout)
 
     def wait_closed(self, timeout=30):
         with self._changed:
@@ -116,6 +122,8 @@ class Http2Client:
                                 self._windows[open_stream] += value - self._initial_window
                         self._initial_window = value
                 self.send(frame(SETTINGS, ACK))
+            elif kind == RST_STREAM or kind in (DATA, HEADERS) and flags & END_STREAM:
+                self._ended.add(stream)
             elif kind == PING and not flags & ACK:
                 self.send(frame(PING, ACK, 0, payload))
             elif kind == GOAWAY and self.goaway is None:

@@ -167,13 +167,14 @@ def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, n
             error = failure(lambda: call(iter([b"x"]), compression=grpc.Compression.Gzip, timeout=20))
             assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
     headers = GRPC_HEADERS + literal(b"grpc-encoding", b"gzip")
-    with begin(daemon) as connection:
+    payload = b"\x01" + struct.pack(">I", len(bomb)) + bomb
+    with Http2Client(daemon.grpc_address) as client:
         for stream in range(1, 65, 2):
-            payload = b"\x01" + struct.pack(">I", len(bomb)) + bomb
-            assert send_quietly(connection, frame(HEADERS, END_HEADERS, stream, headers) + data_frames(stream, payload))
-        # What comes behind is still served: the refusals ended calls, not the connection.
-        with daemon.channel() as channel:
-            assert generate(api, channel)
+            assert client.open(stream, headers)
+            # The refusal may come before the last byte, and then nothing opens the stream's window any more.
+            client.send_data(stream, payload, timeout=1)
+            assert client.wait_ended(stream), "the call is refused"
+        assert client.goaway is None, "calls were refused, not the connection"
 
 
 def fill(client, num_streams, size):
@@ -283,11 +284,12 @@ def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path):
         assert "fewer connections than server.grpc.max_connections" in daemon.log
 
 
-def test_a_half_closed_connection_gets_its_answer(daemon):
+def test_a_client_that_says_goodbye_is_closed(daemon):
     with begin(daemon) as connection:
-        connection.sendall(frame(7, 0, 0, struct.pack(">II", 0, 0)))  # the client says goodbye
+        connection.sendall(frame(GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
         connection.shutdown(socket.SHUT_WR)
         assert is_closed(connection, 20)
+    wait_until(lambda: connections(daemon) == 0, "no connection is left")
 
 
 def test_probes_say_that_the_port_does_not_answer(daemon):
