@@ -10,7 +10,7 @@ namespace quire::server {
 namespace {
 
 constexpr absl::Duration kBetweenLooks = absl::Seconds(5);
-constexpr std::int64_t kWorthIt = 16 << 20;
+constexpr std::int64_t kWorthIt = 8 << 20;
 
 }  // namespace
 

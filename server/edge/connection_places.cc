@@ -6,8 +6,10 @@
 namespace quire::server {
 namespace {
 
-// A client that is in no hurry, and far away, speaks in less.
-constexpr absl::Duration kTimeToSpeak = absl::Seconds(1);
+// Clients that come at the same time get so long to speak before they give way to each other. Not
+// longer: silent connections that flood in would be spared, and clients without a call at the
+// moment would go for them.
+constexpr absl::Duration kTimeToSpeak = absl::Milliseconds(100);
 
 }  // namespace
 

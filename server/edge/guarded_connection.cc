@@ -14,6 +14,8 @@ namespace net = boost::asio;
 // For a client to read why it is refused, before its connection is closed under what it still
 // sends.
 constexpr absl::Duration kLingerTime = absl::Seconds(1);
+// What a GOAWAY names as the last stream while more may come (RFC 9113, section 6.8).
+constexpr std::uint32_t kAllStreams = 0x7fffffff;
 
 }  // namespace
 
@@ -158,11 +160,18 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   if (!Is(State::kRelaying)) return;
   if (error && has_client_ended_) return Close();
   if (error) {
-    Set(State::kLingering);
-    lingering_since_ = MonotonicNow();
-    return Linger();
+    return BeginToLinger();
   }
   has_server_spoken_ = true;
+  // A notice of ours that is being written stands between two frames, so these come behind it.
+  if (is_writing_to_client_) {
+    held_bytes_ = size;
+  } else {
+    RelayToClient(size);
+  }
+}
+
+void GuardedConnection::RelayToClient(std::size_t size) {
   guard_.OnServerBytes(from_server_.Filled(size));
   NoteCounts();
   WriteClient(net::buffer(from_server_.Filled(size).data(), size));
@@ -183,7 +192,35 @@ void GuardedConnection::OnClientWritten(Error error) {
   if (Is(State::kClosed)) return;
   if (error) return Close();
   if (Is(State::kLingering)) return SayGoodbye();
+  if (!notice_.empty() && guard_.is_between_server_frames()) {
+    WriteNotice();
+  }
   ReadServer();
+}
+
+void GuardedConnection::WriteNotice() {
+  is_writing_to_client_ = true;
+  write_begun_ = MonotonicNow();
+  transport_->Write(net::buffer(notice_), [self = shared_from_this()](Error error, std::size_t) {
+    self->is_writing_to_client_ = false;
+    self->notice_.clear();
+    if (self->Is(State::kClosed)) return;
+    if (error) return self->Close();
+    if (self->Is(State::kLingering)) return self->SayGoodbye();
+    if (const std::size_t size = std::exchange(self->held_bytes_, 0)) self->RelayToClient(size);
+  });
+}
+
+// The client is told to make no more calls here. One that it has begun meanwhile, or begins before
+// it knows, is served to its end: nothing is lost.
+void GuardedConnection::Part() {
+  if (is_parting_) return;
+  if (!has_server_spoken_) return EndWith(CloseCause::kIdle, absl::OkStatus());
+  host_->count_closed(peer_, CloseCause::kIdle, "");
+  is_parting_ = true;
+  parting_since_ = MonotonicNow();
+  notice_ = GoAwayFrame(kAllStreams, GoAwayCode::kNoError, "");
+  if (!is_writing_to_client_ && guard_.is_between_server_frames()) WriteNotice();
 }
 
 // What other threads see of the guard.
@@ -194,7 +231,8 @@ void GuardedConnection::NoteCounts() {
   }
   if (!Is(State::kRelaying) || is_busy_ == (guard_.num_streams() > 0)) return;
   is_busy_ = !is_busy_;
-  host_->set_phase(number(), is_busy_ ? Phase::kBusy : Phase::kIdle);
+  const Phase idle = is_parting_ ? Phase::kLeaving : Phase::kIdle;
+  host_->set_phase(number(), is_busy_ ? Phase::kBusy : idle);
 }
 
 void GuardedConnection::Tick(absl::Time now) {
@@ -215,6 +253,10 @@ void GuardedConnection::Tick(absl::Time now) {
         if (const absl::Status in_time = self->guard_.CheckTime(now); !in_time.ok()) {
           self->EndWith(CloseCause::kTimeout, in_time);
         }
+        if (self->is_parting_ && self->guard_.num_streams() == 0 &&
+            now - self->parting_since_ > kLingerTime) {
+          self->BeginToLinger();
+        }
         return;
       case State::kLingering:
         if (now - self->lingering_since_ > kLingerTime) self->Close();
@@ -230,7 +272,7 @@ void GuardedConnection::Yield() {
     if (self->Is(State::kRelaying)) {
       if (self->guard_.num_streams() > 0)
         return self->host_->set_phase(self->number(), Phase::kBusy);
-      return self->EndWith(CloseCause::kIdle, absl::OkStatus());
+      return self->Part();
     }
     if (!self->Is(State::kHandshake) && !self->Is(State::kPreface)) return;
     self->host_->count_closed(self->peer_, CloseCause::kSilent, "a newer connection needs room");
@@ -258,6 +300,17 @@ void GuardedConnection::Abort() {
 void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
   if (Is(State::kLingering) || Is(State::kClosed)) return;
   host_->count_closed(peer_, cause, why.message());
+  if (guard_.is_between_server_frames()) {
+    goodbye_ = has_server_spoken_ ? "" : EmptySettingsFrame();
+    goodbye_ +=
+        GoAwayFrame(guard_.last_stream(),
+                    why.ok() ? GoAwayCode::kNoError : GoAwayCode::kEnhanceYourCalm, why.message());
+  }
+  BeginToLinger();
+}
+
+// gRPC's end closes; what is being written to the client, and the goodbye, still go out.
+void GuardedConnection::BeginToLinger() {
   host_->set_phase(number(), Phase::kLeaving);
   Set(State::kLingering);
   lingering_since_ = MonotonicNow();
@@ -266,12 +319,6 @@ void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
     server_->close(ignored);
   }
   ForgetUnfinished();
-  if (guard_.is_between_server_frames()) {
-    goodbye_ = has_server_spoken_ ? "" : EmptySettingsFrame();
-    goodbye_ +=
-        GoAwayFrame(guard_.last_stream(),
-                    why.ok() ? GoAwayCode::kNoError : GoAwayCode::kEnhanceYourCalm, why.message());
-  }
   if (!is_writing_to_client_) SayGoodbye();
 }
 

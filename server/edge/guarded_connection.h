@@ -133,6 +133,10 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void OnServerRead(Error error, std::size_t size);
   void WriteClient(boost::asio::const_buffer bytes);
   void OnClientWritten(Error error);
+  void RelayToClient(std::size_t size);
+  void WriteNotice();
+  void Part();
+  void BeginToLinger();
   void NoteCounts();
   void EndWith(CloseCause cause, const absl::Status& why);
   void ForgetUnfinished();
@@ -164,7 +168,11 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   bool has_server_spoken_ = false;
   bool is_writing_to_client_ = false;
   absl::Time write_begun_;
-  std::string goodbye_;  // a GOAWAY, behind the write under way
+  std::size_t held_bytes_ = 0;  // in from_server_, while a notice is being written
+  std::string notice_;       // a GOAWAY after which calls go on, between two frames of the server
+  bool is_parting_ = false;  // the client has been asked to make its calls elsewhere
+  absl::Time parting_since_;
+  std::string goodbye_;  // a GOAWAY with which all ends, behind the write under way
   absl::Time lingering_since_;
   bool is_busy_ = false;
   std::atomic<std::int64_t> unfinished_bytes_{0};

@@ -269,6 +269,18 @@ def test_connections_in_use_stay_and_the_next_is_refused(api, small):
         assert all(client.goaway is None for client in busy)
 
 
+def test_a_flood_of_connects_loses_no_call(api, tmp_path):
+    """Silent connections come by the hundred at the limit; a client with pauses between its calls goes on."""
+    with Daemon(tmp_path, settings=["server.grpc.max_connections_per_address=100"]) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel, contextlib.ExitStack() as stack:
+            for _ in range(40):
+                for _ in range(50):
+                    stack.enter_context(connect(daemon.grpc_address))
+                assert generate(api, channel)
+        assert closed_connections(daemon, "silent") > 1000
+
+
 def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path):
     """Plain connects without a token, more than the process may have descriptors."""
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:

@@ -21,17 +21,17 @@ absl::Time At(double seconds) {
 TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGiveWay) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 6; ++number) {
-    places.Add(number, "a", At(0.1 * static_cast<double>(number)));
+    places.Add(number, "a", At(0.01 * static_cast<double>(number)));
   }
-  places.SetPhase(1, Phase::kIdle, At(2));
-  places.SetPhase(2, Phase::kIdle, At(1));
-  places.SetPhase(3, Phase::kBusy, At(1));
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 0u) << "silent for a second";
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 2u) << "4 and 5 may still speak";
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 1u);
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 4u) << "none is idle any more";
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 5u);
-  EXPECT_EQ(places.TakeOne("", At(1.1)), std::nullopt) << "in use";
+  places.SetPhase(1, Phase::kIdle, At(0.09));
+  places.SetPhase(2, Phase::kIdle, At(0.08));
+  places.SetPhase(3, Phase::kBusy, At(0.08));
+  EXPECT_EQ(places.TakeOne("", At(0.105)), 0u) << "silent for 0.1 s";
+  EXPECT_EQ(places.TakeOne("", At(0.105)), 2u) << "4 and 5 may still speak";
+  EXPECT_EQ(places.TakeOne("", At(0.105)), 1u);
+  EXPECT_EQ(places.TakeOne("", At(0.105)), 4u) << "none is idle any more";
+  EXPECT_EQ(places.TakeOne("", At(0.105)), 5u);
+  EXPECT_EQ(places.TakeOne("", At(0.105)), std::nullopt) << "in use";
   EXPECT_EQ(places.size(), 1u);
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
@@ -48,16 +48,17 @@ TEST(ConnectionPlacesTest, OneThatIsBusyAfterAllStays) {
   EXPECT_EQ(places.TakeOne("a", At(7)), 1u);
 }
 
+struct Listed {
+  std::string ip;
+  Phase phase;
+  absl::Time since;
+};
+
 // All operations in random order, against a list that is searched.
 TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  struct Listed {
-    std::string ip;
-    Phase phase;
-    absl::Time since;
-  };
   std::map<std::uint64_t, Listed> list;
   const auto first = [&](const std::string& ip, Phase phase) {
     auto best = list.end();
@@ -70,7 +71,7 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
   ConnectionPlaces places;
   absl::Time now = kStart;
   for (std::uint64_t number = 0; number < 4000; ++number) {
-    now += absl::Milliseconds(random() % 200);
+    now += absl::Milliseconds(random() % 40);
     const std::string ip(1, "abc"[random() % 3]);
     const std::uint64_t any = number == 0 ? 0 : random() % number;
     switch (random() % 5) {
@@ -93,7 +94,8 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
         const std::string of = random() % 2 == 0 ? ip : "";
         auto wanted = first(of, Phase::kSilent);
         const auto idle = first(of, Phase::kIdle);
-        const bool is_old = wanted != list.end() && now - wanted->second.since >= absl::Seconds(1);
+        const bool is_old =
+            wanted != list.end() && now - wanted->second.since >= absl::Milliseconds(100);
         if (!is_old && idle != list.end()) wanted = idle;
         const std::optional<std::uint64_t> taken = places.TakeOne(of, now);
         ASSERT_EQ(taken.has_value(), wanted != list.end());
