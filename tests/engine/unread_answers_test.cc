@@ -33,14 +33,17 @@ class UnreadAnswersTest : public ::testing::Test {
     engine_ = *std::move(engine);
   }
 
-  // A whole answer, which the engine has finished when this returns.
+  // A whole answer, which lies in its stream when this returns: the engine is idle a moment before
+  // that.
   std::shared_ptr<TokenStream> Finished(const std::string& id, const std::string& tenant = "t") {
     Request request = MakeRequest(id, {1, 2, 3}, 5);
     request.tenant = tenant;
     auto stream = engine_->Accept(std::move(request));
     EXPECT_TRUE(stream.ok()) << stream.status();
     EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
-    return stream.ok() ? *std::move(stream) : nullptr;
+    if (!stream.ok()) return nullptr;
+    EXPECT_TRUE(testing::WaitUntil([&] { return (*stream)->is_complete(); }));
+    return *std::move(stream);
   }
   // Makes the engine thread look at the time.
   void Look() { EXPECT_TRUE(engine_->CheckIntegrity().ok()); }
