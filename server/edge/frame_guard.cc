@@ -60,6 +60,7 @@ bool FrameGuard::Frames::TakeHeader(std::span<const std::byte>* bytes) {
   type = header[3];
   flags = header[4];
   stream = BigEndian(header.data() + 5, 4) & 0x7fffffff;
+  if (type == kHeaders || type == kContinuation) is_block_open = (flags & kEndHeaders) == 0;
   return true;
 }
 
@@ -227,15 +228,15 @@ void FrameGuard::Close(std::uint32_t stream) {
   streams_.erase(found);
 }
 
-absl::Status FrameGuard::CheckTime(absl::Time now) const {
-  if (unfinished_bytes_ == 0) return absl::OkStatus();
+std::vector<std::uint32_t> FrameGuard::TakeLate(absl::Time now) {
+  std::vector<std::uint32_t> late;
+  if (unfinished_bytes_ == 0) return late;
   for (const auto& [id, stream] : streams_) {
     if (stream.unfinished_bytes == 0 || now - stream.begun < limits_.message_timeout) continue;
-    return absl::DeadlineExceededError(absl::StrCat("a message is not complete ",
-                                                    absl::FormatDuration(limits_.message_timeout),
-                                                    " after its first byte"));
+    late.push_back(id);
   }
-  return absl::OkStatus();
+  for (const std::uint32_t id : late) Close(id);
+  return late;
 }
 
 absl::Status FrameGuard::CheckIntegrity() const {
@@ -251,12 +252,18 @@ absl::Status FrameGuard::CheckIntegrity() const {
   return absl::OkStatus();
 }
 
-std::string GoAwayFrame(std::uint32_t last_stream, GoAwayCode code, absl::string_view why) {
+std::string GoAwayFrame(std::uint32_t last_stream, Http2Code code, absl::string_view why) {
   std::string payload;
   AppendBigEndian(last_stream, 4, &payload);
   AppendBigEndian(static_cast<std::uint32_t>(code), 4, &payload);
   payload.append(why.data(), why.size());
   return Frame(kGoAway, 0, payload);
+}
+
+std::string RstStreamFrame(std::uint32_t stream, Http2Code code) {
+  std::string payload;
+  AppendBigEndian(static_cast<std::uint32_t>(code), 4, &payload);
+  return Frame(kRstStream, stream, payload);
 }
 
 std::string EmptySettingsFrame() {

@@ -21,6 +21,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -52,16 +53,19 @@ class FrameGuard {
   // What the server sends next.
   void OnServerBytes(std::span<const std::byte> bytes);
 
-  // DEADLINE_EXCEEDED when a message is not complete in time.
-  absl::Status CheckTime(absl::Time now) const;
+  // The streams of which a message is not complete in time. They are not open any more: whoever
+  // asks resets them.
+  std::vector<std::uint32_t> TakeLate(absl::Time now);
 
   // The client's preface is complete.
   bool has_preface() const { return preface_bytes_ == kPrefaceBytes; }
-  // The server has sent whole frames so far: another frame may be put behind them.
+  // Whole frames and header blocks have been sent so far: another frame may be put behind them.
+  bool is_between_client_frames() const { return client_.IsBetweenFrames(); }
   bool is_between_server_frames() const { return server_.IsBetweenFrames(); }
   std::size_t num_streams() const { return streams_.size(); }
   std::int64_t unfinished_bytes() const { return unfinished_bytes_; }
   std::uint32_t last_stream() const { return last_stream_; }
+  const FrameLimits& limits() const { return limits_; }
 
   absl::Status CheckIntegrity() const;
 
@@ -76,7 +80,7 @@ class FrameGuard {
     bool TakeHeader(std::span<const std::byte>* bytes);
     // At most the rest of the payload.
     std::span<const std::byte> TakePayload(std::span<const std::byte>* bytes);
-    bool IsBetweenFrames() const { return num_header_bytes == 0; }
+    bool IsBetweenFrames() const { return num_header_bytes == 0 && !is_block_open; }
 
     std::array<std::uint8_t, kHeaderBytes> header = {};
     std::size_t num_header_bytes = 0;  // of the frame that has begun
@@ -84,6 +88,7 @@ class FrameGuard {
     std::uint8_t type = 0;
     std::uint8_t flags = 0;
     std::uint32_t stream = 0;
+    bool is_block_open = false;  // only CONTINUATION may come
   };
 
   // The client's half of a stream.
@@ -121,9 +126,11 @@ class FrameGuard {
   Rate resets_, control_frames_, window_updates_, header_bytes_;
 };
 
+enum class Http2Code : std::uint32_t { kNoError = 0, kEnhanceYourCalm = 11 };
 // The frame that tells a client why its connection ends (RFC 9113, section 6.8).
-enum class GoAwayCode : std::uint32_t { kNoError = 0, kEnhanceYourCalm = 11 };
-std::string GoAwayFrame(std::uint32_t last_stream, GoAwayCode code, absl::string_view why);
+std::string GoAwayFrame(std::uint32_t last_stream, Http2Code code, absl::string_view why);
+// The frame that ends a stream.
+std::string RstStreamFrame(std::uint32_t stream, Http2Code code);
 
 // The server's preface: a SETTINGS frame that changes nothing.
 std::string EmptySettingsFrame();

@@ -4,7 +4,9 @@
 #include <boost/asio/write.hpp>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/logging.h"
 
 namespace quire::server {
 namespace {
@@ -138,11 +140,13 @@ bool GuardedConnection::ConnectToGrpc() {
 }
 
 void GuardedConnection::WriteServer(net::const_buffer bytes) {
+  is_writing_to_server_ = true;
   net::async_write(*server_, bytes,
                    [self = shared_from_this(), size = bytes.size()](Error, std::size_t) {
                      // After an error gRPC has closed, and the other direction ends the
                      // connection; what the client still sends is read and lost, since closing on
                      // unread bytes would take from the client what was sent to it.
+                     self->is_writing_to_server_ = false;
                      self->early_bytes_ = std::string();
                      self->from_client_.Adapt(size);
                      self->ReadClient();
@@ -201,14 +205,18 @@ void GuardedConnection::OnClientWritten(Error error) {
 void GuardedConnection::WriteNotice() {
   is_writing_to_client_ = true;
   write_begun_ = MonotonicNow();
-  transport_->Write(net::buffer(notice_), [self = shared_from_this()](Error error, std::size_t) {
-    self->is_writing_to_client_ = false;
-    self->notice_.clear();
-    if (self->Is(State::kClosed)) return;
-    if (error) return self->Close();
-    if (self->Is(State::kLingering)) return self->SayGoodbye();
-    if (const std::size_t size = std::exchange(self->held_bytes_, 0)) self->RelayToClient(size);
-  });
+  notice_being_written_ = std::exchange(notice_, {});
+  transport_->Write(net::buffer(notice_being_written_),
+                    [self = shared_from_this()](Error error, std::size_t) {
+                      self->is_writing_to_client_ = false;
+                      if (self->Is(State::kClosed)) return;
+                      if (error) return self->Close();
+                      if (self->Is(State::kLingering)) return self->SayGoodbye();
+                      if (!self->notice_.empty()) return self->WriteNotice();
+                      if (const std::size_t size = std::exchange(self->held_bytes_, 0)) {
+                        self->RelayToClient(size);
+                      }
+                    });
 }
 
 // The client is told to make no more calls here. One that it has begun meanwhile, or begins before
@@ -219,7 +227,33 @@ void GuardedConnection::Part() {
   host_->count_closed(peer_, CloseCause::kIdle, "");
   is_parting_ = true;
   parting_since_ = MonotonicNow();
-  notice_ = GoAwayFrame(kAllStreams, GoAwayCode::kNoError, "");
+  Notify(GoAwayFrame(kAllStreams, Http2Code::kNoError, ""));
+}
+
+// Messages did not become complete in time: their calls end, and others of the connection go on,
+// which may be those of other clients behind a proxy. Where a frame of the client stands open, or
+// gRPC does not read, all of the connection ends.
+void GuardedConnection::EndLate(const std::vector<std::uint32_t>& late) {
+  NoteCounts();
+  const absl::Status why = absl::DeadlineExceededError(
+      absl::StrCat("a message is not complete ",
+                   absl::FormatDuration(guard_.limits().message_timeout), " after its first byte"));
+  std::string resets;
+  for (const std::uint32_t stream : late) {
+    resets += RstStreamFrame(stream, Http2Code::kEnhanceYourCalm);
+  }
+  Error error;
+  const bool are_reset = !is_writing_to_server_ && guard_.is_between_client_frames() &&
+                         server_->write_some(net::buffer(resets), error) == resets.size();
+  if (!are_reset) return EndWith(CloseCause::kTimeout, why);
+  log::Info("grpc", "calls ended",
+            {{"peer", peer_.address}, {"calls", late.size()}, {"why", why.message()}});
+  Notify(resets);
+}
+
+// Puts whole frames of ours behind those of the server.
+void GuardedConnection::Notify(absl::string_view frames) {
+  notice_.append(frames.data(), frames.size());
   if (!is_writing_to_client_ && guard_.is_between_server_frames()) WriteNotice();
 }
 
@@ -250,9 +284,7 @@ void GuardedConnection::Tick(absl::Time now) {
                                     "the client does not take what is sent");
           return self->Close();
         }
-        if (const absl::Status in_time = self->guard_.CheckTime(now); !in_time.ok()) {
-          self->EndWith(CloseCause::kTimeout, in_time);
-        }
+        if (const auto late = self->guard_.TakeLate(now); !late.empty()) self->EndLate(late);
         if (self->is_parting_ && self->guard_.num_streams() == 0 &&
             now - self->parting_since_ > kLingerTime) {
           self->BeginToLinger();
@@ -304,7 +336,7 @@ void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
     goodbye_ = has_server_spoken_ ? "" : EmptySettingsFrame();
     goodbye_ +=
         GoAwayFrame(guard_.last_stream(),
-                    why.ok() ? GoAwayCode::kNoError : GoAwayCode::kEnhanceYourCalm, why.message());
+                    why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
   }
   BeginToLinger();
 }

@@ -134,6 +134,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void WriteClient(boost::asio::const_buffer bytes);
   void OnClientWritten(Error error);
   void RelayToClient(std::size_t size);
+  void EndLate(const std::vector<std::uint32_t>& late);
+  void Notify(absl::string_view frames);
   void WriteNotice();
   void Part();
   void BeginToLinger();
@@ -166,10 +168,12 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   Buffer from_client_, from_server_;
   bool has_client_ended_ = false;  // it sends nothing more
   bool has_server_spoken_ = false;
+  bool is_writing_to_server_ = false;
   bool is_writing_to_client_ = false;
   absl::Time write_begun_;
   std::size_t held_bytes_ = 0;  // in from_server_, while a notice is being written
-  std::string notice_;       // a GOAWAY after which calls go on, between two frames of the server
+  // Frames of ours after which calls go on, between two frames of the server.
+  std::string notice_, notice_being_written_;
   bool is_parting_ = false;  // the client has been asked to make its calls elsewhere
   absl::Time parting_since_;
   std::string goodbye_;  // a GOAWAY with which all ends, behind the write under way

@@ -15,7 +15,9 @@
 namespace quire::server {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 enum Type : int {
@@ -203,11 +205,30 @@ TEST_F(FrameGuardTest, AMessageHasATime) {
   EXPECT_TRUE(Client(Frame(kData, 0, 1, Message(300, 0))).ok());
   now_ += absl::Seconds(4);
   EXPECT_TRUE(Client(Frame(kData, 0, 1, "x")).ok());
-  EXPECT_TRUE(guard_.CheckTime(now_).ok());
+  EXPECT_TRUE(Open(3).ok());
+  EXPECT_TRUE(Client(Frame(kData, 0, 3, Message(300, 0))).ok());
+  EXPECT_THAT(guard_.TakeLate(now_), IsEmpty());
   now_ += absl::Seconds(1);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(guard_.CheckTime(now_))) << "since its first byte";
-  EXPECT_TRUE(Client(Frame(kData, 0, 1, std::string(299, 'x'))).ok());
-  EXPECT_TRUE(guard_.CheckTime(now_).ok());
+  EXPECT_THAT(guard_.TakeLate(now_), ElementsAre(1)) << "since its first byte";
+  EXPECT_EQ(guard_.num_streams(), 1u);
+  EXPECT_TRUE(Client(Frame(kData, 0, 1, std::string(299, 'x'))).ok()) << "gRPC drops it";
+  EXPECT_TRUE(Client(Frame(kData, 0, 3, std::string(300, 'x'))).ok());
+  now_ += absl::Minutes(1);
+  EXPECT_THAT(guard_.TakeLate(now_), IsEmpty());
+  EXPECT_TRUE(guard_.CheckIntegrity().ok());
+}
+
+TEST_F(FrameGuardTest, NothingMayStandInsideAFrameOrAHeaderBlock) {
+  EXPECT_TRUE(Open(1).ok());
+  EXPECT_TRUE(guard_.is_between_client_frames());
+  EXPECT_TRUE(Client(Frame(kHeaders, 0, 3, "abc")).ok());
+  EXPECT_FALSE(guard_.is_between_client_frames()) << "a CONTINUATION comes";
+  EXPECT_TRUE(Client(Frame(kMore, kEndHeaders, 3, "abc")).ok());
+  EXPECT_TRUE(guard_.is_between_client_frames());
+  Server(Frame(kHeaders, 0, 1, "abc"));
+  EXPECT_FALSE(guard_.is_between_server_frames());
+  Server(Frame(kMore, kEndHeaders, 1, "abc"));
+  EXPECT_TRUE(guard_.is_between_server_frames());
 }
 
 TEST_F(FrameGuardTest, KnowsWhereTheServersFramesEnd) {
@@ -222,7 +243,7 @@ TEST_F(FrameGuardTest, KnowsWhereTheServersFramesEnd) {
 }
 
 TEST_F(FrameGuardTest, SaysWhyInAFrameThatClientsRead) {
-  EXPECT_EQ(GoAwayFrame(5, GoAwayCode::kEnhanceYourCalm, "why"),
+  EXPECT_EQ(GoAwayFrame(5, Http2Code::kEnhanceYourCalm, "why"),
             Frame(kGoAway, 0, 0, absl::string_view("\0\0\0\5\0\0\0\x0bwhy", 11)));
   EXPECT_EQ(EmptySettingsFrame(), Frame(kSettings, 0, 0, ""));
 }

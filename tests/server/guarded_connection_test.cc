@@ -1,0 +1,161 @@
+// A connection between a client and what stands for gRPC; the test holds both far ends and the time.
+
+#include "server/edge/guarded_connection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/asio/error.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/connect_pair.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "tests/testing/waiting.h"
+
+namespace quire::server {
+namespace {
+
+using ::testing::HasSubstr;
+using Local = boost::asio::local::stream_protocol;
+
+constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+constexpr int kData = 0, kHeaders = 1, kEndHeaders = 4;
+
+std::string Frame(int type, int flags, std::uint32_t stream, absl::string_view payload) {
+  std::string frame;
+  for (int i = 2; i >= 0; --i) frame.push_back(static_cast<char>(payload.size() >> (8 * i)));
+  frame.push_back(static_cast<char>(type));
+  frame.push_back(static_cast<char>(flags));
+  for (int i = 3; i >= 0; --i) frame.push_back(static_cast<char>(stream >> (8 * i)));
+  return absl::StrCat(frame, payload);
+}
+
+// A call whose message of 100 bytes is not complete.
+std::string Begun(std::uint32_t stream) {
+  return absl::StrCat(Frame(kHeaders, kEndHeaders, stream, "h"),
+                      Frame(kData, 0, stream, absl::string_view("\0\0\0\0\x64half", 9)));
+}
+
+struct Pair {
+  explicit Pair(boost::asio::io_context& io) : ours(io), theirs(io) {
+    boost::asio::local::connect_pair(ours, theirs);
+    ours.non_blocking(true);
+  }
+  Local::socket ours, theirs;
+};
+
+class GuardedConnectionTest : public ::testing::Test {
+ protected:
+  GuardedConnectionTest() {
+    host_.connect = [this](const boost::asio::any_io_executor&, Peer) {
+      return GuardedConnectionHost::ToGrpc{.socket = std::move(grpc_.theirs), .name = "name"};
+    };
+    host_.add_unfinished_bytes = [this](std::int64_t bytes) { unfinished_ += bytes; };
+    host_.count_closed = [](const Peer&, CloseCause, absl::string_view) {};
+    host_.set_phase = [](std::uint64_t, Phase) {};
+    host_.left = [this](std::uint64_t, const std::string&) { has_left_ = true; };
+    FrameLimits limits = {.max_streams = 10,
+                          .max_header_block_bytes = 1000,
+                          .max_resets = 10,
+                          .max_control_frames = 10,
+                          .max_window_updates = 10,
+                          .max_header_bytes = 1000,
+                          .max_unfinished_bytes = 1000,
+                          .message_timeout = absl::Seconds(60)};
+    connection_ = std::make_shared<GuardedConnection>(
+        &host_, 1, NewPlainTransport(std::move(client_.theirs)), Peer{}, limits,
+        ConnectionTimes{.preface = absl::Seconds(10), .write_stall = absl::Minutes(10)});
+    connection_->Begin();
+    Send(client_, kPreface);
+    EXPECT_TRUE(Becomes([this] { return from_client_ == kPreface; }));
+    from_client_.clear();
+  }
+
+  ~GuardedConnectionTest() override {
+    connection_->Abort();
+    connection_.reset();
+    EXPECT_TRUE(Becomes([this] { return has_left_; }));
+    EXPECT_EQ(unfinished_, 0);
+  }
+
+  static void Send(Pair& pair, absl::string_view bytes) {
+    EXPECT_EQ(pair.ours.write_some(boost::asio::buffer(bytes.data(), bytes.size())), bytes.size());
+  }
+  // What the client sends, so that gRPC has it.
+  void SendThrough(absl::string_view bytes) {
+    Send(client_, bytes);
+    EXPECT_TRUE(Becomes([&] { return absl::EndsWith(from_client_, bytes); }));
+    from_client_.clear();
+  }
+  bool Becomes(absl::FunctionRef<bool()> condition) {
+    return testing::WaitUntil([&] {
+      io_.poll();
+      io_.restart();
+      has_grpc_ended_ |= Read(grpc_, &from_client_);
+      has_client_ended_ |= Read(client_, &from_server_);
+      return condition();
+    });
+  }
+  void TickLater() { connection_->Tick(MonotonicNow() + absl::Seconds(61)); }
+
+  // True at the end of the stream.
+  static bool Read(Pair& pair, std::string* out) {
+    char bytes[1000];
+    boost::system::error_code error;
+    out->append(bytes, pair.ours.read_some(boost::asio::buffer(bytes), error));
+    return error == boost::asio::error::eof;
+  }
+
+  boost::asio::io_context io_;
+  Pair client_{io_}, grpc_{io_};
+  GuardedConnectionHost host_;
+  std::shared_ptr<GuardedConnection> connection_;
+  std::string from_client_, from_server_;
+  bool has_grpc_ended_ = false, has_client_ended_ = false, has_left_ = false;
+  std::int64_t unfinished_ = 0;
+};
+
+const std::string kReset = RstStreamFrame(1, Http2Code::kEnhanceYourCalm);
+
+TEST_F(GuardedConnectionTest, ALateMessageEndsItsCallAndNoOther) {
+  SendThrough(Begun(1));
+  SendThrough(Frame(kHeaders, kEndHeaders, 3, "h"));
+  TickLater();
+  EXPECT_TRUE(Becomes([this] { return from_client_ == kReset && from_server_ == kReset; }))
+      << "both sides know";
+  from_server_.clear();
+  const std::string answer = Frame(kData, 0, 3, "answer");
+  Send(grpc_, answer);
+  EXPECT_TRUE(Becomes([&] { return from_server_ == answer; }));
+  SendThrough(Frame(kData, 0, 3, absl::string_view("\0\0\0\0\x01x", 6)));
+}
+
+TEST_F(GuardedConnectionTest, AResetStandsBehindTheFrameOfTheServer) {
+  SendThrough(Begun(1));
+  const std::string answer = Frame(kData, 0, 3, "answer");
+  Send(grpc_, answer.substr(0, 11));
+  ASSERT_TRUE(Becomes([this] { return from_server_.size() == 11; }));
+  TickLater();
+  ASSERT_TRUE(Becomes([this] { return from_client_ == kReset; }));
+  Send(grpc_, answer.substr(11));
+  EXPECT_TRUE(Becomes([&] { return from_server_ == answer + kReset; }));
+}
+
+TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
+  SendThrough(Begun(1));
+  SendThrough(Frame(kData, 0, 1, "more").substr(0, 10));
+  TickLater();
+  EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
+  EXPECT_THAT(from_server_, HasSubstr("a message is not complete 1m after its first byte"));
+  EXPECT_EQ(from_client_, "");
+}
+
+}  // namespace
+}  // namespace quire::server
