@@ -155,6 +155,7 @@ class Daemon::Impl {
   void OnFatal(const absl::Status& status);
   void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsLoading();
+  const char* SilentPort() const;
   void Housekeep();
   void WaitForEnd();
   void WaitUntil(absl::Time deadline);
@@ -420,6 +421,13 @@ void Daemon::Impl::Load() {
   changed_.NotifyAll();
 }
 
+// The name of a port for calls that does not answer, or null.
+const char* Daemon::Impl::SilentPort() const {
+  if (!data_listener_->is_reachable()) return "gRPC";
+  if (openai_listener_ != nullptr && !openai_listener_->is_reachable()) return "OpenAI";
+  return nullptr;
+}
+
 // Until the process closes: health, drains that run out of time, a stopped engine.
 void Daemon::Impl::Housekeep() {
   SetThreadName("housekeeper");
@@ -428,9 +436,10 @@ void Daemon::Impl::Housekeep() {
   for (;;) {
     if (clock_.Now() >= next_check) {
       data_listener_->CheckReachable();
+      if (openai_listener_ != nullptr) openai_listener_->CheckReachable();
       next_check = clock_.Now() + kCheckInterval;
     }
-    state_.SetReachable(data_listener_->is_reachable());
+    state_.SetSilentPort(SilentPort());
     UpdateHealth();
     free_memory.Tick(clock_.Now());
     drain_.Tick();

@@ -26,7 +26,7 @@ void ServingState::SetState(LifeState state) {
 }
 
 bool ServingState::is_live() const {
-  if (state() == LifeState::kFailed || !reachable()) return false;
+  if (state() == LifeState::kFailed || silent_port() != nullptr) return false;
   const ServedModel* served = model();
   return served == nullptr ||
          served->engine->IsAlive(absl::Nanoseconds(stall_nanos_.load(std::memory_order_acquire)));

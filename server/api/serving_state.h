@@ -97,9 +97,10 @@ class ServingState {
   void SetExiting() { exiting_.store(true, std::memory_order_release); }
   bool exiting() const { return exiting_.load(std::memory_order_acquire); }
 
-  // False while the port for calls does not answer: then the process is neither live nor ready.
-  void SetReachable(bool reachable) { reachable_.store(reachable, std::memory_order_release); }
-  bool reachable() const { return reachable_.load(std::memory_order_acquire); }
+  // The name of a port for calls that does not answer, a literal, or null: with one the process is
+  // neither live nor ready.
+  void SetSilentPort(const char* port) { silent_port_.store(port, std::memory_order_release); }
+  const char* silent_port() const { return silent_port_.load(std::memory_order_acquire); }
 
   // The three answers of health (docs/api.md, Lifecycle and health).
   bool is_live() const;
@@ -115,7 +116,7 @@ class ServingState {
   std::atomic<LifeState> state_{LifeState::kLoading};
   std::atomic<const ServedModel*> model_{nullptr};
   std::atomic<bool> leaving_{false};
-  std::atomic<bool> reachable_{true};
+  std::atomic<const char*> silent_port_{nullptr};
   std::atomic<bool> exiting_{false};
 };
 

@@ -10,7 +10,6 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <limits>
@@ -20,6 +19,7 @@
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/status.h"
+#include "server/api/reachability.h"
 #include "server/edge/grpc_acceptor.h"
 #include "server/grpc/call_util.h"
 
@@ -36,7 +36,6 @@ constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
 constexpr absl::Duration kWriteStall = absl::Seconds(60);
 // For clients to take what gRPC has sent them when it ends.
 constexpr absl::Duration kLastWords = absl::Seconds(2);
-constexpr absl::Duration kMaxUnreachable = absl::Seconds(20);
 constexpr int kMaxIdlePings = 100;  // in a row, with no answer sent between them
 
 int Milliseconds(absl::Duration duration) {
@@ -157,8 +156,7 @@ struct GrpcListener::State {
   std::unique_ptr<GrpcAcceptor> acceptor;  // ends before what it hands connections to
   std::shared_ptr<grpc::GenericStub> self;
   // Of CheckReachable; its calls may outlive the listener.
-  std::shared_ptr<std::atomic<std::int64_t>> last_reached =
-      std::make_shared<std::atomic<std::int64_t>>(absl::ToUnixNanos(MonotonicNow()));
+  std::shared_ptr<Reachability> reachability = std::make_shared<Reachability>();
 };
 
 GrpcListener::GrpcListener(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -210,18 +208,18 @@ void GrpcListener::CheckReachable() {
   const auto stub =
       std::make_shared<grpc::GenericStub>(grpc::CreateInsecureChannelFromFd("self", *fd));
   CheckHealth(stub, absl::Seconds(5),
-              [last_reached = state_->last_reached](const grpc::Status& status) {
+              [reachability = state_->reachability](const grpc::Status& status) {
                 // Any answer but that none came.
                 if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                     status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
                   return;
                 }
-                last_reached->store(absl::ToUnixNanos(MonotonicNow()));
+                reachability->NoteAnswer();
               });
 }
 
 bool GrpcListener::is_reachable() const {
-  return MonotonicNow() - absl::FromUnixNanos(state_->last_reached->load()) < kMaxUnreachable;
+  return state_->reachability->holds();
 }
 
 void GrpcListener::Shutdown(absl::Time deadline) {

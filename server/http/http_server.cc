@@ -31,6 +31,7 @@
 #include "server/edge/wait_for_memory.h"
 #include "server/http/connection_table.h"
 #include "server/http/http_session.h"
+#include "server/http/self_call.h"
 
 namespace quire::server {
 namespace {
@@ -112,14 +113,17 @@ class HttpServer::Impl final : public HttpSessionHost {
                options_.max_connections_per_address),
         work_(net::make_work_guard(io_)),
         acceptor_(net::make_strand(io_)),
-        pause_(acceptor_.get_executor()) {}
+        pause_(acceptor_.get_executor()),
+        self_call_(acceptor_.get_executor()) {}
 
   absl::Status Listen();
   void Run();
+  void CheckReachable();
   void Shutdown(absl::Time deadline);
 
   const std::string& address() const { return address_; }
   int num_connections() const { return static_cast<int>(table_.size()); }
+  bool is_reachable() const { return self_call_.is_reachable(); }
 
   const HttpServerOptions& options() const override { return options_; }
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handler_(exchange); }
@@ -149,6 +153,7 @@ class HttpServer::Impl final : public HttpSessionHost {
   std::vector<std::thread> threads_;
 
   // Of the acceptor's sequence.
+  SelfCall self_call_;
   SpareDescriptor spare_;
   std::int64_t failures_ = 0;  // since the last warning
   absl::Time next_warning_ = absl::InfinitePast();
@@ -181,7 +186,7 @@ void HttpServer::Impl::Run() {
 
 // Sessions catch what they and their handlers throw, and so does what accepts.
 void HttpServer::Impl::Serve() {
-  SetThreadName("http");
+  SetThreadName(options_.thread_name);
   for (;;) {
     try {
       io_.run();
@@ -283,6 +288,16 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
   session->Begin();
 }
 
+void HttpServer::Impl::CheckReachable() {
+  WaitForMemory([this] {
+    net::post(acceptor_.get_executor(), [this] {
+      Error error;
+      const tcp::endpoint own = acceptor_.local_endpoint(error);
+      if (!closing() && !error) self_call_.Begin(own);
+    });
+  });
+}
+
 void HttpServer::Impl::Shutdown(absl::Time deadline) {
   if (threads_.empty()) return;
   is_closing_.store(true, std::memory_order_release);
@@ -290,6 +305,7 @@ void HttpServer::Impl::Shutdown(absl::Time deadline) {
     Error ignored;
     acceptor_.close(ignored);
     pause_.cancel();
+    self_call_.End();
   });
   for (const auto& session : table_.Sessions()) session->FinishSoon();
   if (!table_.WaitUntilEmpty(deadline)) {
@@ -317,6 +333,14 @@ HttpServer::~HttpServer() {
 
 const std::string& HttpServer::address() const {
   return impl_->address();
+}
+
+void HttpServer::CheckReachable() {
+  impl_->CheckReachable();
+}
+
+bool HttpServer::is_reachable() const {
+  return impl_->is_reachable();
 }
 
 int HttpServer::num_connections() const {

@@ -33,6 +33,7 @@ namespace quire::server {
 
 struct HttpServerOptions {
   std::string address;  // host:port; port 0 takes any free one
+  const char* thread_name = "http";
   int num_threads = 1;
   int max_connections = 256;
   std::optional<int> max_connections_per_address;  // absent: see ConnectionTable
@@ -72,6 +73,12 @@ class HttpServer {
   // With the port that port 0 became.
   const std::string& address() const;
   int num_connections() const;
+
+  // Makes a call through the front door, which no place of the connections is needed for where
+  // is_probe knows /health. See is_reachable.
+  void CheckReachable();
+  // A call of CheckReachable has been answered in the last 20 s, or none is that old.
+  bool is_reachable() const;
 
   // Takes no more connections, closes idle ones, lets answers under way end until `deadline`, then
   // closes the remaining connections and waits for its handlers.

@@ -27,18 +27,20 @@ HttpAnswer Metrics(const probe::Registry& registry, const Authenticator& authent
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = *std::move(text)};
 }
 
-constexpr absl::string_view kUnreachable = "the gRPC port does not answer";
-
 HttpAnswer Probe(bool good, absl::string_view reason) {
   return {.status = good ? 200 : 503, .body = absl::StrCat(good ? "ok" : reason, "\n")};
 }
 
+std::string DoesNotAnswer(const char* port) {
+  return absl::StrCat("the ", port, " port does not answer");
+}
+
 HttpAnswer Liveness(const ServingState& state) {
-  absl::string_view reason = "work waits, but no step has ended in time";
+  std::string reason = "work waits, but no step has ended in time";
   if (state.state() == LifeState::kFailed) {
     reason = "the engine has failed";
-  } else if (!state.reachable()) {
-    reason = kUnreachable;
+  } else if (const char* const port = state.silent_port()) {
+    reason = DoesNotAnswer(port);
   }
   return Probe(state.is_live(), reason);
 }
@@ -50,13 +52,13 @@ HttpAnswer Startup(const ServingState& state) {
 }  // namespace
 
 HttpAnswer ReadinessAnswer(const ServingState& state) {
-  absl::string_view reason = "the engine is not alive";
+  std::string reason = "the engine is not alive";
   if (state.state() == LifeState::kLoading) {
     reason = "the model is loading";
   } else if (state.leaving()) {
     reason = "the server is draining";
-  } else if (!state.reachable()) {
-    reason = kUnreachable;
+  } else if (const char* const port = state.silent_port()) {
+    reason = DoesNotAnswer(port);
   }
   return Probe(state.is_ready(), reason);
 }

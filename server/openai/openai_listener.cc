@@ -32,6 +32,7 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
   std::unique_ptr<OpenAiListener> listener(new OpenAiListener(context));
   HttpServerOptions server;
   server.address = options->openai.listen;
+  server.thread_name = "openai";
   server.num_threads = kNumThreads;
   server.max_connections = options->openai.max_connections;
   server.max_connections_per_address = options->openai.max_connections_per_address;

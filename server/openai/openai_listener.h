@@ -30,6 +30,9 @@ class OpenAiListener {
   const std::string& address() const { return server_->address(); }
   // See OpenAiService.
   void AllowStatusPage(int port) { service_.AllowStatusPage(port); }
+  // See HttpServer.
+  void CheckReachable() { server_->CheckReachable(); }
+  bool is_reachable() const { return server_->is_reachable(); }
   // See HttpServer::Shutdown.
   void Shutdown(absl::Time deadline) { server_->Shutdown(deadline); }
 

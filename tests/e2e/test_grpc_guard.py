@@ -304,17 +304,27 @@ def test_a_client_that_says_goodbye_is_closed(daemon):
     wait_until(lambda: connections(daemon) == 0, "no connection is left")
 
 
-def test_probes_say_that_the_port_does_not_answer(daemon):
-    """The threads that relay connections stand still; the probe port lives on and tells, until they go on."""
-    def livez():
-        return http_get(daemon.http_address, "/livez")
-
+def threads_of(daemon, name):
     tasks = [task for task in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir()
-             if (task / "comm").read_text().strip() == "grpc-edge"]
-    assert len(tasks) == 4, "two for each listener"
-    assert livez()[0] == 200
-    with stopped_threads([int(task.name) for task in tasks]):
-        wait_until(lambda: livez()[0] == 503, "liveness turns", 60)
-        for path in ("/livez", "/readyz"):
-            assert http_get(daemon.http_address, path)[1].endswith(b"\r\n\r\nthe gRPC port does not answer\n")
-    wait_until(lambda: livez()[0] == 200, "liveness is back", 60)
+             if (task / "comm").read_text().strip() == name]
+    assert tasks, name
+    return [int(task.name) for task in tasks]
+
+
+def test_probes_say_which_port_does_not_answer(tmp_path):
+    """The threads that serve two ports stand still; the probe port lives on and tells, until they go on."""
+    def probe(path="/livez"):
+        return http_get(daemon.http_address, path)
+
+    def says(port):
+        return all(status == 503 and text.endswith(f"\r\n\r\nthe {port} port does not answer\n".encode())
+                   for status, text in (probe("/livez"), probe("/readyz")))
+
+    with Daemon(tmp_path, settings=["openai.enabled=true", "openai.listen=127.0.0.1:0"]) as daemon:
+        daemon.wait_serving()
+        assert probe()[0] == 200
+        with stopped_threads(threads_of(daemon, "openai")):
+            with stopped_threads(threads_of(daemon, "grpc-edge")):
+                wait_until(lambda: says("gRPC"), "the first of both is named", 60)
+            wait_until(lambda: says("OpenAI"), "the other one is named", 60)
+        wait_until(lambda: probe()[0] == 200, "liveness is back", 60)
