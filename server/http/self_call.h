@@ -19,7 +19,7 @@ class SelfCall {
   explicit SelfCall(boost::asio::any_io_executor executor) : executor_(std::move(executor)) {}
 
   // Ends the call before it. Any answer counts, an end of the connection too, which is that of a
-  // server that wants TLS: what it takes is that somebody accepts and reads.
+  // server that wants TLS: what it takes is a thread that accepts and reads.
   void Begin(boost::asio::ip::tcp::endpoint to);
   void End();
   bool is_reachable() const { return reachability_->holds(); }

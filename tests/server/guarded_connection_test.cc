@@ -1,4 +1,5 @@
-// A connection between a client and what stands for gRPC; the test holds both far ends and the time.
+// A connection between a client and what stands for gRPC; the test holds both far ends and the
+// time.
 
 #include "server/edge/guarded_connection.h"
 
