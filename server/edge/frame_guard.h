@@ -53,8 +53,8 @@ class FrameGuard {
   // What the server sends next.
   void OnServerBytes(std::span<const std::byte> bytes);
 
-  // The streams of which a message is not complete in time. They are not open any more: whoever
-  // asks resets them.
+  // The streams of which a message is not complete in time. They are not open any more: the
+  // caller resets them.
   std::vector<std::uint32_t> TakeLate(absl::Time now);
 
   // The client's preface is complete.
