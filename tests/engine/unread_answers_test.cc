@@ -1,5 +1,7 @@
 // Answers that are finished and not read: they count in a limit, and end.
 
+#include "engine/output/unread_answers.h"
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -40,7 +42,10 @@ class UnreadAnswersTest : public ::testing::Test {
     auto stream = engine_->Accept(std::move(request));
     EXPECT_TRUE(stream.ok()) << stream.status();
     EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
-    return stream.ok() ? *std::move(stream) : nullptr;
+    if (!stream.ok()) return nullptr;
+    // The engine forgets a request before its stream is complete.
+    EXPECT_TRUE(testing::WaitUntil([&] { return (*stream)->is_complete(); }));
+    return *std::move(stream);
   }
   // Makes the engine thread look at the time.
   void Look() { EXPECT_TRUE(engine_->CheckIntegrity().ok()); }
@@ -96,6 +101,36 @@ TEST_F(UnreadAnswersTest, TheyCountInTheLimitOfTheirTenant) {
   EXPECT_TRUE(ReadAll(*Finished("c", "y")).status.ok());
   ReadAll(*one);
   EXPECT_TRUE(ReadAll(*Finished("c", "x")).status.ok());
+}
+
+std::shared_ptr<AcceptedRequest> MakeAccepted(std::uint64_t arrival) {
+  return std::make_shared<AcceptedRequest>(MakeRequest(absl::StrCat("a", arrival), {1, 2, 3}, 5),
+                                           arrival, /*worker=*/0, std::make_shared<TokenStream>());
+}
+
+TEST(UnreadAnswersOnlyTest, ThePromptIsNotKept) {
+  UnreadAnswers answers;
+  auto request = MakeAccepted(1);
+  const std::weak_ptr<AcceptedRequest> whole = request;
+  answers.Add(*request, absl::UnixEpoch());
+  request.reset();
+  EXPECT_TRUE(whole.expired());
+  EXPECT_EQ(answers.CountsOf("").total, 1);
+}
+
+TEST(UnreadAnswersOnlyTest, OnePassEndsAFewOnly) {
+  UnreadAnswers answers;
+  constexpr int kMore = 3;
+  for (int i = 0; i < UnreadAnswers::kMaxLooks + kMore; ++i) {
+    const auto request = MakeAccepted(static_cast<std::uint64_t>(i));
+    answers.Add(*request, absl::UnixEpoch());
+    request->stream->Finish(absl::OkStatus(), {});
+  }
+  const absl::Time later = absl::UnixEpoch() + absl::Seconds(5);
+  EXPECT_EQ(answers.Expire(later, absl::Seconds(5)), UnreadAnswers::kMaxLooks);
+  EXPECT_LE(answers.NextExpiry(absl::Seconds(5)), later) << "the next pass is due at once";
+  EXPECT_EQ(answers.Expire(later, absl::Seconds(5)), kMore);
+  EXPECT_EQ(answers.CountsOf("").total, 0);
 }
 
 }  // namespace
