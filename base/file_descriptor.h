@@ -4,16 +4,22 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 namespace quire {
 
 struct FileDescriptor {
-  int fd;  // negative: none
+  int fd = -1;  // negative: none
+  FileDescriptor() = default;
   explicit FileDescriptor(int opened) : fd(opened) {}
   ~FileDescriptor() {
     if (fd >= 0) close(fd);
   }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  FileDescriptor(FileDescriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd, other.fd);  // `other` closes what this had
+    return *this;
+  }
 };
 
 }  // namespace quire

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/json_text.h"
 #include "base/mutex.h"
+#include "base/small_file.h"
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "base/utf8.h"
@@ -178,8 +179,7 @@ Sink StandardErrorSink() {
   return *sink;
 }
 
-absl::StatusOr<Sink> OpenSink(const std::string& file) {
-  if (file.empty()) return StandardErrorSink();
+absl::StatusOr<Sink> OpenFile(const std::string& file) {
   QUIRE_RETURN_IF_ERROR(CheckRegular(file));
   try {
     Sink sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
@@ -188,6 +188,14 @@ absl::StatusOr<Sink> OpenSink(const std::string& file) {
   } catch (const std::exception& e) {
     return absl::UnavailableError(absl::StrCat("log file ", file, ": ", e.what()));
   }
+}
+
+absl::StatusOr<Sink> OpenSink(const std::string& file) {
+  if (file.empty()) return StandardErrorSink();
+  auto sink = std::make_shared<absl::StatusOr<Sink>>();
+  const absl::Status answered = AskWithin(kFileTimeout, [=] { *sink = OpenFile(file); });
+  if (answered.ok()) return *std::move(sink);
+  return absl::Status(answered.code(), absl::StrCat("log file ", file, ": ", answered.message()));
 }
 
 void UpdateMinLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
@@ -314,21 +322,26 @@ bool WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
   }
 }
 
+bool TellDropped(const Destination& destination, std::uint64_t lines) {
+  return WriteLine(
+      *destination.sink,
+      FormatLine(destination.format,
+                 {absl::Now(), Level::kWarn, "log", "lines were dropped", {{"lines", lines}}}));
+}
+
 // The only thread that a destination can hold up.
 void WriteLines(LineQueue* queue) {
   SetThreadName("log");
+  std::uint64_t untold = 0;  // that found the queue full, or a destination that took none
   for (;;) {
-    LineQueue::Item item = queue->Next();
+    const LineQueue::Item item = queue->Next();
+    untold += item.dropped_lines;
+    const bool is_told = untold == 0 || TellDropped(*item.destination, untold);
+    if (is_told) untold = 0;
     const bool is_line = item.dropped_lines == 0;
-    if (!is_line) {
-      item.line = FormatLine(item.destination->format, {absl::Now(),
-                                                        Level::kWarn,
-                                                        "log",
-                                                        "lines were dropped",
-                                                        {{"lines", item.dropped_lines}}});
-    }
-    const bool is_written = WriteLine(*item.destination->sink, item.line);
-    queue->Finish(is_line && !is_written);
+    const bool is_lost = is_line && !(is_told && WriteLine(*item.destination->sink, item.line));
+    if (is_lost) ++untold;
+    queue->Finish(is_lost);
   }
 }
 

@@ -11,7 +11,8 @@
 //
 // Invariants: a thread that logs never waits for the place where lines go. They are queued, and a
 //             thread of the log's own writes them in their order. A line that finds the queue full
-//             is dropped and counted, and "lines were dropped" stands in its place.
+//             is dropped and counted, and "lines were dropped" stands in its place; so are lines
+//             that the place does not take, as a full disk, which is told once it takes some again.
 // Threads:    any.
 // Lifetime:   the first use starts the writer, which runs until the process is gone. exit() waits a
 //             second for it at most; who ends the process otherwise calls Flush before.
@@ -83,7 +84,8 @@ class Field {
 using Fields = std::initializer_list<Field>;
 
 // Sets level, format and destination of the whole process, and drops the levels of single loggers.
-// Returns the error of opening the file; then nothing has changed.
+// Returns the error of opening the file, which takes kFileTimeout at most; then nothing has
+// changed.
 absl::Status Configure(const Options& options);
 // The same in two parts: opens the file, and returns what makes the change.
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);

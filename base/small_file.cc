@@ -58,10 +58,8 @@ void Answer(Question& question, std::function<void()> ask) {
   question.changed.NotifyAll();
 }
 
-absl::Status NoAnswer(const std::string& path) {
-  return absl::DeadlineExceededError(
-      absl::StrCat(path, " cannot be read: its file system does not answer within ",
-                   absl::FormatDuration(kFileTimeout)));
+absl::Status CannotRead(const std::string& path, const absl::Status& why) {
+  return absl::Status(why.code(), absl::StrCat(path, " cannot be read: ", why.message()));
 }
 
 FileStamp ToStamp(const struct stat& info) {
@@ -120,25 +118,31 @@ absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes)
 
 }  // namespace
 
-bool AskWithin(absl::Duration timeout, std::function<void()> ask) {
-  if (g_left_behind.load() >= kMaxLeftBehind) return false;
+absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
+  if (g_left_behind.load() >= kMaxLeftBehind) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no file is asked for while ", kMaxLeftBehind,
+                     " threads wait for file systems that do not answer"));
+  }
   auto question = std::make_shared<Question>();
   try {
     std::thread([question, ask = std::move(ask)]() mutable {
       Answer(*question, std::move(ask));
     }).detach();
-  } catch (const std::system_error&) {  // no more threads
-    return false;
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there is no thread to read it: ", error.what()));
   }
   const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&question->mutex);
   while (!question->is_answered && MonotonicNow() < deadline) {
     question->changed.WaitUntil(&question->mutex, deadline);
   }
-  if (question->is_answered) return true;
+  if (question->is_answered) return absl::OkStatus();
   question->is_left_behind = true;
   g_left_behind.fetch_add(1);
-  return false;
+  return absl::DeadlineExceededError(
+      absl::StrCat("its file system does not answer within ", absl::FormatDuration(timeout)));
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes) {
@@ -150,20 +154,19 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t m
       *content = absl::ResourceExhaustedError(absl::StrCat(path, " cannot be read: no memory"));
     }
   };
-  if (AskWithin(kFileTimeout, read)) {
-    return *std::move(content);
-  }
-  return NoAnswer(path);
+  const absl::Status answered = AskWithin(kFileTimeout, read);
+  if (!answered.ok()) return CannotRead(path, answered);
+  return *std::move(content);
 }
 
 absl::StatusOr<FileStamp> StampOf(const std::string& path) {
   auto stamp = std::make_shared<FileStamp>();
-  const bool has_answer = AskWithin(kFileTimeout, [=] {
+  const absl::Status answered = AskWithin(kFileTimeout, [=] {
     struct stat info;
     if (stat(path.c_str(), &info) == 0) *stamp = ToStamp(info);
   });
-  if (has_answer) return *stamp;
-  return NoAnswer(path);
+  if (!answered.ok()) return CannotRead(path, answered);
+  return *stamp;
 }
 
 }  // namespace quire

@@ -3,7 +3,7 @@
 // Small files that operators name: configuration, tokens, certificates, chat templates.
 //
 // Place:      base/. Every reader of such a file calls it and opens none itself; the weights of a
-//             model are mapped (mapped_file.h).
+//             model are mapped (mapped_file.h). The log opens its file through AskWithin.
 // Invariants: what is no regular file (a FIFO, a device, a folder) is refused, and opening it does
 //             not wait. A caller waits for kFileTimeout at most: a thread of its own asks the file
 //             system and is left behind when there is no answer, as on a mount whose server is
@@ -24,8 +24,8 @@ inline constexpr absl::Duration kFileTimeout = absl::Seconds(5);
 inline constexpr int kMaxLeftBehind = 16;
 
 // The whole file. NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular file, more than
-// `max_bytes`), RESOURCE_EXHAUSTED (no memory) or DEADLINE_EXCEEDED; each message starts with the
-// path. A file that is written in place meanwhile may be read half-written: StampOf before and
+// `max_bytes`), or RESOURCE_EXHAUSTED (no memory) and what AskWithin says; each message starts with
+// the path. A file that is written in place meanwhile may be read half-written: StampOf before and
 // after tells.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes);
 
@@ -38,11 +38,12 @@ struct FileStamp {
 
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
 };
-// Or DEADLINE_EXCEEDED, starting with the path.
+// Or what AskWithin says, starting with the path.
 absl::StatusOr<FileStamp> StampOf(const std::string& path);
 
-// Calls `ask` on a thread of its own, where no signal arrives, and returns true when it has ended
-// within `timeout`. False: it has not, or kMaxLeftBehind others never did. `ask` owns what it uses.
-bool AskWithin(absl::Duration timeout, std::function<void()> ask);
+// Calls `ask` on a thread of its own, where no signal arrives, and returns when it has ended.
+// DEADLINE_EXCEEDED: it has not within `timeout`. RESOURCE_EXHAUSTED: it is not called, since
+// kMaxLeftBehind others never ended, or no thread can be made. `ask` owns what it uses.
+absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask);
 
 }  // namespace quire

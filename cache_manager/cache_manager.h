@@ -151,9 +151,9 @@ class CacheManager {
   // Makes findable every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys
   // are appended to `keys`. When an equal page is already findable the row adopts it and its own is
   // freed. A row publishes nothing, or nothing more, when it was never attached, when publishing is
-  // off (SetPublish), from a page on whose key another history has taken, and after Flush or
-  // Invalidate took the node of one of its pages. REQUIRES: the step that computed the tokens has
-  // completed.
+  // off (SetPublish), from a page on whose key another history has taken, from a proven page on
+  // whose equal is findable and not proven, and after Flush or Invalidate took the node of one of
+  // its pages. REQUIRES: the step that computed the tokens has completed.
   void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
                std::uint32_t computed_tokens);
   // Holds until the row is freed; rows start with publishing on.

@@ -123,6 +123,15 @@ bool CacheManager::State::IsColumnProven(BatchRow row, std::uint32_t column, Nod
   });
 }
 
+bool CacheManager::State::ReplacesProven(BatchRow row, std::uint32_t column, NodeId twin) const {
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    const BlockId page = prefixes.pages(twin)[group];
+    if (page == kNullBlock || pool.is_proven(page)) continue;
+    if (pool.is_proven(tables[group].page(row, column))) return true;
+  }
+  return false;
+}
+
 void CacheManager::State::NoteAdoption(BatchRow row, std::uint32_t column) {
   RowState& state = row_state(row);
   const std::uint32_t begin = column * page_size;
@@ -170,6 +179,8 @@ bool CacheManager::State::PublishColumn(BatchRow row, std::uint32_t column,
     return false;
   }
   if (twin.node != kNoNode) {
+    // Else what another row has left there could fail this one, whose own page is sound.
+    if (ReplacesProven(row, column, twin.node)) return false;
     Merge(row, column, twin.node);
     return true;
   }

@@ -126,6 +126,8 @@ struct CacheManager::State {
   // The same of the pages that the row holds of a column; of all pages of its node where the row
   // has let go of its own.
   bool IsColumnProven(BatchRow row, std::uint32_t column, NodeId node) const;
+  // Whether a merge with the twin would take a proven page of the row's column for one that is not.
+  bool ReplacesProven(BatchRow row, std::uint32_t column, NodeId twin) const;
   // A page of the row's column was replaced by one that is not proven.
   void NoteAdoption(BatchRow row, std::uint32_t column);
   // The column's pages have the tokens of `twin`: takes the pages that it has, gives it the others.

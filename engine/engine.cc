@@ -329,7 +329,7 @@ void Engine::Impl::Deliver() {
   core_.TakeOutput(&items_);
   PublishStats(clock_->Now());  // first: a client that sees its request end finds it in the numbers
   for (const OutputItem& item : items_) {
-    if (item.kind == OutputItem::Kind::kRequestEnd) unread_->Add(item.request, item.time);
+    if (item.kind == OutputItem::Kind::kRequestEnd) unread_->Add(*item.request, item.time);
   }
   output_.Push(&items_);
 }

@@ -16,6 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/file_descriptor.h"
+#include "base/logging.h"
 #include "base/status.h"
 
 namespace quire::models {
@@ -49,20 +51,6 @@ std::uint64_t Checksum(std::span<const std::byte> bytes) {
   for (const std::uint64_t lane : lanes) sum = std::rotl(sum ^ lane, 29) * kFactor;
   return sum;
 }
-
-class OpenFile {
- public:
-  explicit OpenFile(int fd) : fd_(fd) {}
-  OpenFile(OpenFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  OpenFile& operator=(OpenFile&&) = delete;
-  ~OpenFile() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 absl::Status SystemError(absl::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot ", what));
@@ -201,21 +189,21 @@ absl::StatusOr<std::vector<std::uint64_t>> ReadHead(int fd, const std::string& p
 }
 
 // The file that all writers of `path` write, locked by this one.
-absl::StatusOr<OpenFile> OpenTemporary(const std::string& temporary) {
-  OpenFile file(open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (file.fd() < 0) return SystemError("create", temporary);
+absl::StatusOr<FileDescriptor> OpenTemporary(const std::string& temporary) {
+  FileDescriptor file(open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (file.fd < 0) return SystemError("create", temporary);
   struct stat ours {
   }, named{};
-  const bool locked = flock(file.fd(), LOCK_EX | LOCK_NB) == 0;
+  const bool locked = flock(file.fd, LOCK_EX | LOCK_NB) == 0;
   if (!locked && errno != EWOULDBLOCK) return SystemError("lock", temporary);
   // Another writer may have renamed it between the opening and the lock.
-  const bool still_there = locked && fstat(file.fd(), &ours) == 0 &&
+  const bool still_there = locked && fstat(file.fd, &ours) == 0 &&
                            stat(temporary.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
                            ours.st_dev == named.st_dev;
   if (!still_there) {
     return absl::AbortedError(absl::StrCat(temporary, ": another process is writing it"));
   }
-  if (ftruncate(file.fd(), 0) != 0) return SystemError("truncate", temporary);
+  if (ftruncate(file.fd, 0) != 0) return SystemError("truncate", temporary);
   return file;
 }
 
@@ -231,11 +219,12 @@ absl::Status WriteWhole(int fd, const Layout& layout, absl::string_view head,
 }
 
 // Makes a rename last: it is an entry of the directory.
-absl::Status SyncDirectoryOf(const std::string& path) {
+void SyncDirectoryOf(const std::string& path) {
   const std::string directory = path.substr(0, path.rfind('/') + 1);
-  const OpenFile file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (file.fd() < 0 || fsync(file.fd()) != 0) return SystemError("synchronise", directory);
-  return absl::OkStatus();
+  const FileDescriptor file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (file.fd >= 0 && fsync(file.fd) == 0) return;
+  log::Warn("model", "packed weights are kept, unless the machine crashes soon",
+            {{"path", path}, {"why", SystemError("synchronise", directory).message()}});
 }
 
 }  // namespace
@@ -247,10 +236,10 @@ std::string PackedFilePath(absl::string_view directory, const PackedFileKey& key
 absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
                             std::span<const Weights::Section> sections,
                             const kernels::Backend& backend) {
-  const OpenFile file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  if (file.fd() < 0) return SystemError("open", path);
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (file.fd < 0) return SystemError("open", path);
   const Layout layout = LayOut(key, sections);
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> sums, ReadHead(file.fd(), path, layout));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> sums, ReadHead(file.fd, path, layout));
   std::vector<absl::Status> errors(layout.pieces.size());
   std::atomic<bool> failed{false};
   backend.ParallelItems(
@@ -259,7 +248,7 @@ absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
         if (failed.load()) return;
         const auto i = static_cast<std::size_t>(item);
         const Piece& piece = layout.pieces[i];
-        errors[i] = ReadAt(file.fd(), piece.offset, piece.bytes, path);
+        errors[i] = ReadAt(file.fd, piece.offset, piece.bytes, path);
         if (errors[i].ok() && Checksum(piece.bytes) != sums[i]) {
           errors[i] = absl::DataLossError(absl::StrCat(
               path, ": the checksum of ", sections[piece.section].label, " does not match"));
@@ -275,14 +264,14 @@ absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
                              const kernels::Backend& backend) {
   const Layout layout = LayOut(key, sections);
   const std::string temporary = path + ".tmp";
-  QUIRE_ASSIGN_OR_RETURN(const OpenFile file, OpenTemporary(temporary));
+  QUIRE_ASSIGN_OR_RETURN(const FileDescriptor file, OpenTemporary(temporary));
   std::vector<std::uint64_t> sums(layout.pieces.size());
   backend.ParallelItems(static_cast<std::int64_t>(sums.size()), static_cast<double>(kPieceBytes),
                         [&](std::int64_t item, int) {
                           const auto i = static_cast<std::size_t>(item);
                           sums[i] = Checksum(layout.pieces[i].bytes);
                         });
-  absl::Status status = WriteWhole(file.fd(), layout, HeadOf(layout, sums), temporary);
+  absl::Status status = WriteWhole(file.fd, layout, HeadOf(layout, sums), temporary);
   if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) {
     status = SystemError("rename", temporary);
   }
@@ -290,7 +279,8 @@ absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
     (void)unlink(temporary.c_str());
     return status;
   }
-  return SyncDirectoryOf(path);
+  SyncDirectoryOf(path);
+  return absl::OkStatus();
 }
 
 }  // namespace quire::models

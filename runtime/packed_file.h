@@ -51,8 +51,8 @@ absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
                             const kernels::Backend& backend);
 
 // Writes or replaces the file. Returns the system's error with the path, or ABORTED when another
-// process is writing it; then nothing has changed, unless only the folder could not be
-// synchronised.
+// process is writing it; then nothing has changed. A folder that cannot be synchronised is a
+// warning: the file is there, and may be gone after the machine crashes.
 absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
                              std::span<const Weights::Section> sections,
                              const kernels::Backend& backend);

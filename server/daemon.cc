@@ -33,6 +33,7 @@
 #include "server/config/options.h"
 #include "server/config/validator.h"
 #include "server/config/warnings.h"
+#include "server/descriptor_limit.h"
 #include "server/engine_stack.h"
 #include "server/forced_exit_timer.h"
 #include "server/grpc/admin_service.h"
@@ -89,6 +90,11 @@ absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& opt
   }
   log::Warn("server", "no place for the admin socket", {{"last_tried", folders.back()}});
   return std::vector<std::string>();
+}
+
+std::int32_t NumHttpConnections(const DaemonOptions& options) {
+  return (options.http.listen.empty() ? 0 : options.http.max_connections) +
+         (options.openai.enabled ? options.openai.max_connections : 0);
 }
 
 void WarnAboutOpenAddresses(const DaemonOptions& options) {
@@ -266,19 +272,22 @@ std::vector<grpc::Service*> Daemon::Impl::MakeDataServices() {
 absl::Status Daemon::Impl::Listen() {
   const std::vector<grpc::Service*> data_services = MakeDataServices();
   admin_ = std::make_unique<AdminService>(context_, &drain_, &live_);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
+  GrpcTransportOptions transport = options_.transport;
+  transport.max_connections = LimitGrpcConnections(
+      transport.max_connections, admin_addresses.empty() ? 1 : 2, NumHttpConnections(options_));
   QUIRE_ASSIGN_OR_RETURN(data_listener_, GrpcListener::Start({.addresses = options_.grpc_listen,
-                                                              .transport = options_.transport,
+                                                              .transport = transport,
                                                               .certificates = certificates_.get(),
                                                               .peers = &peers_,
                                                               .probe = &probe_},
                                                              data_services));
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
   if (!admin_addresses.empty()) {
     QUIRE_ASSIGN_OR_RETURN(admin_listener_,
                            GrpcListener::Start({.addresses = admin_addresses,
                                                 .socket_mode = options_.admin_socket_mode,
-                                                .transport = options_.transport,
+                                                .transport = transport,
                                                 .certificates = certificates_.get(),
                                                 .peers = &peers_,
                                                 .probe = &probe_},

@@ -2,13 +2,23 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 
+#include "base/check.h"
 #include "base/logging.h"
 
 namespace quire::server {
+namespace {
+
+// For everything but connections: models, logs, probes.
+constexpr std::int64_t kOtherDescriptors = 256;
+constexpr std::int64_t kDescriptorsPerGrpcConnection = 3;  // its own and a socket pair
+constexpr std::int64_t kMinGrpcConnections = 16;
+
+}  // namespace
 
 void RaiseDescriptorLimit() {
   rlimit limit = {};
@@ -25,6 +35,25 @@ void RaiseDescriptorLimit() {
   log::Info("server", "limit of open files raised",
             {{"from", static_cast<std::uint64_t>(limit.rlim_cur)},
              {"to", static_cast<std::uint64_t>(raised.rlim_cur)}});
+}
+
+std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
+                                  std::int32_t http_connections) {
+  rlimit limit = {};
+  QUIRE_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  if (limit.rlim_cur == RLIM_INFINITY) return wanted;
+  const auto descriptors = static_cast<std::int64_t>(limit.rlim_cur);
+  const std::int64_t possible = std::max((descriptors - kOtherDescriptors - http_connections) /
+                                             (kDescriptorsPerGrpcConnection * num_listeners),
+                                         kMinGrpcConnections);
+  if (possible >= wanted) return wanted;
+  log::Warn("server", "fewer connections than server.grpc.max_connections, for want of descriptors",
+            {{"max_connections", wanted},
+             {"possible", possible},
+             {"grpc_listeners", num_listeners},
+             {"http_connections", http_connections},
+             {"descriptors", descriptors}});
+  return static_cast<std::int32_t>(possible);
 }
 
 }  // namespace quire::server

@@ -68,17 +68,13 @@ Notifier::Notifier(const NotifyTarget& target)
     : interval_(target.watchdog / 2), address_(target.socket) {
   if (address_.empty()) return;
   if (address_[0] == '@') address_[0] = '\0';
-  fd_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd_ < 0) {
+  socket_ = FileDescriptor(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (socket_.fd < 0) {
     log::Warn("server", "no socket for the supervisor", {{"error", std::strerror(errno)}});
     return;
   }
   const timeval patience = {.tv_sec = 1, .tv_usec = 0};
-  setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-}
-
-Notifier::~Notifier() {
-  if (fd_ >= 0) close(fd_);
+  setsockopt(socket_.fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 }
 
 void Notifier::Ready(absl::string_view status) {
@@ -102,7 +98,7 @@ void Notifier::Stopping() {
 }
 
 void Notifier::KeepAlive(absl::Time now) {
-  if (fd_ < 0 || interval_ == absl::InfiniteDuration()) return;
+  if (socket_.fd < 0 || interval_ == absl::InfiniteDuration()) return;
   {
     MutexLock lock(&mutex_);
     if (now - last_sign_ < interval_) return;
@@ -112,14 +108,14 @@ void Notifier::KeepAlive(absl::Time now) {
 }
 
 void Notifier::Send(absl::string_view lines) {
-  if (fd_ < 0) return;
+  if (socket_.fd < 0) return;
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, address_.data(), address_.size());
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address_.size());
   ssize_t sent = 0;
   do {
-    sent = sendto(fd_, lines.data(), lines.size(), MSG_NOSIGNAL,
+    sent = sendto(socket_.fd, lines.data(), lines.size(), MSG_NOSIGNAL,
                   reinterpret_cast<const sockaddr*>(&address), size);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) {

@@ -21,6 +21,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/file_descriptor.h"
 #include "base/mutex.h"
 
 namespace quire::server {
@@ -39,9 +40,6 @@ NotifyTarget NotifyTargetFromEnvironment();
 class Notifier {
  public:
   explicit Notifier(const NotifyTarget& target);
-  ~Notifier();
-  Notifier(const Notifier&) = delete;
-  Notifier& operator=(const Notifier&) = delete;
 
   // The service is up, or up again after Reloading. `status` is one line for people; so below.
   void Ready(absl::string_view status);
@@ -58,7 +56,7 @@ class Notifier {
 
   const absl::Duration interval_;  // between signs of life
   std::string address_;            // bytes of sockaddr_un::sun_path; empty: no supervisor
-  int fd_ = -1;
+  FileDescriptor socket_;
   Mutex mutex_;
   absl::Time last_sign_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };

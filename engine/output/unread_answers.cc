@@ -20,32 +20,33 @@ absl::Status NotRead(absl::Duration timeout) {
 
 }  // namespace
 
-void UnreadAnswers::Add(const std::shared_ptr<AcceptedRequest>& request, absl::Time now) {
-  const std::uint64_t taken = request->stream->num_taken();
+void UnreadAnswers::Add(const AcceptedRequest& request, absl::Time now) {
+  const std::uint64_t taken = request.stream->num_taken();
   MutexLock lock(&mutex_);
-  answers_.push_back({.request = request, .looked_at = now, .taken = taken});
-  by_arrival_[request->arrival] = std::prev(answers_.end());
-  ++by_tenant_[request->request.tenant];
+  answers_.push_back({.stream = request.stream,
+                      .arrival = request.arrival,
+                      .id = request.request.id,
+                      .tenant = request.request.tenant,
+                      .looked_at = now,
+                      .taken = taken});
+  by_arrival_[request.arrival] = std::prev(answers_.end());
+  ++by_tenant_[request.request.tenant];
   num_answers_.store(answers_.size(), std::memory_order_release);
 }
 
 void UnreadAnswers::RemoveLocked(std::list<Answer>::iterator answer) {
-  const AcceptedRequest& request = *answer->request;
-  const auto of_tenant = by_tenant_.find(request.request.tenant);
+  const auto of_tenant = by_tenant_.find(answer->tenant);
   if (--of_tenant->second == 0) by_tenant_.erase(of_tenant);
-  by_arrival_.erase(request.arrival);
+  by_arrival_.erase(answer->arrival);
   answers_.erase(answer);
   num_answers_.store(answers_.size(), std::memory_order_release);
 }
 
 void UnreadAnswers::Remove(std::uint64_t arrival) {
-  // Goes behind the lock: with it goes what the request holds.
-  std::shared_ptr<AcceptedRequest> request;
   MutexLock lock(&mutex_);
   const auto found = by_arrival_.find(arrival);
   if (found == by_arrival_.end()) return;
-  request = found->second->request;
-  RemoveLocked(found->second);
+  RemoveLocked(found->second);  // the reader that calls this holds the stream
 }
 
 UnreadCounts UnreadAnswers::CountsOf(const std::string& tenant) const {
@@ -57,14 +58,15 @@ UnreadCounts UnreadAnswers::CountsOf(const std::string& tenant) const {
 
 int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
   if (num_answers_.load(std::memory_order_acquire) == 0) return 0;
-  std::vector<std::shared_ptr<AcceptedRequest>> silent;
+  std::vector<Answer> silent;
   {
     MutexLock lock(&mutex_);
-    while (!answers_.empty() && answers_.front().looked_at + timeout <= now) {
+    for (int looks = 0; looks < kMaxLooks && !answers_.empty(); ++looks) {
       Answer& answer = answers_.front();
-      const std::uint64_t taken = answer.request->stream->num_taken();
-      if (taken == answer.taken && answer.request->stream->is_complete()) {
-        silent.push_back(answer.request);
+      if (answer.looked_at + timeout > now) break;
+      const std::uint64_t taken = answer.stream->num_taken();
+      if (taken == answer.taken && answer.stream->is_complete()) {
+        silent.push_back(answer);
         RemoveLocked(answers_.begin());
         continue;
       }
@@ -73,10 +75,10 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
       answers_.splice(answers_.end(), answers_, answers_.begin());
     }
   }
-  for (const auto& request : silent) {
+  for (const Answer& answer : silent) {
     log::Info("engine", "unread answer ended",
-              {{"request_id", request->request.id}, {"tenant", request->request.tenant}});
-    request->stream->Abandon(NotRead(timeout));
+              {{"request_id", answer.id}, {"tenant", answer.tenant}});
+    answer.stream->Abandon(NotRead(timeout));
   }
   return static_cast<int>(silent.size());
 }

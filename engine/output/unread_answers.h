@@ -2,7 +2,7 @@
 
 // Answers whose request has ended and whose reader has not come to their end. They hold memory like
 // requests that wait, so the same limits count them, and one of which nothing is read for
-// stream.slow_client_timeout ends.
+// stream.slow_client_timeout ends. The request itself, with its prompt, is not kept for them.
 //
 // Place:      beside the RequestTable, which forgets a request with its end: the engine thread adds
 //             and looks at the time, Accept asks for the counts, a TokenStream says when it is
@@ -29,21 +29,26 @@ namespace quire::engine {
 
 class UnreadAnswers {
  public:
+  static constexpr int kMaxLooks = 16;
+
   // The request has ended. REQUIRES: the stream is not finished yet, so that no reader has come to
   // its end.
-  void Add(const std::shared_ptr<AcceptedRequest>& request, absl::Time now);
+  void Add(const AcceptedRequest& request, absl::Time now);
   // The reader has come to the end, or nothing of that number is here.
   void Remove(std::uint64_t arrival);
   UnreadCounts CountsOf(const std::string& tenant) const;
   // Ends those of which nothing was taken between two looks that lie `timeout` apart, and says how
-  // many. So a reader that takes something has between one and two timeouts for the next.
+  // many. So a reader that takes something has between one and two timeouts for the next. Looks at
+  // kMaxLooks of them, since a step waits meanwhile; the others' turn is the next call.
   int Expire(absl::Time now, absl::Duration timeout);
   // When Expire has something to look at.
   absl::Time NextExpiry(absl::Duration timeout) const;
 
  private:
   struct Answer {
-    std::shared_ptr<AcceptedRequest> request;
+    std::shared_ptr<TokenStream> stream;
+    std::uint64_t arrival = 0;
+    std::string id, tenant;
     absl::Time looked_at;
     std::uint64_t taken = 0;  // events of the stream, by then
   };

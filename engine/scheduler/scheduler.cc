@@ -286,6 +286,11 @@ void Scheduler::OrderPrompts() {
   sort_by([](const Sequence& sequence) {
     return std::tuple(RankOf(sequence), sequence.admission, sequence.choice);
   });
+  // The turns of tenants change nothing where there is one.
+  const bool has_one_tenant = std::all_of(begin, prompts_.end(), [&](const Sequence* sequence) {
+    return sequence->request->of_tenant == prompts_.back()->request->of_tenant;
+  });
+  if (has_one_tenant) return;
   for (Sequence* sequence : prompts_) sequence->request->of_tenant->num_prompts = 0;
   for (auto it = begin; it != prompts_.end(); ++it) {
     (*it)->prompt_turn = (*it)->request->of_tenant->num_prompts++;

@@ -113,12 +113,13 @@ void EngineCore::EndEarly(ScheduledRequest& live, CancelSource source, absl::Tim
   if (live.ended) return;
   const RequestState state = live.progress().state.load(std::memory_order_relaxed);
   ++early_ends_[static_cast<std::size_t>(state)][static_cast<std::size_t>(source)];
-  const absl::Status status =
-      EarlyEndStatus(live, {.source = source,
-                            .time = now,
-                            .slow_client_timeout = options_.slow_client_timeout,
-                            .retry_delay = queue_->RetryDelay(),
-                            .text = text});
+  const absl::Status status = EarlyEndStatus(
+      live, {.source = source,
+             .time = now,
+             .slow_client_timeout = options_.slow_client_timeout,
+             .retry_delay = source == CancelSource::kQueueTimeout ? queue_->RetryDelay()
+                                                                  : absl::ZeroDuration(),
+             .text = text});
   log::Info("engine", "request ended early",
             {{"request_id", live.request.id},
              {"source", CancelSourceName(source)},

@@ -22,7 +22,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -171,7 +170,6 @@ class EngineCore {
   absl::Time wall_asked_at_ = absl::InfinitePast();
   absl::Duration wall_offset_;
   absl::Time limiter_told_at_ = absl::InfinitePast();
-  std::pair<std::int32_t, std::int32_t> limiter_told_counts_;  // running_, waiting_
 };
 
 }  // namespace quire::engine

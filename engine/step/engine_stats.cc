@@ -61,10 +61,9 @@ void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
       static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
   prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
   generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
-  const std::pair counts(running_, waiting_);
-  if (now >= limiter_told_at_ + kBetweenLimiterUpdates || counts != limiter_told_counts_) {
+  // The last step before a pause leaves nothing to count.
+  if (now >= limiter_told_at_ + kBetweenLimiterUpdates || running_ + waiting_ == 0) {
     limiter_told_at_ = now;
-    limiter_told_counts_ = counts;
     queue_->Update({.prompt_tokens = scheduler_.waiting_uncached_tokens(),
                     .output_tokens = ExpectedOutputTokens(),
                     .prompt_tokens_per_second = prompt_rate_.PerSecond(now),

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"
 #include "server/api/status_mapping.h"
@@ -13,34 +14,6 @@
 
 namespace quire::server {
 namespace {
-
-struct Accepted {
-  const ServedModel* model = nullptr;
-  absl::Time deadline;
-  std::shared_ptr<engine::TokenStream> stream;
-};
-
-// Everything that can refuse a request. `record` gets what is known on the way.
-absl::StatusOr<Accepted> Accept(const HandlerContext& context, const v1::GenerateRequest& message,
-                                const CallInfo& call, AccessRecord* record, bool* translated) {
-  Accepted accepted;
-  QUIRE_ASSIGN_OR_RETURN(accepted.model, context.state->ModelOrError());
-  QUIRE_ASSIGN_OR_RETURN(engine::Request request,
-                         accepted.model->translator.ToRequest(message, call));
-  *translated = true;
-  accepted.deadline = request.deadline;
-  record->request_id = request.id;
-  record->model = request.model;
-  record->labels = request.labels;
-  QUIRE_ASSIGN_OR_RETURN(accepted.stream, accepted.model->engine->Accept(std::move(request)));
-  // A token that was revoked since the caller was asked: the reload that revoked it may have looked
-  // for its requests before this one was there.
-  if (!context.authenticator->StillHolds(call.principal, Scope::kGenerate)) {
-    accepted.model->engine->Cancel({call.tenant, call.principal}, record->request_id,
-                                   engine::CancelSource::kRevoked, accepted.stream.get());
-  }
-  return accepted;
-}
 
 AccessRecord MakeRecord(absl::string_view method, const std::string& traceparent,
                         const v1::GenerateRequest& message, const CallInfo& call) {
@@ -67,21 +40,37 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
                                                               const std::string& traceparent,
                                                               const v1::GenerateRequest& message,
                                                               const CallInfo& call) {
-  AccessRecord record = MakeRecord(method, traceparent, message, call);
+  // Before the engine knows the request: without memory for its reader it is not to begin.
+  std::unique_ptr<Generation> generation(
+      new Generation(context, MakeRecord(method, traceparent, message, call), call.accept_time));
   bool translated = false;
-  absl::StatusOr<Accepted> accepted = Accept(context, message, call, &record, &translated);
-  if (!accepted.ok()) {
-    const absl::Status status = SanitizeInternalError(accepted.status());
-    SetOutcome(status, &record);
-    record.duration = context.clock->Now() - call.accept_time;
-    // What the engine refuses, it counts.
-    if (!translated) context.probe->CountRefused(*record.reason);
-    if (context.config->options()->access_log) WriteAccessLog(record);
-    return status;
-  }
-  return std::unique_ptr<Generation>(new Generation(context, accepted->model,
-                                                    std::move(accepted->stream), std::move(record),
-                                                    call.accept_time, accepted->deadline));
+  const absl::Status accepted = generation->Accept(message, call, &translated);
+  if (accepted.ok()) return generation;
+  const absl::Status status = SanitizeInternalError(accepted);
+  AccessRecord& record = generation->record_;
+  SetOutcome(status, &record);
+  record.duration = context.clock->Now() - call.accept_time;
+  // What the engine refuses, it counts.
+  if (!translated) context.probe->CountRefused(*record.reason);
+  if (context.config->options()->access_log) WriteAccessLog(record);
+  return status;
+}
+
+// Everything that can refuse a request. The record gets what is known on the way.
+absl::Status Generation::Accept(const v1::GenerateRequest& message, const CallInfo& call,
+                                bool* translated) {
+  QUIRE_ASSIGN_OR_RETURN(model_, context_.state->ModelOrError());
+  QUIRE_ASSIGN_OR_RETURN(engine::Request request, model_->translator.ToRequest(message, call));
+  *translated = true;
+  deadline_ = request.deadline;
+  record_.request_id = request.id;
+  record_.model = request.model;
+  record_.labels = request.labels;
+  QUIRE_ASSIGN_OR_RETURN(stream_, model_->engine->Accept(std::move(request)));
+  // A token that was revoked since the caller was asked: the reload that revoked it may have looked
+  // for its requests before this one was there.
+  if (!context_.authenticator->StillHolds(call.principal, Scope::kGenerate)) Revoke();
+  return absl::OkStatus();
 }
 
 absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view method,
@@ -98,15 +87,17 @@ absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view
   return status;
 }
 
-Generation::Generation(const HandlerContext& context, const ServedModel* model,
-                       std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
-                       absl::Time accept_time, absl::Time deadline)
-    : context_(context),
-      model_(model),
-      stream_(std::move(stream)),
-      accept_time_(accept_time),
-      deadline_(deadline),
-      record_(std::move(record)) {}
+Generation::Generation(const HandlerContext& context, AccessRecord record, absl::Time accept_time)
+    : context_(context), accept_time_(accept_time), record_(std::move(record)) {}
+
+Generation::~Generation() {
+  if (stream_ == nullptr || is_closed_) return;
+  // Without memory even for that, or for a line about it, stream.slow_client_timeout ends it.
+  (void)WithinMemory([this] {
+    Cancel();
+    return absl::OkStatus();
+  });
+}
 
 void Generation::SetReadyCallback(std::function<void()> callback) {
   stream_->SetReadyCallback(std::move(callback));
@@ -141,7 +132,8 @@ void Generation::Revoke() {
 }
 
 absl::Status Generation::Close() {
-  QUIRE_CHECK(finished());
+  QUIRE_CHECK(finished() && !is_closed_);
+  is_closed_ = true;
   // Behind this call the transport's side of it may be gone.
   stream_->SetAbandonedCallback(nullptr);
   absl::Status status = SanitizeInternalError(stream_->status());

@@ -10,7 +10,8 @@
 //             log line and the counters of one request.
 // Invariants: one access log line per request, refused ones included.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
-// Lifetime:   the state's model outlives it.
+// Lifetime:   the state's model outlives it. One that goes before Close, as where a transport finds
+//             no memory for it, cancels its request: nobody would read it.
 
 #include <functional>
 #include <memory>
@@ -62,6 +63,10 @@ class Generation {
                              const std::string& traceparent, const v1::GenerateRequest& message,
                              const CallInfo& call, const absl::Status& why);
 
+  ~Generation();
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
+
   const std::string& id() const { return record_.request_id; }
 
   // See TokenStream::SetReadyCallback.
@@ -84,16 +89,16 @@ class Generation {
   absl::Status Close();
 
  private:
-  Generation(const HandlerContext& context, const ServedModel* model,
-             std::shared_ptr<engine::TokenStream> stream, AccessRecord record,
-             absl::Time accept_time, absl::Time deadline);
+  Generation(const HandlerContext& context, AccessRecord record, absl::Time accept_time);
+  absl::Status Accept(const v1::GenerateRequest& message, const CallInfo& call, bool* translated);
 
   const HandlerContext context_;
-  const ServedModel* const model_;
-  const std::shared_ptr<engine::TokenStream> stream_;
   const absl::Time accept_time_;
-  const absl::Time deadline_;
   AccessRecord record_;
+  const ServedModel* model_ = nullptr;           // constant after Start, as the next two
+  std::shared_ptr<engine::TokenStream> stream_;  // never null then
+  absl::Time deadline_;
+  bool is_closed_ = false;
 };
 
 }  // namespace quire::server

@@ -1,7 +1,6 @@
 #include "server/edge/grpc_acceptor.h"
 
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -58,9 +57,6 @@ constexpr std::chrono::milliseconds kAcceptPause{100};
 constexpr int kMaxTurnedAway = 64;
 constexpr std::size_t kMaxOwn = 4;
 constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
-// Descriptors for everything but connections: models, logs, probes, other listeners.
-constexpr std::int64_t kOtherDescriptors = 512;
-constexpr std::int64_t kDescriptorsPerConnection = 3;  // its own and a socket pair
 
 // True when a process accepts connections on the socket file.
 bool AcceptsConnections(const std::string& path) {
@@ -130,20 +126,6 @@ absl::StatusOr<int> ConnectWithin(Socket socket, const Endpoint& to, absl::Durat
   return socket.release();
 }
 
-// What descriptors allow.
-std::int64_t MaxConnections(std::int32_t wanted) {
-  rlimit limit = {};
-  QUIRE_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  if (limit.rlim_cur == RLIM_INFINITY) return wanted;
-  const std::int64_t possible = std::max<std::int64_t>(
-      (static_cast<std::int64_t>(limit.rlim_cur) - kOtherDescriptors) / kDescriptorsPerConnection,
-      16);
-  if (possible >= wanted) return wanted;
-  log::Warn("grpc", "fewer connections than server.grpc.max_connections, for want of descriptors",
-            {{"max_connections", wanted}, {"possible", possible}, {"descriptors", limit.rlim_cur}});
-  return possible;
-}
-
 }  // namespace
 
 class GrpcAcceptor::Impl {
@@ -203,7 +185,6 @@ class GrpcAcceptor::Impl {
   void Left(std::uint64_t number, const std::string& name);
 
   const GrpcAcceptorOptions options_;
-  const std::int64_t max_connections_;
   const std::string nonce_;  // of the names of our ends of socket pairs
   GuardedConnectionHost host_;
   std::vector<std::string> addresses_;
@@ -234,7 +215,6 @@ class GrpcAcceptor::Impl {
 
 GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
     : options_(std::move(options)),
-      max_connections_(MaxConnections(options_.max_connections)),
       nonce_(absl::StrCat("quire-", absl::Hex(std::random_device()()),
                           absl::Hex(std::random_device()()), "-")),
       io_(kThreads),
@@ -500,9 +480,10 @@ absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
         of_address, " connections of this address are open, ",
         "server.grpc.max_connections_per_address is ", options_.max_connections_per_address));
   }
-  if (total >= max_connections_ && !CloseOne(/*ip=*/"")) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        total, " connections are open, server.grpc.max_connections allows ", max_connections_));
+  if (total >= options_.max_connections && !CloseOne(/*ip=*/"")) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(total, " connections are open, server.grpc.max_connections allows ",
+                     options_.max_connections));
   }
   return absl::OkStatus();
 }

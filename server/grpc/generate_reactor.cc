@@ -2,6 +2,7 @@
 
 #include <grpcpp/server_context.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,21 +27,30 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
   void Begin(const grpc::ByteBuffer& bytes, std::shared_ptr<GenerateReactor> self) {
     self_ = self;
-    auto request = WithinMemory([&] { return Accept(bytes); });
+    std::function<void()> on_abandoned, on_ready;
+    auto request = WithinMemory([&] {
+      // What may find no memory comes before the engine knows the request, or ends it.
+      // The write under way ends with the call only; then the last look at the stream follows.
+      on_abandoned = [self] { self->call_->TryCancel(); };
+      on_ready = [self] { self->Pump(); };
+      return Accept(bytes);
+    });
     if (!request.ok()) return End(request.status());
-    call_->AddInitialMetadata("quire-request-id", (*request)->id());
-    bool cancelled = false;
+    failure_ = WithinMemory([&] {
+      call_->AddInitialMetadata("quire-request-id", (*request)->id());
+      return absl::OkStatus();
+    });
+    // The client may have gone while the request was being accepted.
+    bool cancelled = !failure_.ok();
     {
       MutexLock lock(&mutex_);
       request_ = *std::move(request);
-      cancelled = cancelled_;
+      cancelled = cancelled || cancelled_;
     }
     StartSendInitialMetadata();
-    // The client may have gone while the request was being accepted.
     if (cancelled) request_->Cancel();
-    // The write under way ends with the call only; then the last look at the stream follows.
-    request_->SetAbandonedCallback([self] { self->call_->TryCancel(); });
-    request_->SetReadyCallback([self] { self->Pump(); });
+    request_->SetAbandonedCallback(std::move(on_abandoned));
+    request_->SetReadyCallback(std::move(on_ready));
   }
 
   void OnWriteDone(bool ok) override {

@@ -1,7 +1,6 @@
 #include "server/http/http_server.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/file_descriptor.h"
 #include "base/logging.h"
 #include "base/status.h"
 #include "base/thread_name.h"
@@ -75,26 +75,11 @@ absl::Status BindError(const std::string& address, const Error& error) {
 }
 
 // A descriptor for the time when there is no other: given back, it allows to accept a connection,
-// so that the connection can be closed and its client learns at once.
-class SpareDescriptor {
- public:
-  SpareDescriptor() { Take(); }
-  ~SpareDescriptor() { GiveBack(); }
-  SpareDescriptor(const SpareDescriptor&) = delete;
-  SpareDescriptor& operator=(const SpareDescriptor&) = delete;
-
-  // Stays without one where another thread was faster; the next call tries again.
-  void Take() {
-    if (fd_ < 0) fd_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  }
-  void GiveBack() {
-    if (fd_ >= 0) close(fd_);
-    fd_ = -1;
-  }
-
- private:
-  int fd_ = -1;
-};
+// so that the connection can be closed and its client learns at once. None where another thread was
+// faster; the next time tries again.
+FileDescriptor OpenSpare() {
+  return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
 
 }  // namespace
 
@@ -154,7 +139,7 @@ class HttpServer::Impl final : public HttpSessionHost {
 
   // Of the acceptor's sequence.
   SelfCall self_call_;
-  SpareDescriptor spare_;
+  FileDescriptor spare_ = OpenSpare();
   std::int64_t failures_ = 0;  // since the last warning
   absl::Time next_warning_ = absl::InfinitePast();
 };
@@ -257,13 +242,13 @@ void HttpServer::Impl::OnFailure(const Error& error) {
 
 // Those that wait, while there is no descriptor for them.
 void HttpServer::Impl::CloseUnheard() {
-  spare_.GiveBack();
+  spare_ = FileDescriptor();
   Error error;
   for (int i = 0; i < kMaxClosedAtOnce && !error; ++i) {
     tcp::socket socket(io_);
     acceptor_.accept(socket, error);
   }
-  spare_.Take();
+  spare_ = OpenSpare();
 }
 
 void HttpServer::Impl::OnAccept(tcp::socket socket) {

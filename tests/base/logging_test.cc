@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -267,6 +268,27 @@ TEST_F(LoggingTest, LostLinesAreToldWhereTheyAreMissing) {
   const std::string told = "\"msg\":\"lines were dropped\",\"lines\":1}\n";
   const std::string read = reader.ReadUntil(told, 2);
   EXPECT_LT(read.find(told), read.find("there is room"));
+}
+
+// The size of files is limited in place of a disk that is full.
+TEST_F(LoggingTest, LinesThatAFullDiskDoesNotTakeAreToldWhenItHasRoom) {
+  log::Info("a", "first");
+  ASSERT_EQ(Lines().size(), 1u);
+  const std::uint64_t before = log::DroppedLines();
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit full = {.rlim_cur = std::filesystem::file_size(file_), .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  log::Info("a", "second");
+  log::Info("a", "third");
+  const bool is_flushed = log::Flush(absl::Seconds(20));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  ASSERT_TRUE(is_flushed);
+  EXPECT_EQ(log::DroppedLines() - before, 2u);
+  log::Info("a", "fourth");
+  log::Info("a", "fifth");
+  EXPECT_THAT(Lines(), ElementsAre(EndsWith("first"), EndsWith("lines were dropped lines=2"),
+                                   EndsWith("fourth"), EndsWith("fifth")));
 }
 
 TEST(LoggingDeathTest, LinesBeforeTheEndOfAProcessComeOut) {

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/mutex.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/waiting.h"
@@ -129,12 +130,19 @@ TEST_F(SmallFileTest, AFileSystemThatDoesNotAnswerIsLeftBehind) {
   const std::string path = dir_.Write("a", "content");
   const auto gate = std::make_shared<Gate>();
   for (int i = 0; i < kMaxLeftBehind; ++i) {
-    EXPECT_FALSE(AskWithin(absl::Milliseconds(1), [gate] { gate->Wait(); }));
+    const absl::Status answered = AskWithin(absl::Milliseconds(1), [gate] { gate->Wait(); });
+    EXPECT_EQ(answered.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(answered.message(), "its file system does not answer within 1ms");
   }
   // Threads that never return would add up.
   const absl::Time begin = MonotonicNow();
-  EXPECT_FALSE(AskWithin(absl::Hours(1), [] {}));
-  ExpectError(path, absl::StatusCode::kDeadlineExceeded, "does not answer");
+  EXPECT_EQ(AskWithin(absl::Hours(1), [] {}).code(), absl::StatusCode::kResourceExhausted);
+  ExpectError(path, absl::StatusCode::kResourceExhausted,
+              "no file is asked for while 16 threads wait");
+  // The log's own file is asked for in the same way.
+  const absl::Status log = log::Configure({.file = Path("log")});
+  EXPECT_EQ(log.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(log.message()), HasSubstr("while 16 threads wait"));
   EXPECT_LT(MonotonicNow() - begin, kFileTimeout);
   gate->Open();
   EXPECT_TRUE(testing::WaitUntil([&] { return ReadSmallFile(path, 100).ok(); }));

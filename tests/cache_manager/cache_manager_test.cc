@@ -78,15 +78,38 @@ TEST_F(CacheManagerTest, AnAdoptedPageIsProvenByWhatReadsItLater) {
   Start(kA, stored);
   Start(kB, stored);
   Publish(kA, stored);
-  cache_->SetProven(kB, 2 * kP + 1);
   Publish(kB, stored);
   EXPECT_EQ(PageOf(kA, 0), PageOf(kB, 0));
+  cache_->SetProven(kB, 2 * kP + 1);
   EXPECT_EQ(Match(stored).proven_tokens, 0u);
   const RowStep step{kB, 2 * kP + 1, 1};
   cache_->PrepareStep(std::span(&step, 1));
   cache_->CompleteStep();
   cache_->SetProven(kB, 2 * kP + 2);
   EXPECT_EQ(Match(stored).proven_tokens, 2 * kP);
+}
+
+// What A has left in it could be NaN, and fail B, whose own page is sound.
+TEST_F(CacheManagerTest, AProvenPageIsNotGivenUpForAnUnprovenTwin) {
+  const Tokens stored = Count(3 * kP + 1);
+  const std::vector<PageKey> keys = KeysOf(options_, kRoot, stored);
+  Start(kA, stored);
+  Start(kB, stored);
+  Publish(kA, stored);
+  const BlockId own = PageOf(kB, 0);
+  cache_->SetProven(kB, 3 * kP + 1);
+  Publish(kB, stored);
+  EXPECT_EQ(PageOf(kB, 0), own);
+  EXPECT_EQ(cache_->proven_tokens(kB), 3 * kP + 1);
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  // Nor later: B publishes nothing more, A all that it has.
+  cache_->SetProven(kA, 3 * kP + 1);
+  Publish(kB, stored);
+  EXPECT_EQ(PageOf(kB, 0), own);
+  EXPECT_EQ(Match(stored).proven_tokens, 3 * kP);
+  cache_->Invalidate(kA, stored, keys, 0);
+  FreeKeepingTail(kB, stored);
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
 }
 
 // A row is admitted before what it finds is proven, and others prove it while the row runs.

@@ -164,13 +164,15 @@ class CacheModel {
     return true;
   }
 
+  // `is_proven`: of a page, before the call. The same of FreeKeepingTail.
+  template <typename Predicate>
   void Publish(std::uint32_t row, std::span<const std::int32_t> tokens,
-               std::span<const PageKey> keys, std::uint32_t computed) {
+               std::span<const PageKey> keys, std::uint32_t computed, Predicate is_proven) {
     Row& state = rows_[row];
     while (CanPublish(state) && (state.published + 1) * size_ <= computed) {
       const std::uint32_t column = state.published;
       const auto own = tokens.subspan(std::size_t{column} * size_, size_);
-      if (!PublishColumn(state, column, own, keys[column])) {
+      if (!PublishColumn(state, column, own, keys[column], is_proven)) {
         state.blocked = true;
         return;
       }
@@ -229,11 +231,13 @@ class CacheModel {
     rows_[row].pages.resize(groups_);
   }
 
+  template <typename Predicate>
   void FreeKeepingTail(std::uint32_t row, std::span<const std::int32_t> tokens,
-                       std::span<const PageKey> keys, std::uint32_t computed) {
+                       std::span<const PageKey> keys, std::uint32_t computed, Predicate is_proven) {
     Row& state = rows_[row];
     const std::uint32_t full = computed / size_;
-    Publish(row, tokens, keys, std::min(full, static_cast<std::uint32_t>(keys.size())) * size_);
+    Publish(row, tokens, keys, std::min(full, static_cast<std::uint32_t>(keys.size())) * size_,
+            is_proven);
     const std::uint32_t filled = computed % size_;
     if (CanPublish(state) && options_.partial_page_reuse && filled >= size_ / 8 &&
         state.published == full && HoldsColumn(state, full) && IsPrivate(state, full)) {
@@ -442,8 +446,9 @@ class CacheModel {
     });
   }
 
+  template <typename Predicate>
   bool PublishColumn(Row& row, std::uint32_t column, std::span<const std::int32_t> tokens,
-                     const PageKey& key) {
+                     const PageKey& key, Predicate is_proven) {
     if (!HoldsColumn(row, column)) return false;
     if (tree_.NodeOf(row.pages[0][column]) != 0) return true;
     const std::uint32_t parent = ParentOf(row, column);
@@ -451,6 +456,10 @@ class CacheModel {
     const std::uint32_t twin = tree_.FindChild(row.root, parent, key, tokens, &collision);
     if (collision) return false;
     if (twin != 0) {
+      for (std::size_t group = 0; group < groups_; ++group) {
+        const std::uint32_t page = tree_.at(twin).pages[group];
+        if (page != 0 && !is_proven(page) && is_proven(row.pages[group][column])) return false;
+      }
       Merge(row, column, twin);
       return true;
     }

@@ -95,7 +95,7 @@ class Storm {
   struct LaunchedStep {
     std::vector<RowStep> plan;
     std::vector<std::uint64_t> serials;
-    std::vector<std::uint32_t> named;  // pages that it reads, writes or copies into
+    std::vector<std::uint32_t> named;             // pages that it reads, writes or copies into
     std::vector<std::vector<std::size_t>> reads;  // by row: the cells that its logits read
   };
 
@@ -343,8 +343,10 @@ class Storm {
     const auto all_keys = KeysOf(options_, sequence.root, sequence.tokens);
     const auto before = model_.PagesOf(row);
     const std::uint64_t completed = model_.tree().num_completed();
+    const std::vector<bool> proven = ProvenPages();
     cache_->Publish(BatchRow{row}, sequence.tokens, &sequence.keys, sequence.computed);
-    model_.Publish(row, sequence.tokens, all_keys, sequence.computed);
+    model_.Publish(row, sequence.tokens, all_keys, sequence.computed,
+                   [&](std::uint32_t page) { return proven[page]; });
     coverage_.adopted += before != model_.PagesOf(row);
     coverage_.completed_nodes += model_.tree().num_completed() - completed;
     ASSERT_LE(sequence.keys.size(), all_keys.size());
@@ -371,8 +373,10 @@ class Storm {
     if (!sequence.live) return;
     const auto keys = KeysOf(options_, sequence.root, sequence.tokens);
     const std::size_t cached = model_.cached().size();
+    const std::vector<bool> proven = ProvenPages();
     cache_->FreeKeepingTail(BatchRow{row}, sequence.tokens, keys, sequence.computed);
-    model_.FreeKeepingTail(row, sequence.tokens, keys, sequence.computed);
+    model_.FreeKeepingTail(row, sequence.tokens, keys, sequence.computed,
+                           [&](std::uint32_t page) { return proven[page]; });
     coverage_.kept_tails += model_.cached().size() > cached;
     sequence = Sequence{};
   }
@@ -519,6 +523,11 @@ class Storm {
   std::size_t num_groups() const { return options_.groups.size(); }
   bool IsProven(std::uint32_t page) const {
     return CacheManagerPeer::state(*cache_).pool.is_proven(BlockId{page});
+  }
+  std::vector<bool> ProvenPages() const {
+    std::vector<bool> proven(options_.geometry.num_blocks);
+    for (std::uint32_t page = 1; page < proven.size(); ++page) proven[page] = IsProven(page);
+    return proven;
   }
   void Write(std::uint32_t page, std::uint32_t at, std::uint64_t value) {
     cell(page, at) = value;

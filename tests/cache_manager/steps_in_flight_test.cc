@@ -95,7 +95,6 @@ TEST_F(StepsInFlightTest, AnAdoptedPageIsNotProvenByAStepThatReadTheOwnOne) {
   Start(kB, tokens);
   Publish(kA, tokens);
   Launch(kB, kP + 3, 1);
-  cache_->SetProven(kB, kP + 3);
   Publish(kB, tokens);
   EXPECT_EQ(PageOf(kB, 0), PageOf(kA, 0));
   cache_->CompleteStep();

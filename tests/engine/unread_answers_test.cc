@@ -1,5 +1,7 @@
 // Answers that are finished and not read: they count in a limit, and end.
 
+#include "engine/output/unread_answers.h"
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -99,6 +101,36 @@ TEST_F(UnreadAnswersTest, TheyCountInTheLimitOfTheirTenant) {
   EXPECT_TRUE(ReadAll(*Finished("c", "y")).status.ok());
   ReadAll(*one);
   EXPECT_TRUE(ReadAll(*Finished("c", "x")).status.ok());
+}
+
+std::shared_ptr<AcceptedRequest> MakeAccepted(std::uint64_t arrival) {
+  return std::make_shared<AcceptedRequest>(MakeRequest(absl::StrCat("a", arrival), {1, 2, 3}, 5),
+                                           arrival, /*worker=*/0, std::make_shared<TokenStream>());
+}
+
+TEST(UnreadAnswersOnlyTest, ThePromptIsNotKept) {
+  UnreadAnswers answers;
+  auto request = MakeAccepted(1);
+  const std::weak_ptr<AcceptedRequest> whole = request;
+  answers.Add(*request, absl::UnixEpoch());
+  request.reset();
+  EXPECT_TRUE(whole.expired());
+  EXPECT_EQ(answers.CountsOf("").total, 1);
+}
+
+TEST(UnreadAnswersOnlyTest, OnePassEndsAFewOnly) {
+  UnreadAnswers answers;
+  constexpr int kMore = 3;
+  for (int i = 0; i < UnreadAnswers::kMaxLooks + kMore; ++i) {
+    const auto request = MakeAccepted(static_cast<std::uint64_t>(i));
+    answers.Add(*request, absl::UnixEpoch());
+    request->stream->Finish(absl::OkStatus(), {});
+  }
+  const absl::Time later = absl::UnixEpoch() + absl::Seconds(5);
+  EXPECT_EQ(answers.Expire(later, absl::Seconds(5)), UnreadAnswers::kMaxLooks);
+  EXPECT_LE(answers.NextExpiry(absl::Seconds(5)), later) << "the next pass is due at once";
+  EXPECT_EQ(answers.Expire(later, absl::Seconds(5)), kMore);
+  EXPECT_EQ(answers.CountsOf("").total, 0);
 }
 
 }  // namespace

@@ -219,6 +219,27 @@ TEST_F(PackedFileTest, AWriteThatFailsLeavesNothingBehind) {
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
 
+// A folder without the right to read it can be written and not opened, so not synchronised either.
+TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept) {
+  const auto model = Load("llama-mha-f32", Quantization::kInt8);
+  const PackedFileKey key{"f", "int8"};
+  const std::string path = PackedFilePath(packed_dir(), key);
+  const uid_t user = geteuid();
+  constexpr uid_t kNobody = 65534;
+  std::filesystem::permissions(
+      packed_dir(), std::filesystem::perms::owner_write | std::filesystem::perms::owner_exec);
+  if (user == 0) {  // who may read every folder
+    ASSERT_EQ(chown(packed_dir().c_str(), kNobody, static_cast<gid_t>(-1)), 0);
+    ASSERT_EQ(seteuid(kNobody), 0);
+  }
+  TakeLog();
+  const absl::Status status = WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
+  ASSERT_EQ(seteuid(user), 0);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(TakeLog(), HasSubstr("packed weights are kept, unless the machine crashes soon"));
+  EXPECT_TRUE(ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
+}
+
 TEST_F(PackedFileTest, OneOfSeveralWritersWrites) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
   const PackedFileKey key{"f", "int8"};

@@ -6,17 +6,34 @@
 namespace quire::server {
 namespace {
 
-TEST(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit low = {.rlim_cur = 64, .rlim_max = before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+class DescriptorLimitTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0); }
+  void TearDown() override { ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  void Lower(rlim_t soft) {
+    const rlimit low = {.rlim_cur = soft, .rlim_max = before_.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  }
+
+  rlimit before_ = {};
+};
+
+TEST_F(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
+  Lower(64);
   RaiseDescriptorLimit();
   rlimit after = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
-  EXPECT_EQ(after.rlim_cur, before.rlim_max);
-  EXPECT_EQ(after.rlim_max, before.rlim_max);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(after.rlim_cur, before_.rlim_max);
+  EXPECT_EQ(after.rlim_max, before_.rlim_max);
+}
+
+TEST_F(DescriptorLimitTest, AllListenersShareWhatThereIs) {
+  Lower(1024);
+  EXPECT_EQ(LimitGrpcConnections(100, /*num_listeners=*/1, /*http_connections=*/0), 100);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 1, 0), 256);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 0), 128);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 300), 78);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 1000), 16) << "a few at least";
 }
 
 }  // namespace

@@ -57,6 +57,18 @@ TEST_F(GenerationTest, AReaderThatLeavesLateEndsNobodyElse) {
   EXPECT_TRUE(next->Close().ok());
 }
 
+// As where a transport has no memory for what it needs beside it.
+TEST_F(GenerationTest, OneThatIsDroppedEndsItsRequest) {
+  ASSERT_NE(Start(480), nullptr);
+  ASSERT_TRUE(IsIdle());
+  const engine::EndCounts ends = served().engine->GetStats().early_ends;
+  std::int64_t cancelled = 0;
+  for (const auto& of_state : ends) {
+    cancelled += of_state[static_cast<std::size_t>(engine::CancelSource::kClient)];
+  }
+  EXPECT_EQ(cancelled, 1);
+}
+
 TEST_F(GenerationTest, AReaderThatLeavesEndsItsOwn) {
   const std::unique_ptr<Generation> live = Start(480);
   ASSERT_NE(live, nullptr);
