@@ -21,6 +21,7 @@
 #include "server/daemon.h"
 #include "server/descriptor_limit.h"
 #include "server/engine_stack.h"
+#include "server/resident_memory.h"
 #include "server/signals.h"
 
 namespace {
@@ -44,6 +45,7 @@ absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
 }
 
 int Run(Flags flags) {
+  quire::server::KeepHeapsSmall();
   if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
   flags.sources.environment = quire::server::ConfigEnvironment();
   flags.sources.profile_dirs = quire::server::InstalledProfileDirs();

@@ -10,7 +10,15 @@ namespace quire::server {
 namespace {
 
 constexpr absl::Duration kBetweenLooks = absl::Seconds(5);
-constexpr std::int64_t kWorthIt = 8 << 20;
+constexpr std::int64_t kWorthIt = 4 << 20;
+constexpr int kMaxHeapEnd = 512 << 10;
+
+// What is resident and not in use by its owners: program, stacks, mapped files, and free blocks
+// whose pages have not gone back. Blocks that are not written to yet make it less.
+std::int64_t UnusedBytes() {
+  const struct mallinfo2 heap = mallinfo2();
+  return ResidentBytes() - static_cast<std::int64_t>(heap.uordblks + heap.hblkhd);
+}
 
 }  // namespace
 
@@ -22,19 +30,19 @@ std::int64_t ResidentBytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
+void KeepHeapsSmall() {
+  mallopt(M_TRIM_THRESHOLD, kMaxHeapEnd);
+}
+
 void FreeMemory::Tick(absl::Time now) {
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
-  const std::int64_t resident = ResidentBytes();
-  const auto free = static_cast<std::int64_t>(mallinfo2().fordblks);
-  if (free > free_bytes_ + kWorthIt || (free > kWorthIt && resident > resident_bytes_ + kWorthIt)) {
-    malloc_trim(0);
-    free_bytes_ = free;
-    resident_bytes_ = ResidentBytes();
-  } else {
-    free_bytes_ = std::min(free_bytes_, free);
-    resident_bytes_ = std::min(resident_bytes_, resident);
+  if (const std::int64_t unused = UnusedBytes(); unused <= least_unused_bytes_ + kWorthIt) {
+    least_unused_bytes_ = std::min(least_unused_bytes_, unused);
+    return;
   }
+  malloc_trim(0);
+  least_unused_bytes_ = UnusedBytes();
 }
 
 }  // namespace quire::server

@@ -17,18 +17,20 @@ namespace quire::server {
 // 0 where /proc/self/statm cannot be read.
 std::int64_t ResidentBytes();
 
+// What is free at the end of a thread's heap goes back when it is more than half a MiB.
+// malloc_trim leaves these ends alone, and glibc by itself comes to keep 64 MiB of each once a
+// large block has been freed. REQUIRES: before other threads.
+void KeepHeapsSmall();
+
 class FreeMemory {
  public:
-  // Looks every few seconds: when much of the heap is free that was not after the last time, or
-  // much is resident that was not, the free pages go back. That takes this thread some
-  // milliseconds.
+  // Looks every few seconds: when much more is resident beside the blocks in use than after the
+  // last time, the free pages go back. That takes this thread some milliseconds.
   void Tick(absl::Time now);
 
  private:
   absl::Time next_look_ = absl::InfinitePast();
-  // The least since the last time; free bytes that do not fill a page cannot go back.
-  std::int64_t free_bytes_ = 0;
-  std::int64_t resident_bytes_ = 0;
+  std::int64_t least_unused_bytes_ = 0;  // since the last time
 };
 
 }  // namespace quire::server

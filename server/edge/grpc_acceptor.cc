@@ -40,6 +40,7 @@
 #include "server/edge/peer_address.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/wait_for_memory.h"
+#include "server/edge/watched_descriptors.h"
 
 namespace quire::server {
 namespace {
@@ -204,6 +205,7 @@ class GrpcAcceptor::Impl {
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
   net::io_context io_;
+  WatchedDescriptors watched_;                          // of connections, on both sides
   net::strand<net::io_context::executor_type> strand_;  // of acceptors and the timer
   const std::unique_ptr<TlsContext> tls_;               // null: plain text
   net::executor_work_guard<net::io_context::executor_type> work_;
@@ -218,6 +220,7 @@ GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
       nonce_(absl::StrCat("quire-", absl::Hex(std::random_device()()),
                           absl::Hex(std::random_device()()), "-")),
       io_(kThreads),
+      watched_(&io_),
       strand_(net::make_strand(io_)),
       tls_(options_.certificates == nullptr
                ? nullptr
@@ -424,6 +427,7 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
     num_turned_away_ += is_turned_away ? 1 : 0;
     if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
   }
+  watched_.Add();
   if (is_closing_) connection->Abort();  // it may have come too late for StopAccepting
   return connection;
 }
@@ -564,6 +568,7 @@ absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Impl::Connect(
   }
   options_.peers->Add(grpc_name, std::move(peer));
   hand_over_(theirs.release());
+  watched_.Add();
   return GuardedConnectionHost::ToGrpc{std::move(ours), std::move(grpc_name)};
 }
 
@@ -580,6 +585,8 @@ void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   MutexLock lock(&mutex_);
   const auto found = connections_.find(number);
   if (found == connections_.end()) return;  // there was no memory to add it
+  watched_.Remove();
+  if (!name.empty()) watched_.Remove();
   num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
   places_.Remove(number);
   connections_.erase(found);

@@ -3,8 +3,11 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
+#include <boost/asio/error.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/write.hpp>
+#include <exception>
+#include <optional>
 #include <utility>
 
 namespace quire::server {
@@ -42,24 +45,33 @@ class PlainTransport final : public Transport {
   StreamSocket socket_;
 };
 
+// The state of TLS takes more than 100 KiB, so it is made when the client's first bytes are there.
 class TlsTransport final : public Transport {
  public:
   TlsTransport(StreamSocket socket, std::shared_ptr<net::ssl::context> context)
-      : context_(std::move(context)), stream_(std::move(socket), *context_) {}
+      : context_(std::move(context)), socket_(std::move(socket)) {}
 
-  net::any_io_executor executor() override { return stream_.next_layer().get_executor(); }
+  net::any_io_executor executor() override { return socket().get_executor(); }
   void Handshake(std::function<void(Error)> done) override {
-    stream_.async_handshake(net::ssl::stream_base::server, std::move(done));
+    socket_.async_wait(StreamSocket::wait_read, [this, done = std::move(done)](Error error) {
+      if (error) return done(error);
+      try {
+        stream_.emplace(std::move(socket_), *context_);
+      } catch (const std::exception&) {  // of Asio and OpenSSL, without memory
+        return done(net::error::no_memory);
+      }
+      stream_->async_handshake(net::ssl::stream_base::server, done);
+    });
   }
   void ReadSome(net::mutable_buffer buffer, Done done) override {
-    stream_.async_read_some(buffer, std::move(done));
+    stream_->async_read_some(buffer, std::move(done));
   }
   void Write(net::const_buffer buffer, Done done) override {
-    net::async_write(stream_, buffer, std::move(done));
+    net::async_write(*stream_, buffer, std::move(done));
   }
 
   std::string CertificateName() override {
-    SSL* const ssl = stream_.native_handle();
+    SSL* const ssl = stream_->native_handle();
     const std::unique_ptr<X509, decltype(&X509_free)> certificate(SSL_get1_peer_certificate(ssl),
                                                                   &X509_free);
     if (certificate == nullptr || SSL_get_verify_result(ssl) != X509_V_OK) return "";
@@ -77,12 +89,15 @@ class TlsTransport final : public Transport {
 
   // Without close_notify, which would have to wait for a read that is under way; the framing of
   // HTTP says where an answer ends.
-  void ShutdownSend() override { ShutdownSocket(stream_.next_layer()); }
-  void Close() override { CloseSocket(stream_.next_layer()); }
+  void ShutdownSend() override { ShutdownSocket(socket()); }
+  void Close() override { CloseSocket(socket()); }
 
  private:
+  StreamSocket& socket() { return stream_ ? stream_->next_layer() : socket_; }
+
   const std::shared_ptr<net::ssl::context> context_;
-  net::ssl::stream<StreamSocket> stream_;
+  StreamSocket socket_;  // until there is a stream
+  std::optional<net::ssl::stream<StreamSocket>> stream_;
 };
 
 }  // namespace

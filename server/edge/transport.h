@@ -3,7 +3,8 @@
 // The bytes of one connection, plain or through TLS.
 //
 // Place:      below HttpSession and GuardedConnection, which know no sockets.
-// Invariants: at most one ReadSome and one Write under way. After Close both end with an error.
+// Invariants: nothing is read or written before Handshake has succeeded, then at most one ReadSome
+//             and one Write are under way. After Close all end with an error.
 // Threads:    the sequence of the connection, on which callbacks run too.
 // Lifetime:   the owner keeps it until the last callback has run.
 

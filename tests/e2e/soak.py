@@ -13,8 +13,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -27,9 +25,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "testing")]
 
 import grpc  # noqa: E402
 from attack_tools import http_get  # noqa: E402
+from attacks import connect, reset, send_quietly  # noqa: E402
 from daemon import Daemon, reason_of  # noqa: E402
 from generated_api import make_api  # noqa: E402
-from test_attacks import PREFACE, connect, mutations, random_frames, send_quietly  # noqa: E402
+from http2_client import PREFACE  # noqa: E402
+from test_attacks import mutations, random_frames  # noqa: E402
 from waiting import comes_true, pace  # noqa: E402
 
 # What a daemon that loses nothing stays within. Slopes are those of the samples behind the first third of the time,
@@ -78,12 +78,6 @@ def generate_request(api, prompt, seed, tokens=40):
 
 def ids_of(stream):
     return [token for message in stream for token in message.delta.token_ids]
-
-
-def reset(connection):
-    """Closes with RST, as a machine that has crashed or a firewall does."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
 
 
 class Soak:

@@ -4,59 +4,17 @@ import json
 import os
 import random
 import re
-import socket
 import threading
 import time
 
 import grpc
 import pytest
 from attack_tools import Neighbour, failure, generate, http_get, request_of
+from attacks import CHUNKED_HEAD, GRPC_HEADERS, connect, is_closed, literal, send_quietly, send_resets
 from daemon import Daemon
 from http2_client import (CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, PRIORITY,
                           PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame)
 from waiting import pace, wait_until
-
-def literal(name, value):
-    """A header that no table remembers (RFC 7541, 6.2.2); lengths below 127."""
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-GRPC_HEADERS = b"".join(
-    literal(name, value)
-    for name, value in (
-        (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/quire.v1.GenerationService/Generate"),
-        (b":authority", b"localhost"), (b"content-type", b"application/grpc"), (b"te", b"trailers"),
-    )
-)
-
-
-def connect(address, timeout=10):
-    host, port = address.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=timeout)
-
-
-def send_quietly(connection, data):
-    """False once the server has closed."""
-    try:
-        connection.sendall(data)
-        return True
-    except OSError:
-        return False
-
-
-def is_closed(connection, timeout):
-    """Whether the server closes the connection in time; what it says before is read."""
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
-        connection.settimeout(left)
-        try:
-            if not connection.recv(65536):
-                return True
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
-    return False
 
 
 @pytest.fixture(scope="module")
@@ -292,13 +250,8 @@ def test_connections_that_say_nothing_are_closed(api, daemon, neighbour):
 
 def test_resets_and_pings_in_a_row_disturb_nobody(api, daemon, neighbour):
     with connect(daemon.grpc_address) as connection:
-        alive = send_quietly(connection, PREFACE + frame(SETTINGS))
-        assert alive
-        for stream in range(1, 10001, 2):
-            alive = alive and send_quietly(
-                connection,
-                frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS) + frame(RST_STREAM, 0, stream, b"\x00\x00\x00\x08"),
-            )
+        assert send_quietly(connection, PREFACE + frame(SETTINGS))
+        send_resets(connection, 5000)
     with connect(daemon.grpc_address) as connection:
         connection.sendall(PREFACE + frame(SETTINGS))
         for _ in range(1000):
@@ -362,7 +315,7 @@ def test_bodies_that_do_not_come_keep_nobody_out(daemon, neighbour, which):
     try:
         for i in range(300):
             held.append(connect(address))
-            send_quietly(held[-1], b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            send_quietly(held[-1], CHUNKED_HEAD)
             if i % 50 == 49:
                 start = time.monotonic()
                 assert http_get(address, probe)[0] == 200, i

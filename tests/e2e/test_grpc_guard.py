@@ -4,30 +4,24 @@ The guard before gRPC (server/edge/frame_guard.h) ends the connection that attac
 """
 
 import contextlib
-import gzip
 import pathlib
 import socket
 import struct
-import threading
 import time
 
 import grpc
 import pytest
 from attack_tools import Neighbour, failure, generate, http_get
+from attacks import (GRPC_HEADERS, begin, begin_messages, compressed_call, connect, is_closed, send_endless_headers,
+                     send_large_headers, send_references, send_resets, send_streams)
 from daemon import Daemon
-from http2_client import (CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, Http2Client,
-                          frame)
+from http2_client import GOAWAY, Http2Client, frame
+from process_figures import MIB, peak_memory, resident
 from stopped_threads import stopped_threads
-from test_attacks import GRPC_HEADERS, connect, is_closed, literal, send_quietly, streams
+from test_attacks import streams
 from waiting import wait_until
 
 ENHANCE_YOUR_CALM = 11
-MIB = 1 << 20
-
-
-def resident(daemon):
-    with open(f"/proc/{daemon.process.pid}/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
 
 
 def closed_connections(daemon, cause):
@@ -61,22 +55,6 @@ def goaway_of(connection, timeout=20):
     return None
 
 
-def begin(daemon):
-    """A connection of a client that never acknowledges the server's settings."""
-    connection = connect(daemon.grpc_address)
-    connection.sendall(PREFACE + frame(SETTINGS))
-    return connection
-
-
-def message(size, sent):
-    """A message of gRPC of which `sent` bytes are there."""
-    return b"\x00" + struct.pack(">I", size) + b"x" * sent
-
-
-def data_frames(stream, payload):
-    return b"".join(frame(DATA, 0, stream, payload[i:i + 16384]) for i in range(0, len(payload), 16384))
-
-
 @pytest.fixture
 def neighbour(api, daemon):
     with daemon.channel() as channel:
@@ -88,86 +66,58 @@ def neighbour(api, daemon):
 @pytest.fixture
 def bounded(daemon):
     """What an attack makes the daemon hold is bounded, and given back."""
-    before, highest, stop = resident(daemon), 0, threading.Event()
-
-    def watch():
-        nonlocal highest
-        while not stop.wait(0.02):
-            highest = max(highest, resident(daemon))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    yield
-    stop.set()
-    watcher.join()
-    assert highest < before + 300 * MIB, (before, highest)
-    wait_until(lambda: resident(daemon) < 1.1 * before + 16 * MIB, f"memory is as before: {before}", 30)
+    pid = daemon.process.pid
+    before = resident(pid)
+    with peak_memory(pid) as peak:
+        yield
+    assert peak.bytes < before + 300 * MIB, (before, peak.bytes)
+    wait_until(lambda: resident(pid) < 1.1 * before + 16 * MIB, f"memory is as before: {before}", 30)
 
 
 def test_streams_are_bounded_before_settings_are_acknowledged(daemon, neighbour, bounded):
-    with begin(daemon) as connection:
-        for stream in range(1, 4001, 2):
-            if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS)):
-                break
+    with begin(daemon.grpc_address) as connection:
+        send_streams(connection)
         code, text = goaway_of(connection)
         assert code == ENHANCE_YOUR_CALM
         assert "1025 streams at once, server.grpc.max_concurrent_streams is 1024" in text
 
 
 def test_a_flood_of_headers_ends(daemon, neighbour, bounded):
-    flood = b"".join(literal(b"x-%d" % i, b"y" * 100) for i in range(60))
     before = closed_connections(daemon, "frames")
     end = time.monotonic() + 3
     while time.monotonic() < end:
-        with begin(daemon) as connection:
-            for stream in range(1, 4001, 2):
-                if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS + flood)):
-                    break
+        with begin(daemon.grpc_address) as connection:
+            send_large_headers(connection)
     assert closed_connections(daemon, "frames") > before
 
 
 def test_references_to_one_large_header_end(daemon, neighbour, bounded):
-    """One entry of 4000 bytes in the table of HPACK, and thousands of single bytes that name it."""
-    # RFC 7541, 6.2.1: a new name; 6.1: the newest entry of the dynamic table is number 62.
-    entry = b"\x40" + b"\x01x" + b"\x7f" + bytes([(4000 - 127) % 128 | 0x80, (4000 - 127) // 128]) + b"y" * 4000
-    with begin(daemon) as connection:
-        connection.sendall(frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS + entry))
-        for stream in range(3, 20001, 2):
-            block = GRPC_HEADERS + b"\xbe" * 16000
-            if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, block)):
-                break
+    with begin(daemon.grpc_address) as connection:
+        send_references(connection)
         assert is_closed(connection, 20)
 
 
 def test_header_blocks_without_end_are_refused(daemon, neighbour, bounded):
-    with begin(daemon) as connection:
-        connection.sendall(frame(HEADERS, 0, 1, GRPC_HEADERS))
-        for _ in range(1000):
-            if not send_quietly(connection, frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 100) * 100)):
-                break
+    with begin(daemon.grpc_address) as connection:
+        send_endless_headers(connection)
         code, text = goaway_of(connection)
         assert code == ENHANCE_YOUR_CALM and "the headers of a call have" in text
 
 
 def test_rapid_resets_end_the_connection(daemon, neighbour, bounded):
-    with begin(daemon) as connection:
-        for stream in range(1, 20001, 2):
-            reset = frame(RST_STREAM, 0, stream, b"\x00\x00\x00\x08")
-            if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS) + reset):
-                break
+    with begin(daemon.grpc_address) as connection:
+        send_resets(connection)
         code, text = goaway_of(connection)
         assert code == ENHANCE_YOUR_CALM and "resets of streams in a second" in text
 
 
 def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, neighbour, bounded):
-    bomb = gzip.compress(bytes(64 * MIB))
     with daemon.channel() as channel:
         call = channel.stream_unary("/quire.v1.GenerationService/Tokenize", lambda data: data, lambda data: data)
         for _ in range(8):
             error = failure(lambda: call(iter([b"x"]), compression=grpc.Compression.Gzip, timeout=20))
             assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
-    headers = GRPC_HEADERS + literal(b"grpc-encoding", b"gzip")
-    payload = b"\x01" + struct.pack(">I", len(bomb)) + bomb
+    headers, payload = compressed_call()
     with Http2Client(daemon.grpc_address) as client:
         for stream in range(1, 65, 2):
             assert client.open(stream, headers)
@@ -177,22 +127,9 @@ def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, n
         assert client.goaway is None, "calls were refused, not the connection"
 
 
-def fill(client, num_streams, size):
-    """Sends messages of 16 MiB but for their last bytes, on streams side by side; ends when the server does."""
-    def send(stream):
-        client.send_data(stream, message(16 * MIB - 1024, size))
-
-    senders = []
-    for stream in range(1, 2 * num_streams, 2):
-        if client.open(stream, GRPC_HEADERS):
-            senders.append(threading.Thread(target=send, args=(stream,)))
-            senders[-1].start()
-    return senders
-
-
 def test_unfinished_messages_of_a_connection_are_bounded(daemon, neighbour, bounded):
     with Http2Client(daemon.grpc_address) as client:
-        senders = fill(client, 16, 15 * MIB)
+        senders = begin_messages(client, 16, 15 * MIB)
         assert client.wait_closed(60)
         for sender in senders:
             sender.join()
@@ -203,12 +140,12 @@ def test_unfinished_messages_of_a_connection_are_bounded(daemon, neighbour, boun
 def test_unfinished_messages_of_all_connections_are_bounded(api, tmp_path):
     with Daemon(tmp_path, settings=["server.grpc.memory_bytes=64MiB"]) as daemon:
         daemon.wait_serving()
-        before = resident(daemon)
+        before = resident(daemon.process.pid)
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(Http2Client(daemon.grpc_address)) for _ in range(4)]
-            senders = [sender for client in clients for sender in fill(client, 4, 7 * MIB)]
+            senders = [sender for client in clients for sender in begin_messages(client, 4, 7 * MIB)]
             wait_until(lambda: closed_connections(daemon, "memory") > 0, "the largest is ended", 60)
-            assert resident(daemon) < before + 300 * MIB
+            assert resident(daemon.process.pid) < before + 300 * MIB
             with daemon.channel() as channel:
                 assert generate(api, channel)
             for client in clients:
@@ -297,7 +234,7 @@ def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path):
 
 
 def test_a_client_that_says_goodbye_is_closed(daemon):
-    with begin(daemon) as connection:
+    with begin(daemon.grpc_address) as connection:
         connection.sendall(frame(GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
         connection.shutdown(socket.SHUT_WR)
         assert is_closed(connection, 20)

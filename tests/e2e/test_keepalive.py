@@ -2,10 +2,10 @@
 
 import grpc
 import pytest
-from attack_tools import generate
+from attack_tools import generate, request_of
+from attacks import GRPC_HEADERS, connect, is_closed
 from daemon import Daemon
-from test_attacks import (DATA, END_HEADERS, GRPC_HEADERS, HEADERS, PING, PREFACE, SETTINGS, connect, frame, is_closed,
-                          request_of)
+from http2_client import DATA, END_HEADERS, HEADERS, PING, PREFACE, SETTINGS, frame
 
 ACK = 1
 

@@ -4,19 +4,8 @@ import contextlib
 
 import pytest
 from attack_tools import generate
-from test_attacks import (
-    CONTINUATION,
-    END_HEADERS,
-    GRPC_HEADERS,
-    HEADERS,
-    PREFACE,
-    SETTINGS,
-    connect,
-    frame,
-    is_closed,
-    literal,
-    send_quietly,
-)
+from attacks import GRPC_HEADERS, connect, is_closed, literal, send_quietly
+from http2_client import CONTINUATION, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 
 MAX_FRAME = 16384  # bytes of a payload, before a peer has allowed more
 

@@ -1,0 +1,43 @@
+#include "server/edge/watched_descriptors.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <exception>
+#include <vector>
+
+namespace quire::server {
+
+void WatchedDescriptors::Add() {
+  MutexLock lock(&mutex_);
+  ++count_;
+  if (count_ + kRow / 2 <= num_blocks_) return;
+  num_blocks_ = std::max(num_blocks_, count_ + MakeRow());
+}
+
+void WatchedDescriptors::Remove() {
+  MutexLock lock(&mutex_);
+  --count_;
+}
+
+// How many descriptors were watched beside those that are counted. They all are one that never
+// becomes ready.
+std::size_t WatchedDescriptors::MakeRow() {
+  using Descriptor = boost::asio::posix::stream_descriptor;
+  std::vector<Descriptor> row;
+  try {
+    row.reserve(kRow);
+    Descriptor first(*io_, eventfd(0, EFD_CLOEXEC));  // throws when there is none
+    while (row.size() < kRow) {
+      const int copy = fcntl(first.native_handle(), F_DUPFD_CLOEXEC, 0);
+      if (copy < 0) break;
+      row.emplace_back(*io_, copy);
+    }
+  } catch (const std::exception&) {  // the next one may find memory and descriptors
+  }
+  return row.size();
+}
+
+}  // namespace quire::server
