@@ -299,6 +299,7 @@ def test_resets_and_pings_in_a_row_disturb_nobody(api, daemon, neighbour):
                 connection,
                 frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS) + frame(RST_STREAM, 0, stream, b"\x00\x00\x00\x08"),
             )
+        assert is_closed(connection, 10)
     with connect(daemon.grpc_address) as connection:
         connection.sendall(PREFACE + frame(SETTINGS))
         for _ in range(1000):
