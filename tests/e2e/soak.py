@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "testing")]
 
 import grpc  # noqa: E402
 from attack_tools import http_get  # noqa: E402
-from daemon import Daemon, reason_of  # noqa: E402
+from daemon import Daemon, process_status, reason_of, resident_bytes  # noqa: E402
 from generated_api import make_api  # noqa: E402
 from test_attacks import PREFACE, connect, mutations, random_frames, send_quietly  # noqa: E402
 from waiting import comes_true, pace  # noqa: E402
@@ -270,9 +270,8 @@ def reload_now_and_then(soak, seed):
 
 def measure(pid):
     """(resident MiB, descriptors, threads) of the process."""
-    fields = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
-    resident = int(fields["VmRSS"].split()[0]) / 1024
-    return resident, len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"])
+    resident = resident_bytes(pid) / (1 << 20)
+    return resident, len(os.listdir(f"/proc/{pid}/fd")), int(process_status(pid)["Threads"])
 
 
 def settled(soak):

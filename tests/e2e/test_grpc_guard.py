@@ -14,7 +14,7 @@ import time
 import grpc
 import pytest
 from attack_tools import Neighbour, failure, generate, http_get
-from daemon import Daemon
+from daemon import Daemon, resident_bytes
 from http2_client import (CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, Http2Client,
                           frame)
 from stopped_threads import stopped_threads
@@ -23,11 +23,6 @@ from waiting import wait_until
 
 ENHANCE_YOUR_CALM = 11
 MIB = 1 << 20
-
-
-def resident(daemon):
-    with open(f"/proc/{daemon.process.pid}/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
 
 
 def closed_connections(daemon, cause):
@@ -88,12 +83,12 @@ def neighbour(api, daemon):
 @pytest.fixture
 def bounded(daemon):
     """What an attack makes the daemon hold is bounded, and given back."""
-    before, highest, stop = resident(daemon), 0, threading.Event()
+    before, highest, stop = resident_bytes(daemon.process.pid), 0, threading.Event()
 
     def watch():
         nonlocal highest
         while not stop.wait(0.02):
-            highest = max(highest, resident(daemon))
+            highest = max(highest, resident_bytes(daemon.process.pid))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -101,7 +96,7 @@ def bounded(daemon):
     stop.set()
     watcher.join()
     assert highest < before + 300 * MIB, (before, highest)
-    wait_until(lambda: resident(daemon) < 1.1 * before + 16 * MIB, f"memory is as before: {before}", 30)
+    wait_until(lambda: resident_bytes(daemon.process.pid) < 1.1 * before + 16 * MIB, f"memory is as before: {before}", 30)
 
 
 def test_streams_are_bounded_before_settings_are_acknowledged(daemon, neighbour, bounded):
@@ -203,12 +198,12 @@ def test_unfinished_messages_of_a_connection_are_bounded(daemon, neighbour, boun
 def test_unfinished_messages_of_all_connections_are_bounded(api, tmp_path):
     with Daemon(tmp_path, settings=["server.grpc.memory_bytes=64MiB"]) as daemon:
         daemon.wait_serving()
-        before = resident(daemon)
+        before = resident_bytes(daemon.process.pid)
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(Http2Client(daemon.grpc_address)) for _ in range(4)]
             senders = [sender for client in clients for sender in fill(client, 4, 7 * MIB)]
             wait_until(lambda: closed_connections(daemon, "memory") > 0, "the largest is ended", 60)
-            assert resident(daemon) < before + 300 * MIB
+            assert resident_bytes(daemon.process.pid) < before + 300 * MIB
             with daemon.channel() as channel:
                 assert generate(api, channel)
             for client in clients:
