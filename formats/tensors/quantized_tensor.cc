@@ -177,9 +177,10 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
   if (DTypeSize(scales.dtype) <= 1) {
     // Exponents: the least and the largest are as good as all. There are many of them.
     const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
-    const bool all_good = is_good(Scale(least - scales.bytes.begin())) &
-                          is_good(Scale(largest - scales.bytes.begin()));
-    if (all_good) return traits;
+    // Both are asked, for the traits.
+    const bool is_least_good = is_good(Scale(least - scales.bytes.begin()));
+    const bool is_largest_good = is_good(Scale(largest - scales.bytes.begin()));
+    if (is_least_good && is_largest_good) return traits;
   }
   for (std::int64_t i = 0; i < elements; ++i) {
     const float scale = Scale(i);

@@ -11,7 +11,7 @@
 // Invariants: one access log line per request, refused ones included.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
 // Lifetime:   the state's model outlives it. One that goes before Close, as where a transport finds
-//             no memory for it, cancels its request: nobody would read it.
+//             no memory for it, cancels its request, which has no reader then.
 
 #include <functional>
 #include <memory>

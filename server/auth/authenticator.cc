@@ -60,7 +60,8 @@ Digest Hash(absl::string_view token) {
 // A name that fits a log line and a label: 1 to 64 bytes, none of them a control character.
 bool IsTenantName(absl::string_view name) {
   return !name.empty() && name.size() <= kMaxTenantBytes &&
-         std::none_of(name.begin(), name.end(), [](char c) { return absl::ascii_iscntrl(c); });
+         std::none_of(name.begin(), name.end(),
+                      [](unsigned char c) { return absl::ascii_iscntrl(c); });
 }
 
 absl::Status Missing(absl::string_view text) {
@@ -99,9 +100,9 @@ absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
         absl::StrCat("the line has ", words.size(), " words, not \"sha256-hex tenant scopes\""));
   }
   TokenLine token;
-  const bool is_hex =
-      words[0].size() == 2 * token.digest.size() &&
-      std::all_of(words[0].begin(), words[0].end(), [](char c) { return absl::ascii_isxdigit(c); });
+  const bool is_hex = words[0].size() == 2 * token.digest.size() &&
+                      std::all_of(words[0].begin(), words[0].end(),
+                                  [](unsigned char c) { return absl::ascii_isxdigit(c); });
   // What stands there may be the token itself, so it is not shown.
   if (!is_hex) {
     return absl::InvalidArgumentError(absl::StrCat("the first word is not a SHA-256 in ",

@@ -11,7 +11,6 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/local/connect_pair.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
@@ -38,6 +37,7 @@
 #include "base/thread_name.h"
 #include "server/config/validator.h"
 #include "server/edge/peer_address.h"
+#include "server/edge/tcp_listening.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/wait_for_memory.h"
 #include "server/edge/watched_descriptors.h"
@@ -88,14 +88,6 @@ absl::Status PrepareUnixSocket(const std::string& address, const std::string& pa
         absl::StrCat("address ", address, ": the old socket cannot be removed: ", strerror(errno)));
   }
   return absl::OkStatus();
-}
-
-absl::Status BindError(const std::string& address, const Error& error) {
-  if (error == net::error::address_in_use) {
-    return absl::AlreadyExistsError(absl::StrCat("address ", address, " is in use"));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("address ", address, " cannot be bound: ", error.message()));
 }
 
 std::string AddressOf(const tcp::endpoint& endpoint) {
@@ -158,7 +150,7 @@ class GrpcAcceptor::Impl {
   };
 
   absl::Status BindUnix(const std::string& text, const std::string& path);
-  absl::Status BindTcp(const std::string& text, const ListenAddress& address);
+  absl::Status BindTcp(const std::string& text);
   template <typename Protocol>
   void Accept(Listening<Protocol>* listening);
   bool IsOwn(const std::string& address);
@@ -248,7 +240,7 @@ absl::Status GrpcAcceptor::Impl::Bind() {
       return absl::InvalidArgumentError(
           absl::StrCat("address ", text, " is not host:port or unix:PATH"));
     }
-    QUIRE_RETURN_IF_ERROR(address.is_unix ? BindUnix(text, address.path) : BindTcp(text, address));
+    QUIRE_RETURN_IF_ERROR(address.is_unix ? BindUnix(text, address.path) : BindTcp(text));
   }
   return absl::OkStatus();
 }
@@ -277,42 +269,12 @@ absl::Status GrpcAcceptor::Impl::BindUnix(const std::string& text, const std::st
   return absl::OkStatus();
 }
 
-// A name can stand for several addresses, as localhost does for 127.0.0.1 and ::1: all of them get
-// the same port. One of a protocol that this machine has not is passed over.
-absl::Status GrpcAcceptor::Impl::BindTcp(const std::string& text, const ListenAddress& address) {
-  Error error;
-  tcp::resolver resolver(io_);
-  const auto found =
-      resolver.resolve(address.host == "*" ? "" : address.host, absl::StrCat(address.port),
-                       tcp::resolver::passive | tcp::resolver::numeric_service, error);
-  if (error) return BindError(text, error);
-  int port = address.port;
-  int num_bound = 0;
-  for (const auto& entry : found) {
-    tcp::endpoint endpoint = entry.endpoint();
-    endpoint.port(static_cast<std::uint16_t>(port));
-    tcp::acceptor acceptor(strand_);
-    acceptor.open(endpoint.protocol(), error);
-    if (error == net::error::address_family_not_supported) continue;
-    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error && endpoint.protocol() == tcp::v6()) {
-      acceptor.set_option(net::ip::v6_only(found.size() > 1), error);
-    }
-    const int on = 1;
-    if (!error && options_.reuse_port &&
-        setsockopt(acceptor.native_handle(), SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) != 0) {
-      error = Error(errno, boost::system::system_category());
-    }
-    if (!error) acceptor.bind(endpoint, error);
-    if (error && error.value() == EADDRNOTAVAIL) continue;
-    if (!error) acceptor.listen(tcp::acceptor::max_listen_connections, error);
-    if (error) return BindError(text, error);
-    port = acceptor.local_endpoint().port();
-    ++num_bound;
+absl::Status GrpcAcceptor::Impl::BindTcp(const std::string& text) {
+  QUIRE_ASSIGN_OR_RETURN(TcpListening listening, ListenOnTcp(text, options_.reuse_port, strand_));
+  for (tcp::acceptor& acceptor : listening.acceptors) {
     tcp_.push_back({std::move(acceptor), net::steady_timer(strand_)});
   }
-  if (num_bound == 0) return BindError(text, error);
-  addresses_.push_back(absl::StrCat(text.substr(0, text.rfind(':') + 1), port));
+  addresses_.push_back(std::move(listening.address));
   return absl::OkStatus();
 }
 

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <list>
 #include <new>
 #include <thread>
 #include <utility>
@@ -24,8 +25,8 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "base/thread_name.h"
-#include "server/config/validator.h"
 #include "server/edge/peer_address.h"
+#include "server/edge/tcp_listening.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/transport.h"
 #include "server/edge/wait_for_memory.h"
@@ -48,31 +49,6 @@ constexpr std::chrono::milliseconds kAcceptPause{20};
 // Connections that are closed in one go then.
 constexpr int kMaxClosedAtOnce = 16;
 constexpr absl::Duration kWarningInterval = absl::Seconds(10);
-
-absl::StatusOr<tcp::endpoint> Resolve(net::io_context& io, const std::string& text) {
-  ListenAddress address;
-  if (!ParseListenAddress(text, &address) || address.is_unix) {
-    return absl::InvalidArgumentError(absl::StrCat("address ", text, " is not host:port"));
-  }
-  const std::string host = address.host == "*" ? "0.0.0.0" : address.host;
-  tcp::resolver resolver(io);
-  Error error;
-  const auto found =
-      resolver.resolve(host, absl::StrCat(address.port),
-                       tcp::resolver::passive | tcp::resolver::numeric_service, error);
-  if (error || found.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address ", text, " cannot be resolved: ", error.message()));
-  }
-  return found.begin()->endpoint();
-}
-
-absl::Status BindError(const std::string& address, const Error& error) {
-  const std::string text =
-      absl::StrCat("address ", address, " cannot be listened on: ", error.message());
-  return error == net::error::address_in_use ? absl::AlreadyExistsError(text)
-                                             : absl::InvalidArgumentError(text);
-}
 
 // A descriptor for the time when there is no other: given back, it allows to accept a connection,
 // so that the connection can be closed and its client learns at once. None where another thread was
@@ -97,9 +73,8 @@ class HttpServer::Impl final : public HttpSessionHost {
         table_(static_cast<std::size_t>(options_.max_connections),
                options_.max_connections_per_address),
         work_(net::make_work_guard(io_)),
-        acceptor_(net::make_strand(io_)),
-        pause_(acceptor_.get_executor()),
-        self_call_(acceptor_.get_executor()) {}
+        strand_(net::make_strand(io_)),
+        self_call_(strand_) {}
 
   absl::Status Listen();
   void Run();
@@ -116,13 +91,18 @@ class HttpServer::Impl final : public HttpSessionHost {
   void Left(const HttpSession* session) override { table_.Remove(session); }
 
  private:
+  struct Listening {
+    tcp::acceptor acceptor;
+    net::steady_timer pause;
+  };
+
   void Serve();
-  void WaitForConnection();
-  void OnConnection();
-  Error AcceptOne();
-  void OnFailure(const Error& error);
+  void WaitForConnection(Listening* listening);
+  void OnConnection(Listening* listening);
+  Error AcceptOne(tcp::acceptor& acceptor);
+  void OnFailure(const Error& error, tcp::acceptor& acceptor);
   void OnAccept(tcp::socket socket);
-  void CloseUnheard();
+  void CloseUnheard(tcp::acceptor& acceptor);
 
   const HttpServerOptions options_;
   const HttpHandler handler_;
@@ -133,11 +113,11 @@ class HttpServer::Impl final : public HttpSessionHost {
   const std::unique_ptr<TlsContext> tls_;  // null: plain text
   ConnectionTable table_;
   net::executor_work_guard<net::io_context::executor_type> work_;
-  tcp::acceptor acceptor_;
-  net::steady_timer pause_;
+  net::strand<net::io_context::executor_type> strand_;  // of acceptors
+  std::list<Listening> listening_;
   std::vector<std::thread> threads_;
 
-  // Of the acceptor's sequence.
+  // Of that sequence.
   SelfCall self_call_;
   FileDescriptor spare_ = OpenSpare();
   std::int64_t failures_ = 0;  // since the last warning
@@ -145,25 +125,24 @@ class HttpServer::Impl final : public HttpSessionHost {
 };
 
 absl::Status HttpServer::Impl::Listen() {
-  QUIRE_ASSIGN_OR_RETURN(const tcp::endpoint endpoint, Resolve(io_, options_.address));
-  Error error;
-  acceptor_.open(endpoint.protocol(), error);
-  if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) acceptor_.bind(endpoint, error);
-  if (!error) acceptor_.listen(tcp::acceptor::max_listen_connections, error);
-  if (!error) acceptor_.non_blocking(true, error);
-  // Else accepting would wait for the next connection where one was aborted.
-  if (!error) acceptor_.set_option(tcp::acceptor::enable_connection_aborted(true), error);
-  if (error) return BindError(options_.address, error);
-  const tcp::endpoint bound = acceptor_.local_endpoint(error);
-  if (error) return BindError(options_.address, error);
-  const std::size_t colon = options_.address.rfind(':');
-  address_ = absl::StrCat(options_.address.substr(0, colon + 1), bound.port());
+  QUIRE_ASSIGN_OR_RETURN(TcpListening listening,
+                         ListenOnTcp(options_.address, /*reuse_port=*/false, strand_));
+  for (tcp::acceptor& acceptor : listening.acceptors) {
+    Error error;
+    acceptor.non_blocking(true, error);
+    // Else accepting would wait for the next connection where one was aborted.
+    if (!error) acceptor.set_option(tcp::acceptor::enable_connection_aborted(true), error);
+    if (error) return BindError(options_.address, error);
+    listening_.push_back({std::move(acceptor), net::steady_timer(strand_)});
+  }
+  address_ = std::move(listening.address);
   return absl::OkStatus();
 }
 
 void HttpServer::Impl::Run() {
-  net::post(acceptor_.get_executor(), [this] { WaitForConnection(); });
+  net::post(strand_, [this] {
+    for (Listening& listening : listening_) WaitForConnection(&listening);
+  });
   for (int i = 0; i < options_.num_threads; ++i) {
     threads_.emplace_back([this] { Serve(); });
   }
@@ -184,37 +163,37 @@ void HttpServer::Impl::Serve() {
 
 // Waits and accepts apart, so that a connection that fails in between, for want of memory or a
 // descriptor, does not end the accepting.
-void HttpServer::Impl::WaitForConnection() {
-  WaitForMemory([this] {
-    acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error) {
-      if (!closing()) OnConnection();
+void HttpServer::Impl::WaitForConnection(Listening* listening) {
+  WaitForMemory([this, listening] {
+    listening->acceptor.async_wait(tcp::acceptor::wait_read, [this, listening](Error) {
+      if (!closing()) OnConnection(listening);
     });
   });
 }
 
-void HttpServer::Impl::OnConnection() {
+void HttpServer::Impl::OnConnection(Listening* listening) {
   Error error;
   try {
-    error = AcceptOne();
-    if (error) OnFailure(error);
+    error = AcceptOne(listening->acceptor);
+    if (error) OnFailure(error, listening->acceptor);
   } catch (const std::exception&) {  // no memory even to say so
     error = net::error::no_memory;
   }
-  if (!error) return WaitForConnection();
-  WaitForMemory([this] {
-    pause_.expires_after(kAcceptPause);
-    pause_.async_wait([this](Error stopped) {
-      if (!stopped && !closing()) WaitForConnection();
+  if (!error) return WaitForConnection(listening);
+  WaitForMemory([this, listening] {
+    listening->pause.expires_after(kAcceptPause);
+    listening->pause.async_wait([this, listening](Error stopped) {
+      if (!stopped && !closing()) WaitForConnection(listening);
     });
   });
 }
 
 // OK too when there is no connection any more.
-Error HttpServer::Impl::AcceptOne() {
+Error HttpServer::Impl::AcceptOne(tcp::acceptor& acceptor) {
   Error error;
   try {
     tcp::socket socket(net::make_strand(io_));
-    acceptor_.accept(socket, error);
+    acceptor.accept(socket, error);
     if (!error) OnAccept(std::move(socket));
   } catch (const std::bad_alloc&) {
     return net::error::no_memory;
@@ -224,7 +203,7 @@ Error HttpServer::Impl::AcceptOne() {
   return has_gone ? Error() : error;
 }
 
-void HttpServer::Impl::OnFailure(const Error& error) {
+void HttpServer::Impl::OnFailure(const Error& error, tcp::acceptor& acceptor) {
   ++failures_;
   const absl::Time now = MonotonicNow();
   if (now >= next_warning_) {
@@ -237,16 +216,16 @@ void HttpServer::Impl::OnFailure(const Error& error) {
   if (error.value() != EMFILE && error.value() != ENFILE) return;
   int closed = 0;
   while (closed < kMaxClosedAtOnce && table_.CloseOne()) ++closed;
-  if (closed == 0) CloseUnheard();
+  if (closed == 0) CloseUnheard(acceptor);
 }
 
 // Those that wait, while there is no descriptor for them.
-void HttpServer::Impl::CloseUnheard() {
+void HttpServer::Impl::CloseUnheard(tcp::acceptor& acceptor) {
   spare_ = FileDescriptor();
   Error error;
   for (int i = 0; i < kMaxClosedAtOnce && !error; ++i) {
     tcp::socket socket(io_);
-    acceptor_.accept(socket, error);
+    acceptor.accept(socket, error);
   }
   spare_ = OpenSpare();
 }
@@ -275,9 +254,9 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
 
 void HttpServer::Impl::CheckReachable() {
   WaitForMemory([this] {
-    net::post(acceptor_.get_executor(), [this] {
+    net::post(strand_, [this] {
       Error error;
-      const tcp::endpoint own = acceptor_.local_endpoint(error);
+      const tcp::endpoint own = listening_.front().acceptor.local_endpoint(error);
       if (!closing() && !error) self_call_.Begin(own);
     });
   });
@@ -286,10 +265,12 @@ void HttpServer::Impl::CheckReachable() {
 void HttpServer::Impl::Shutdown(absl::Time deadline) {
   if (threads_.empty()) return;
   is_closing_.store(true, std::memory_order_release);
-  net::post(acceptor_.get_executor(), [this] {
-    Error ignored;
-    acceptor_.close(ignored);
-    pause_.cancel();
+  net::post(strand_, [this] {
+    for (Listening& listening : listening_) {
+      Error ignored;
+      listening.acceptor.close(ignored);
+      listening.pause.cancel();
+    }
     self_call_.End();
   });
   for (const auto& session : table_.Sessions()) session->FinishSoon();

@@ -118,17 +118,6 @@ def tls_channel(daemon, authority, client=(None, None), host="localhost"):
     return grpc.secure_channel(f"{host}:{port}", credentials, options=options)
 
 
-def wait_serving(channel, timeout=60):
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    for answer in health_pb2_grpc.HealthStub(channel).Watch(
-        health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout, wait_for_ready=True
-    ):
-        if answer.status == health_pb2.HealthCheckResponse.SERVING:
-            return
-    raise AssertionError("the health stream ended without SERVING")
-
-
 def http_get(address, path, headers=""):
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=10) as connection:

@@ -19,6 +19,18 @@ QUIRE = BUILD / "tools" / "quire"
 TESTDATA = (BUILD / "tests" / "testdata").resolve()
 
 
+def becomes_serving(channel, timeout=60):
+    """Whether the health stream says so before it ends; its errors are raised."""
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    for answer in health_pb2_grpc.HealthStub(channel).Watch(
+        health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout, wait_for_ready=True
+    ):
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return True
+    return False
+
+
 class Daemon:
     """Starts quired with ports of its own and reads them from its log, unless that goes to a `stderr` of the test's."""
 
@@ -70,15 +82,9 @@ class Daemon:
 
     def wait_serving(self, timeout=60):
         self.wait_listening(timeout)
-        from grpc_health.v1 import health_pb2, health_pb2_grpc
-
         with grpc.insecure_channel(self.grpc_address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            for answer in stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=timeout,
-                                     wait_for_ready=True):
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return self
-        raise AssertionError("health stream ended:\n" + self.log)
+            assert becomes_serving(channel, timeout), "the health stream ended without SERVING:\n" + self.log
+        return self
 
     def channel(self):
         """With a connection of its own; else those of one process would share one."""

@@ -2,16 +2,21 @@
 
 import contextlib
 import os
+import pathlib
 import threading
 import types
 
 MIB = 1 << 20
 
 
-def resident(pid):
-    """Bytes of memory."""
-    with open(f"/proc/{pid}/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
+def process_status(pid):
+    """The fields of /proc/PID/status, as text."""
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
+
+
+def resident_bytes(pid):
+    return int(process_status(pid)["VmRSS"].split()[0]) << 10
 
 
 def processor_seconds(pid):
@@ -24,11 +29,11 @@ def processor_seconds(pid):
 @contextlib.contextmanager
 def peak_memory(pid):
     """`bytes` of what it gives is the most that was seen meanwhile."""
-    peak, stop = types.SimpleNamespace(bytes=resident(pid)), threading.Event()
+    peak, stop = types.SimpleNamespace(bytes=resident_bytes(pid)), threading.Event()
 
     def watch():
         while not stop.wait(0.02):
-            peak.bytes = max(peak.bytes, resident(pid))
+            peak.bytes = max(peak.bytes, resident_bytes(pid))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

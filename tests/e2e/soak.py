@@ -29,6 +29,7 @@ from attacks import connect, reset, send_quietly  # noqa: E402
 from daemon import Daemon, reason_of  # noqa: E402
 from generated_api import make_api  # noqa: E402
 from http2_client import PREFACE  # noqa: E402
+from process_figures import process_status, resident_bytes  # noqa: E402
 from test_attacks import mutations, random_frames  # noqa: E402
 from waiting import comes_true, pace  # noqa: E402
 
@@ -264,9 +265,8 @@ def reload_now_and_then(soak, seed):
 
 def measure(pid):
     """(resident MiB, descriptors, threads) of the process."""
-    fields = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
-    resident = int(fields["VmRSS"].split()[0]) / 1024
-    return resident, len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"])
+    resident = resident_bytes(pid) / (1 << 20)
+    return resident, len(os.listdir(f"/proc/{pid}/fd")), int(process_status(pid)["Threads"])
 
 
 def settled(soak):

@@ -111,7 +111,7 @@ def test_a_clock_that_is_set_moves_no_deadline(api, daemon, set_clock, jump):
         before = shown_times()
         set_clock(jump)
         wait_until(lambda: abs(statistics().sample_time.seconds - time.time() - jump) < 60, "the new wall time")
-        # Two looks of everything that compares times: deadlines, the queue's timeout, slow readers, liveness.
+        # Two looks of everything that compares times: deadlines, the queue's timeout, liveness.
         for _ in range(2):
             steps, messages = statistics().step_count, reader.messages
             wait_until(lambda: statistics().step_count > steps + 20, "twenty more steps")

@@ -1,5 +1,6 @@
 """Files that operators name: half-written, empty, no files at all, and on a file system that does not answer."""
 
+import json
 import os
 import pathlib
 import signal
@@ -128,7 +129,7 @@ def test_bad_files_never_replace_good_ones(api, tmp_path):
                 path.write_bytes(content[:int(len(content) * share)])
                 (error,) = reload(api, daemon)
                 assert name in error and why in error
-                said = f'"reload refused, what was in effect stays","error":"{error[:20]}'
+                said = f'"reload refused, what was in effect stays","error":{json.dumps(error, ensure_ascii=False)}'
                 wait_until(lambda: said in daemon.log, "the log says it")  # noqa: B023
                 still_serves()
                 path.write_bytes(content)

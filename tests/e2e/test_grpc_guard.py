@@ -16,7 +16,7 @@ from attacks import (GRPC_HEADERS, begin, begin_messages, compressed_call, conne
                      send_large_headers, send_references, send_resets, send_streams)
 from daemon import Daemon
 from http2_client import GOAWAY, Http2Client, frame
-from process_figures import MIB, peak_memory, resident
+from process_figures import MIB, peak_memory, resident_bytes
 from stopped_threads import stopped_threads
 from test_attacks import streams
 from waiting import wait_until
@@ -67,11 +67,11 @@ def neighbour(api, daemon):
 def bounded(daemon):
     """What an attack makes the daemon hold is bounded, and given back."""
     pid = daemon.process.pid
-    before = resident(pid)
+    before = resident_bytes(pid)
     with peak_memory(pid) as peak:
         yield
     assert peak.bytes < before + 300 * MIB, (before, peak.bytes)
-    wait_until(lambda: resident(pid) < 1.1 * before + 16 * MIB, f"memory is as before: {before}", 30)
+    wait_until(lambda: resident_bytes(pid) < 1.1 * before + 16 * MIB, f"memory is as before: {before}", 30)
 
 
 def test_streams_are_bounded_before_settings_are_acknowledged(daemon, neighbour, bounded):
@@ -140,12 +140,12 @@ def test_unfinished_messages_of_a_connection_are_bounded(daemon, neighbour, boun
 def test_unfinished_messages_of_all_connections_are_bounded(api, tmp_path):
     with Daemon(tmp_path, settings=["server.grpc.memory_bytes=64MiB"]) as daemon:
         daemon.wait_serving()
-        before = resident(daemon.process.pid)
+        before = resident_bytes(daemon.process.pid)
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(Http2Client(daemon.grpc_address)) for _ in range(4)]
             senders = [sender for client in clients for sender in begin_messages(client, 4, 7 * MIB)]
             wait_until(lambda: closed_connections(daemon, "memory") > 0, "the largest is ended", 60)
-            assert resident(daemon.process.pid) < before + 300 * MIB
+            assert resident_bytes(daemon.process.pid) < before + 300 * MIB
             with daemon.channel() as channel:
                 assert generate(api, channel)
             for client in clients:

@@ -1,7 +1,6 @@
 """The official openai client, and what lm-eval's local-completions sends, against a real daemon."""
 
 import concurrent.futures
-import hashlib
 import json
 import socket
 import ssl
@@ -11,6 +10,7 @@ import urllib.request
 
 import openai
 import pytest
+from attack_tools import token_line
 from certificates import Authority
 from daemon import QUIRE, Daemon
 from waiting import wait_until
@@ -274,17 +274,13 @@ def test_a_stream_in_flight_is_finished_when_the_daemon_ends(tmp_path):
         assert running.wait() == 0
 
 
-def token_line(token, scopes, tenant="team"):
-    return f"{hashlib.sha256(token.encode()).hexdigest()} {tenant} {scopes}\n"
-
-
 def test_tls_client_certificates_tokens_and_rotation(tmp_path):
     authority = Authority()
     cert, key = authority.issue("server")
     (tmp_path / "cert.pem").write_bytes(cert)
     (tmp_path / "key.pem").write_bytes(key)
     (tmp_path / "ca.pem").write_bytes(authority.pem)
-    (tmp_path / "tokens").write_text(token_line("good", "generate") + token_line("scrape", "metrics"))
+    (tmp_path / "tokens").write_text(token_line("good", "team", "generate") + token_line("scrape", "team", "metrics"))
     settings = (
         "openai.enabled=true", "openai.listen=127.0.0.1:0", "server.http.tls=true", "auth.mode=token",
         f"auth.tokens_file={tmp_path}/tokens", f"tls.cert_file={tmp_path}/cert.pem", f"tls.key_file={tmp_path}/key.pem",

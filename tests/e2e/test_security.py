@@ -27,11 +27,10 @@ from attack_tools import (
     request_of,
     tls_channel,
     token_line,
-    wait_serving,
     waiting_count,
 )
 from certificates import HOUR, NOW, Authority
-from daemon import QUIRE, QUIRED, Daemon, reason_of
+from daemon import QUIRE, QUIRED, Daemon, becomes_serving, reason_of
 from waiting import wait_until
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -66,7 +65,7 @@ def tls_daemon(tmp_path_factory, authority):
         running.wait_listening()
         running.files = files
         with tls_channel(running, authority) as channel:
-            wait_serving(channel)
+            assert becomes_serving(channel)
         yield running
         assert running.process.poll() is None, "quired died:\n" + running.log
 
@@ -208,7 +207,7 @@ def mtls_daemon(tmp_path_factory, authority):
     with Daemon(folder, settings=settings) as running:
         running.wait_listening()
         with tls_channel(running, authority, authority.issue("probe")) as channel:
-            wait_serving(channel)
+            assert becomes_serving(channel)
         yield running
         assert running.process.poll() is None, "quired died:\n" + running.log
 
@@ -389,7 +388,7 @@ def test_a_data_socket_asks_for_tokens_too(api, tmp_path):
 
 def test_health_needs_no_token(token_daemon):
     with token_daemon.channel() as channel:
-        wait_serving(channel, timeout=10)
+        assert becomes_serving(channel, timeout=10)
 
 
 def test_metrics_need_their_scope(token_daemon):
@@ -617,7 +616,7 @@ def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
         daemon.wait_listening()
         port = daemon.grpc_address.rsplit(":", 1)[1]
         with tls_channel(daemon, authority, (certificate, key)) as channel:
-            wait_serving(channel)
+            assert becomes_serving(channel)
 
         def quire(*arguments):
             command = [str(QUIRE), "--address", f"localhost:{port}", "--admin", daemon.admin, *map(str, arguments)]

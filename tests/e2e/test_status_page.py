@@ -10,9 +10,9 @@ import urllib.error
 import urllib.request
 
 import pytest
-from attack_tools import tls_channel, wait_serving
+from attack_tools import tls_channel
 from certificates import Authority
-from daemon import Daemon
+from daemon import Daemon, becomes_serving
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -283,7 +283,7 @@ def test_remote_addresses_need_authorisation(tmp_path, with_certificates):
         if with_certificates:
             daemon.wait_listening()
             with tls_channel(daemon, authority, probe) as channel:
-                wait_serving(channel)
+                assert becomes_serving(channel)
         else:
             daemon.wait_serving()
         port = daemon.http_address.rsplit(":", 1)[1]

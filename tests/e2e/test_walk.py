@@ -11,7 +11,9 @@ from daemon import ROOT, Daemon
 from waiting import wait_until
 
 ROW = re.compile(r"^\| (\d+) \| `([\w:]+)` \| ([\w/.]+) \| ([\w ]+) \|", re.MULTILINE)
-OWN_THREADS = {"engine", "text", "output", "compute", "calls", "http", "loader", "housekeeper"}  # all others are gRPC's
+# All others are gRPC's.
+OWN_THREADS = {"engine", "text", "output", "compute", "calls", "http", "grpc-edge", "loader", "housekeeper", "reloader",
+               "log", "file"}
 MAX_FILES = 12
 
 

@@ -18,6 +18,7 @@
 #include "tests/engine/gate.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
+#include "tests/testing/reason_of.h"
 
 namespace quire::engine {
 namespace {

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/error_reason.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
+#include "tests/testing/reason_of.h"
 #include "text/chat/chat_template.h"
 
 namespace quire::engine {
@@ -45,11 +45,6 @@ class ChatPromptTest : public ::testing::Test {
     if (!stream.ok()) return {stream.status(), 0};
     const Reading reading = ReadAll(**stream);
     return {reading.status, reading.usage.prompt_tokens};
-  }
-
-  static std::string ReasonOf(const absl::Status& status) {
-    const auto reason = GetErrorReason(status);
-    return reason.has_value() ? reason->name() : "";
   }
 
   MachineClock clock_;

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
+#include "tests/testing/reason_of.h"
 
 namespace quire::engine {
 namespace {

@@ -14,6 +14,7 @@
 #include "tests/engine/failing_allocation.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
+#include "tests/testing/reason_of.h"
 #include "tests/testing/waiting.h"
 
 namespace quire::engine {

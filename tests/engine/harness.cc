@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
-#include "base/error_reason.h"
 #include "base/json_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -48,11 +47,6 @@ std::unique_ptr<text::Tokenizer> MakeByteTokenizer() {
     std::abort();
   }
   return *std::move(tokenizer);
-}
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
 }
 
 std::unique_ptr<cache::CacheManager> MakeCache(const PoolOptions& options) {

@@ -27,9 +27,6 @@ inline constexpr std::int32_t kEosToken = 256;
 inline constexpr std::int32_t kPoisonToken = 258;
 std::unique_ptr<text::Tokenizer> MakeByteTokenizer();
 
-// The name of the reason that an error carries, or "".
-std::string ReasonOf(const absl::Status& status);
-
 struct PoolOptions {
   std::uint32_t usable_pages = 64;
   std::uint32_t page_size = 16;

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/gate.h"
 #include "tests/engine/harness.h"
+#include "tests/testing/reason_of.h"
 #include "tests/testing/waiting.h"
 
 namespace quire::engine {

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
+#include "tests/testing/reason_of.h"
 #include "tests/testing/waiting.h"
 
 namespace quire::engine {

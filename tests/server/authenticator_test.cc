@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "tests/testing/reason_of.h"
 #include "tests/testing/temp_dir.h"
 
 namespace quire::server {
@@ -22,11 +23,6 @@ using ::testing::Not;
 constexpr char kOne[] = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
 constexpr char kTwo[] = "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3";
 constexpr char kThree[] = "8b5b9db0c13db24256c829aa364aa90c6d2eba318b9232a4ab9313b954d3555f";
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = GetErrorReason(status);
-  return reason.has_value() ? reason->name() : "";
-}
 
 class AuthenticatorTest : public ::testing::Test {
  protected:

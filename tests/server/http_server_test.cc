@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/file_descriptor.h"
 #include "tests/server/http_client.h"
 #include "tests/testing/waiting.h"
 
@@ -119,6 +123,27 @@ TEST_F(HttpServerTest, OneConnectionCarriesManyRequests) {
   EXPECT_THAT(client.Ask("GET", "/echo", "", "Connection: close\r\n").head,
               HasSubstr("Connection: close"));
   EXPECT_EQ(client.ReadAll(), "");
+}
+
+TEST_F(HttpServerTest, AllAddressesOfANameAreListenedOn) {
+  HttpServerOptions options = Options();
+  options.address = "*:0";
+  Start(std::move(options));
+  HttpClient client(address());
+  EXPECT_EQ(client.Ask("GET", "/echo").status, 200);
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(address().substr(address().rfind(':') + 1), &port));
+  const FileDescriptor six(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 own = {};
+  own.sin6_family = AF_INET6;
+  own.sin6_addr = in6addr_loopback;
+  if (bind(six.fd, reinterpret_cast<const sockaddr*>(&own), sizeof(own)) != 0) {
+    GTEST_SKIP() << "this machine has no IPv6";
+  }
+  sockaddr_in6 peer = own;
+  peer.sin6_port = htons(static_cast<std::uint16_t>(port));
+  EXPECT_EQ(connect(six.fd, reinterpret_cast<const sockaddr*>(&peer), sizeof(peer)), 0);
+  EXPECT_TRUE(ConnectionsBecome(2));
 }
 
 TEST_F(HttpServerTest, RequestsThatComeTogetherAreAnsweredInOrder) {

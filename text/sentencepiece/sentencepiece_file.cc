@@ -204,9 +204,9 @@ absl::Status ReadModel(absl::string_view bytes, SentencePieceFile& file) {
 
 // The value of `<0xHH>`, -1: another text.
 int ByteOf(absl::string_view text) {
-  unsigned value = 256;
-  if (text.size() == 6) absl::SimpleHexAtoi(text.substr(3, 2), &value);
-  return value < 256 && text == absl::StrFormat("<0x%02X>", value) ? static_cast<int>(value) : -1;
+  unsigned value = 0;
+  const bool is_hex = text.size() == 6 && absl::SimpleHexAtoi(text.substr(3, 2), &value);
+  return is_hex && text == absl::StrFormat("<0x%02X>", value) ? static_cast<int>(value) : -1;
 }
 
 absl::Status IndexPieces(SentencePieceFile& file) {

@@ -148,7 +148,9 @@ class Translator {
   absl::Status Interval() {
     const std::size_t begin = pos_;
     std::size_t end = pos_ + 1;
-    while (end < in_.size() && (absl::ascii_isdigit(in_[end]) || in_[end] == ',')) ++end;
+    while (end < in_.size() && (in_[end] == ',' || (in_[end] >= '0' && in_[end] <= '9'))) {
+      ++end;
+    }
     const absl::string_view body = in_.substr(begin + 1, end - begin - 1);
     const bool closed = end < in_.size() && in_[end] == '}';
     const bool is_interval = closed && body.size() <= 11 &&
