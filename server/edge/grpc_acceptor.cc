@@ -172,6 +172,7 @@ class GrpcAcceptor::Impl {
   };
   struct Known {
     bool is_turned_away = false;
+    std::string ip = {};
     std::weak_ptr<GuardedConnection> connection = {};
   };
 
@@ -190,6 +191,7 @@ class GrpcAcceptor::Impl {
   absl::Status MakeRoomFor(const std::string& ip);
   bool CloseOne(const std::string& ip);
   void SetPhase(std::uint64_t number, Phase phase);
+  absl::Duration Pace(std::uint64_t number, double num_calls);
   int NumTurnedAway() const {
     MutexLock lock(&mutex_);
     return num_turned_away_;
@@ -220,6 +222,7 @@ class GrpcAcceptor::Impl {
   CondVar left_;
   std::map<std::uint64_t, Known> connections_ ABSL_GUARDED_BY(mutex_);  // by number
   ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // of those but turned away ones and our own
+  CallPace pace_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
@@ -258,6 +261,7 @@ GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
     CountClosed(peer, cause, why);
   };
   host_.set_phase = [this](std::uint64_t number, Phase phase) { SetPhase(number, phase); };
+  host_.pace = [this](std::uint64_t number, double calls) { return Pace(number, calls); };
   host_.left = [this](std::uint64_t number, const std::string& name) { Left(number, name); };
 }
 
@@ -443,7 +447,8 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
   {
     MutexLock lock(&mutex_);
     const bool is_turned_away = kind == Kind::kTurnedAway;
-    connections_.emplace(number, Known{.is_turned_away = is_turned_away, .connection = connection});
+    connections_.emplace(
+        number, Known{.is_turned_away = is_turned_away, .ip = ip, .connection = connection});
     num_turned_away_ += is_turned_away ? 1 : 0;
     if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
   }
@@ -529,6 +534,11 @@ void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {
   places_.SetPhase(number, phase, MonotonicNow());
 }
 
+absl::Duration GrpcAcceptor::Impl::Pace(std::uint64_t number, double num_calls) {
+  MutexLock lock(&mutex_);
+  return pace_.Begin(connections_.at(number).ip, num_calls, MonotonicNow());
+}
+
 // The oldest first.
 std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections() const {
   std::vector<std::shared_ptr<GuardedConnection>> connections;
@@ -544,6 +554,8 @@ void GrpcAcceptor::Impl::Tick() {
   try {
     const absl::Time now = MonotonicNow();
     for (const auto& connection : Connections()) connection->Tick(now);
+    MutexLock lock(&mutex_);
+    pace_.Tick(now);
   } catch (const std::bad_alloc&) {  // the next one may find memory
   }
   WaitForMemory([this] {

@@ -107,6 +107,25 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
             counted);
     return ReadClient();
   }
+  const absl::Duration wait = WaitForCalls(now);
+  if (wait == absl::ZeroDuration()) return PassOn(size);
+  if (!pause_) pause_.emplace(transport_->executor());
+  pause_->expires_after(absl::ToChronoMilliseconds(wait));
+  pause_->async_wait([self = shared_from_this(), size](Error) { self->PassOn(size); });
+}
+
+absl::Duration GuardedConnection::WaitForCalls(absl::Time now) {
+  const std::int64_t begun = guard_.num_begun() - std::exchange(num_paced_, guard_.num_begun());
+  if (begun == 0) return absl::ZeroDuration();
+  const double beyond = calls_.UseWhatIsThere(static_cast<double>(begun), now);
+  return beyond == 0 ? absl::ZeroDuration() : host_->pace(number(), beyond);
+}
+
+// What was read; the connection may have come to its end meanwhile.
+void GuardedConnection::PassOn(std::size_t size) {
+  if (Is(State::kClosed)) return;
+  if (Is(State::kLingering)) return ReadClient();
+  const std::span<const std::byte> bytes = from_client_.Filled(size);
   if (Is(State::kRelaying)) return WriteServer(net::buffer(bytes.data(), size));
   early_bytes_.append(reinterpret_cast<const char*>(bytes.data()), size);
   if (!guard_.has_preface()) return ReadClient();
@@ -344,6 +363,7 @@ void GuardedConnection::Close() {
   transport_->Close();
   Error ignored;
   if (server_) server_->close(ignored);
+  if (pause_) pause_->cancel();
   ForgetUnfinished();
 }
 
