@@ -212,6 +212,18 @@ def urgent_priorities(target):
     return side_by_side(target, 12, work)
 
 
+def overload(target):
+    """120 callers, five times what a daemon with 8 running and 16 waiting requests takes."""
+    def work():
+        body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True}
+        with connect(target.openai, timeout=60) as connection:
+            send_quietly(connection, target.post("/v1/completions", body))
+            if b" 200 " not in connection.recv(65536)[:20]:
+                pace(0.05)
+
+    return side_by_side(target, 120, work)
+
+
 ATTACKS = {
     attack.__name__: attack
     for attack in (silent_connections, idle_connections, disconnects, unacknowledged_streams, large_headers,
@@ -220,10 +232,13 @@ ATTACKS = {
 }
 
 
+LONG = {"overload": overload}
+
+
 def main():
     target = Target(sys.argv[2])
     rounds = 0
-    with contextlib.closing(ATTACKS[sys.argv[1]](target)) as attack:
+    with contextlib.closing((ATTACKS | LONG)[sys.argv[1]](target)) as attack:
         for _ in attack:
             rounds += 1
             if rounds == 1:

@@ -63,7 +63,7 @@ class Scene:
 
     @contextlib.contextmanager
     def running(self):
-        tokens = self.files.write("tokens", token_line("n", "neighbour", "generate") + token_line("a", "attacker", "generate"))
+        tokens = self.files.write("tokens", token_line("n", "neighbour", "generate,metrics") + token_line("a", "attacker", "generate"))
         settings = ["kv_cache.capacity_bytes=8MiB", "openai.enabled=true", "openai.listen=127.0.0.1:0", "auth.mode=token", f"auth.tokens_file={tokens}",
                     *self.settings]
         if self.authority:
@@ -105,7 +105,7 @@ class Scene:
     @contextlib.contextmanager
     def attack(self):
         """It has begun; `rounds` of what this gives are there when it is over."""
-        command = [sys.executable, str(HERE / "attacker.py"), CASES[self.case], self.target()]
+        command = [sys.executable, str(HERE / "attacker.py"), CASES.get(self.case, self.case), self.target()]
         if self.case == "unread_log":
             self.daemon.may_read_log.clear()
         found = {}
