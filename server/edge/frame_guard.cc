@@ -151,6 +151,7 @@ absl::Status FrameGuard::OnHeaders(absl::Time now) {
   if (client_.stream > last_stream_) {
     last_stream_ = client_.stream;
     streams_.try_emplace(client_.stream);
+    ++num_begun_;
     if (static_cast<std::int64_t>(streams_.size()) > limits_.max_streams) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the connection opened ", streams_.size(),

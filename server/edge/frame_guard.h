@@ -63,6 +63,7 @@ class FrameGuard {
   bool is_between_client_frames() const { return client_.IsBetweenFrames(); }
   bool is_between_server_frames() const { return server_.IsBetweenFrames(); }
   std::size_t num_streams() const { return streams_.size(); }
+  std::int64_t num_begun() const { return num_begun_; }  // streams, over or not
   std::int64_t unfinished_bytes() const { return unfinished_bytes_; }
   std::uint32_t last_stream() const { return last_stream_; }
   const FrameLimits& limits() const { return limits_; }
@@ -121,6 +122,7 @@ class FrameGuard {
   Frames client_, server_;
   absl::flat_hash_map<std::uint32_t, Stream> streams_;
   std::uint32_t last_stream_ = 0;
+  std::int64_t num_begun_ = 0;
   std::int64_t block_bytes_ = 0;  // of the header block under way
   std::int64_t unfinished_bytes_ = 0;
   Rate resets_, control_frames_, window_updates_, header_bytes_;

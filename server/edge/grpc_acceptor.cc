@@ -25,6 +25,7 @@
 #include <new>
 #include <optional>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -56,6 +57,9 @@ constexpr std::chrono::seconds kTick{1};
 constexpr std::chrono::milliseconds kAcceptPause{100};
 // Refused connections that are being told so at once; more are closed without a word.
 constexpr int kMaxTurnedAway = 64;
+// Connections that have been told to end and have not yet: beyond, the oldest are not waited for,
+// and so many are not when descriptors run out.
+constexpr int kMaxLeaving = 16;
 constexpr std::size_t kMaxOwn = 4;
 constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
 
@@ -146,6 +150,7 @@ class GrpcAcceptor::Impl {
   };
   struct Known {
     bool is_turned_away = false;
+    std::string ip = {};
     std::weak_ptr<GuardedConnection> connection = {};
   };
 
@@ -162,8 +167,10 @@ class GrpcAcceptor::Impl {
   std::shared_ptr<GuardedConnection> Add(std::unique_ptr<Transport> transport, Peer peer,
                                          const std::string& ip, Kind kind);
   absl::Status MakeRoomFor(const std::string& ip);
+  void EndLeaving(std::int64_t most_connections);
   bool CloseOne(const std::string& ip);
   void SetPhase(std::uint64_t number, Phase phase);
+  absl::Duration Pace(std::uint64_t number, double num_calls);
   int NumTurnedAway() const {
     MutexLock lock(&mutex_);
     return num_turned_away_;
@@ -193,6 +200,8 @@ class GrpcAcceptor::Impl {
   CondVar left_;
   std::map<std::uint64_t, Known> connections_ ABSL_GUARDED_BY(mutex_);  // by number
   ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // of those but turned away ones and our own
+  std::set<std::uint64_t> leaving_ ABSL_GUARDED_BY(mutex_);  // of connections_
+  CallPace pace_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
@@ -230,6 +239,7 @@ GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
     CountClosed(peer, cause, why);
   };
   host_.set_phase = [this](std::uint64_t number, Phase phase) { SetPhase(number, phase); };
+  host_.pace = [this](std::uint64_t number, double calls) { return Pace(number, calls); };
   host_.left = [this](std::uint64_t number, const std::string& name) { Left(number, name); };
 }
 
@@ -312,6 +322,7 @@ void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
         OnAccepted(std::move(socket));
       } else {
         const bool has_made_room = CloseOne(/*ip=*/"");
+        EndLeaving(/*most_connections=*/0);
         log::Warn("grpc", "connection not accepted",
                   {{"error", error.message()}, {"closed_an_idle_one", has_made_room}});
       }
@@ -363,6 +374,7 @@ void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
 // `may_tell`: a connection that is refused can be told, since no TLS is in the way.
 void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
                               bool may_tell) {
+  EndLeaving(max_connections_ + kMaxTurnedAway + kMaxLeaving);
   const absl::Status room = MakeRoomFor(ip);
   if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
     return CountClosed(peer, CloseCause::kTooMany, room.message());
@@ -385,7 +397,8 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
   {
     MutexLock lock(&mutex_);
     const bool is_turned_away = kind == Kind::kTurnedAway;
-    connections_.emplace(number, Known{.is_turned_away = is_turned_away, .connection = connection});
+    connections_.emplace(
+        number, Known{.is_turned_away = is_turned_away, .ip = ip, .connection = connection});
     num_turned_away_ += is_turned_away ? 1 : 0;
     if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
   }
@@ -431,6 +444,22 @@ absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
   return ConnectWithin(std::move(socket), to, kSelfConnectTimeout);
 }
 
+// Those that leave take no place but descriptors, until their clients close too.
+void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections) {
+  std::vector<std::shared_ptr<GuardedConnection>> ending;
+  {
+    MutexLock lock(&mutex_);
+    while (!leaving_.empty() && ending.size() < kMaxLeaving &&
+           static_cast<std::int64_t>(connections_.size()) > most_connections) {
+      ending.push_back(connections_.at(*leaving_.begin()).connection.lock());
+      leaving_.erase(leaving_.begin());
+    }
+  }
+  for (const auto& connection : ending) {
+    if (connection != nullptr) connection->Abort();  // null: it ends already
+  }
+}
+
 // RESOURCE_EXHAUSTED names the limit when every connection is in use.
 absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
   std::int64_t total = 0, of_address = 0;
@@ -461,6 +490,7 @@ bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
     MutexLock lock(&mutex_);
     const std::optional<std::uint64_t> number = places_.TakeOne(ip, MonotonicNow());
     if (!number) return false;
+    leaving_.insert(*number);
     connection = connections_.at(*number).connection.lock();
   }
   if (connection != nullptr) connection->Yield();  // null: it ends already
@@ -470,6 +500,13 @@ bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
 void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {
   MutexLock lock(&mutex_);
   places_.SetPhase(number, phase, MonotonicNow());
+  if (phase == Phase::kLeaving && connections_.contains(number)) leaving_.insert(number);
+  if (phase == Phase::kBusy) leaving_.erase(number);
+}
+
+absl::Duration GrpcAcceptor::Impl::Pace(std::uint64_t number, double num_calls) {
+  MutexLock lock(&mutex_);
+  return pace_.Begin(connections_.at(number).ip, num_calls, MonotonicNow());
 }
 
 // The oldest first.
@@ -487,6 +524,8 @@ void GrpcAcceptor::Impl::Tick() {
   try {
     const absl::Time now = MonotonicNow();
     for (const auto& connection : Connections()) connection->Tick(now);
+    MutexLock lock(&mutex_);
+    pace_.Tick(now);
   } catch (const std::bad_alloc&) {  // the next one may find memory
   }
   WaitForMemory([this] {
@@ -551,6 +590,7 @@ void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   if (!name.empty()) watched_.Remove();
   num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
   places_.Remove(number);
+  leaving_.erase(number);
   connections_.erase(found);
   left_.NotifyAll();
 }

@@ -109,6 +109,26 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
             counted);
     return ReadClient();
   }
+  const absl::Duration wait = WaitForCalls(now);
+  if (wait == absl::ZeroDuration()) return PassOn(size);
+  holds_client_bytes_ = true;
+  if (!pause_) pause_.emplace(transport_->executor());
+  pause_->expires_after(absl::ToChronoMilliseconds(wait));
+  pause_->async_wait([self = shared_from_this(), size](Error) { self->PassOn(size); });
+}
+
+absl::Duration GuardedConnection::WaitForCalls(absl::Time now) {
+  const std::int64_t begun = guard_.num_begun() - std::exchange(num_paced_, guard_.num_begun());
+  if (begun == 0) return absl::ZeroDuration();
+  const double beyond = calls_.UseWhatIsThere(static_cast<double>(begun), now);
+  return beyond == 0 ? absl::ZeroDuration() : host_->pace(number(), beyond);
+}
+
+// What was read; the connection may have come to its end meanwhile.
+void GuardedConnection::PassOn(std::size_t size) {
+  if (Is(State::kClosed)) return;
+  if (Is(State::kLingering)) return ReadClient();
+  const std::span<const std::byte> bytes = from_client_.Filled(size);
   if (Is(State::kRelaying)) return WriteServer(net::buffer(bytes.data(), size));
   early_bytes_.append(reinterpret_cast<const char*>(bytes.data()), size);
   if (!guard_.has_preface()) return ReadClient();
@@ -140,13 +160,13 @@ bool GuardedConnection::ConnectToGrpc() {
 }
 
 void GuardedConnection::WriteServer(net::const_buffer bytes) {
-  is_writing_to_server_ = true;
+  holds_client_bytes_ = true;
   net::async_write(*server_, bytes,
                    [self = shared_from_this(), size = bytes.size()](Error, std::size_t) {
                      // After an error gRPC has closed, and the other direction ends the
                      // connection; what the client still sends is read and lost, since closing on
                      // unread bytes would take from the client what was sent to it.
-                     self->is_writing_to_server_ = false;
+                     self->holds_client_bytes_ = false;
                      self->early_bytes_ = std::string();
                      self->from_client_.Adapt(size);
                      self->ReadClient();
@@ -232,7 +252,7 @@ void GuardedConnection::Part() {
 
 // Messages did not become complete in time: their calls end, and others of the connection go on,
 // which may be those of other clients behind a proxy. Where a frame of the client stands open, or
-// gRPC does not read, all of the connection ends.
+// gRPC has not read all, the whole connection ends.
 void GuardedConnection::EndLate(const std::vector<std::uint32_t>& late) {
   NoteCounts();
   const absl::Status why = absl::DeadlineExceededError(
@@ -243,7 +263,7 @@ void GuardedConnection::EndLate(const std::vector<std::uint32_t>& late) {
     resets += RstStreamFrame(stream, Http2Code::kEnhanceYourCalm);
   }
   Error error;
-  const bool are_reset = !is_writing_to_server_ && guard_.is_between_client_frames() &&
+  const bool are_reset = !holds_client_bytes_ && guard_.is_between_client_frames() &&
                          server_->write_some(net::buffer(resets), error) == resets.size();
   if (!are_reset) return EndWith(CloseCause::kTimeout, why);
   log::Info("grpc", "calls ended",
@@ -376,6 +396,7 @@ void GuardedConnection::Close() {
   transport_->Close();
   Error ignored;
   if (server_) server_->close(ignored);
+  if (pause_) pause_->cancel();
   ForgetUnfinished();
 }
 

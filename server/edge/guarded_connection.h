@@ -20,6 +20,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -34,6 +35,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/api/peer_table.h"
+#include "server/edge/call_pace.h"
 #include "server/edge/connection_places.h"
 #include "server/edge/frame_guard.h"
 #include "server/edge/transport.h"
@@ -70,6 +72,8 @@ struct GuardedConnectionHost {
   std::function<void(std::int64_t)> add_unfinished_bytes;
   std::function<void(const Peer&, CloseCause, absl::string_view)> count_closed;
   std::function<void(std::uint64_t number, Phase)> set_phase;
+  // The connection has begun calls beyond its own allowance; it waits for so long.
+  std::function<absl::Duration(std::uint64_t number, double num_calls)> pace;
   // The last call of a connection. `name` is empty if gRPC never heard of it.
   std::function<void(std::uint64_t number, const std::string& name)> left;
 };
@@ -126,6 +130,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void OnHandshake(Error error);
   void ReadClient();
   void OnClientRead(Error error, std::size_t size);
+  absl::Duration WaitForCalls(absl::Time now);
+  void PassOn(std::size_t size);
   void OnClientEnd();
   bool ConnectToGrpc();
   void WriteServer(boost::asio::const_buffer bytes);
@@ -166,9 +172,12 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   std::optional<boost::asio::local::stream_protocol::socket> server_;  // our end of the pair
   std::string early_bytes_;  // of the client, until gRPC gets them
   Buffer from_client_, from_server_;
-  bool has_client_ended_ = false;  // it sends nothing more
+  std::int64_t num_paced_ = 0;  // calls
+  Allowance calls_ = CallPace::OfConnection();
+  std::optional<boost::asio::steady_timer> pause_;  // before more is read of the client
+  bool has_client_ended_ = false;                   // it sends nothing more
   bool has_server_spoken_ = false;
-  bool is_writing_to_server_ = false;
+  bool holds_client_bytes_ = false;  // read, and not all with gRPC
   bool is_writing_to_client_ = false;
   absl::Time write_begun_;
   std::size_t held_bytes_ = 0;  // in from_server_, while a notice is being written

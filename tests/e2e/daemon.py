@@ -54,6 +54,8 @@ class Daemon:
         self.lines = []
         self.grpc_address = None
         self.http_address = None
+        self.may_read_log = threading.Event()
+        self.may_read_log.set()
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
@@ -61,6 +63,7 @@ class Daemon:
     def _read_log(self):
         for line in self.process.stderr or ():
             self.lines.append(line)
+            self.may_read_log.wait()
             try:
                 entry = json.loads(line)
             except ValueError:
@@ -104,6 +107,7 @@ class Daemon:
     def stop(self):
         if self.process.poll() is None:
             self.process.kill()
+        self.may_read_log.set()
         self.wait()
 
     def __enter__(self):

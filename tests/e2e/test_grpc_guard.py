@@ -218,13 +218,14 @@ def test_a_flood_of_connects_loses_no_call(api, tmp_path):
         assert closed_connections(daemon, "silent") > 1000
 
 
-def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path):
-    """Plain connects without a token, more than the process may have descriptors."""
+@pytest.mark.parametrize("opened", [connect, begin])
+def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, opened):
+    """Silent ones, or HTTP/2 that stays when it is asked to go; more than the process may have descriptors."""
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
         daemon.wait_serving()
         with contextlib.ExitStack() as stack:
             for _ in range(1100):
-                stack.callback(connect(daemon.grpc_address).close)
+                stack.callback(opened(daemon.grpc_address).close)
             with daemon.channel() as channel:
                 assert generate(api, channel)
         with daemon.channel() as channel:

@@ -60,6 +60,7 @@ class GuardedConnectionTest : public ::testing::Test {
     };
     host_.add_unfinished_bytes = [this](std::int64_t bytes) { unfinished_ += bytes; };
     host_.count_closed = [](const Peer&, CloseCause, absl::string_view) {};
+    host_.pace = [](std::uint64_t, double) { return absl::Hours(1); };
     host_.set_phase = [](std::uint64_t, Phase) {};
     host_.left = [this](std::uint64_t, const std::string&) { has_left_ = true; };
     FrameLimits limits = {.max_streams = 10,
@@ -155,6 +156,20 @@ TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
   TickLater();
   EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
   EXPECT_THAT(from_server_, HasSubstr("a message is not complete 1m after its first byte"));
+  EXPECT_EQ(from_client_, "");
+}
+
+// What waits may begin in the middle of a frame that gRPC has a part of.
+TEST_F(GuardedConnectionTest, NothingComesBeforeBytesThatWait) {
+  SendThrough(Begun(1));
+  std::string calls;
+  for (std::uint32_t stream = 3; stream < 20; stream += 2) {
+    calls += Frame(kHeaders, kEndHeaders, stream, "h");
+  }
+  Send(client_, calls);
+  ASSERT_TRUE(Becomes([this] { return connection_->unfinished_bytes() > 0; }));
+  TickLater();
+  EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
   EXPECT_EQ(from_client_, "");
 }
 

@@ -1,0 +1,36 @@
+#include "server/edge/call_pace.h"
+
+#include <algorithm>
+
+namespace quire::server {
+
+double Allowance::Left(absl::Time now) const {
+  const absl::Duration passed = std::max(now - at_, absl::ZeroDuration());
+  return std::min(most_, left_ + absl::ToDoubleSeconds(passed) * each_second_);
+}
+
+double Allowance::UseWhatIsThere(double amount, absl::Time now) {
+  left_ = Left(now);
+  at_ = now;
+  const double used = std::min(amount, left_);
+  left_ -= used;
+  return amount - used;
+}
+
+absl::Duration Allowance::Use(double amount, absl::Time now) {
+  left_ = Left(now) - amount;
+  at_ = now;
+  return left_ >= 0 ? absl::ZeroDuration() : absl::Seconds(-left_ / each_second_);
+}
+
+absl::Duration CallPace::Begin(const std::string& ip, double num_calls, absl::Time now) {
+  if (ip.empty()) return absl::ZeroDuration();
+  return by_ip_.try_emplace(ip, kCallsPerSecond, kCallsPerSecond, kCallsPerSecond)
+      .first->second.Use(num_calls, now);
+}
+
+void CallPace::Tick(absl::Time now) {
+  std::erase_if(by_ip_, [now](const auto& entry) { return entry.second.IsWhole(now); });
+}
+
+}  // namespace quire::server

@@ -1,0 +1,25 @@
+"""Each attack runs in a process of its own beside a neighbour, who is served; what it took comes back."""
+
+import pytest
+from neighbours import CASES, memory_bound, percentile, run_case
+from process_figures import MIB
+
+# A machine that is busy with other tests serves some calls late without any attack.
+LATE = 0.5  # seconds
+# What the model computes for others comes between; the queue is fair, but steps are not shorter.
+LATE_BESIDE_PROMPTS = 5
+# What a process may keep beyond a tenth: pages of the pool that prompts have filled, threads of gRPC.
+SLACK = 8 * MIB
+MOST_MEMORY = 512 * MIB  # four bodies of JSON at their limit
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_neighbour_is_served_and_all_comes_back(api, tmp_path, case):
+    figures = run_case(api, tmp_path, case, slack=SLACK)
+    assert figures.rounds > 0, "there was an attack"
+    late = percentile(figures.attacked, 0.99)
+    allowed = LATE_BESIDE_PROMPTS if case in ("large_prompts", "unread_answers", "urgent_priorities") else LATE
+    assert late < max(5 * percentile(figures.quiet, 0.99), allowed), figures
+    assert figures.peak < figures.before + MOST_MEMORY, figures
+    assert figures.after <= memory_bound(figures.before, SLACK), figures
+    assert figures.is_idle, figures
