@@ -374,7 +374,7 @@ void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
 // `may_tell`: a connection that is refused can be told, since no TLS is in the way.
 void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
                               bool may_tell) {
-  EndLeaving(max_connections_ + kMaxTurnedAway + kMaxLeaving);
+  EndLeaving(options_.max_connections + kMaxTurnedAway + kMaxLeaving);
   const absl::Status room = MakeRoomFor(ip);
   if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
     return CountClosed(peer, CloseCause::kTooMany, room.message());

@@ -30,9 +30,9 @@ TEST_F(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
 TEST_F(DescriptorLimitTest, AllListenersShareWhatThereIs) {
   Lower(1024);
   EXPECT_EQ(LimitGrpcConnections(100, /*num_listeners=*/1, /*http_connections=*/0), 100);
-  EXPECT_EQ(LimitGrpcConnections(10'000, 1, 0), 256);
-  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 0), 128);
-  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 300), 78);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 1, 0), 170);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 0), 85);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 300), 35);
   EXPECT_EQ(LimitGrpcConnections(10'000, 2, 1000), 16) << "a few at least";
 }
 
