@@ -11,11 +11,15 @@ namespace {
 // moment would go for them.
 constexpr absl::Duration kTimeToSpeak = absl::Milliseconds(100);
 
+// A client that sends keeps its place, one that has stopped in the middle of a request does not.
+constexpr absl::Duration kTimeToGoOn = absl::Seconds(1);
+
 }  // namespace
 
 ConnectionPlaces::Order* ConnectionPlaces::OrderOf(Group& group, Phase phase) {
   if (phase == Phase::kSilent) return &group.silent;
-  return phase == Phase::kIdle ? &group.idle : nullptr;
+  if (phase == Phase::kIdle) return &group.idle;
+  return phase == Phase::kStalled ? &group.stalled : nullptr;
 }
 
 void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
@@ -58,7 +62,8 @@ void ConnectionPlaces::Add(std::uint64_t number, const std::string& ip, absl::Ti
 
 void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time now) {
   const auto found = entries_.find(number);
-  if (found == entries_.end() || found->second.phase == phase) return;
+  if (found == entries_.end()) return;
+  if (found->second.phase == phase && phase != Phase::kStalled) return;
   Entry next = {.ip = found->second.ip, .phase = phase, .since = now};
   Leave(number, found->second);
   found->second.phase = Phase::kLeaving;
@@ -84,7 +89,10 @@ std::optional<std::uint64_t> ConnectionPlaces::TakeOne(const std::string& ip, ab
   if (!group->idle.empty() && (order->empty() || now - order->begin()->first < kTimeToSpeak)) {
     order = &group->idle;
   }
-  if (order->empty()) return std::nullopt;
+  if (order->empty()) {
+    order = &group->stalled;
+    if (order->empty() || now - order->begin()->first < kTimeToGoOn) return std::nullopt;
+  }
   const std::uint64_t number = order->begin()->second;
   SetPhase(number, Phase::kLeaving, now);
   return number;
@@ -99,7 +107,8 @@ absl::Status ConnectionPlaces::CheckIntegrity() const {
   ConnectionPlaces again;
   for (const auto& [number, entry] : entries_) again.Enter(number, entry);
   const auto are_equal = [](const Group& a, const Group& b) {
-    return a.staying == b.staying && a.silent == b.silent && a.idle == b.idle;
+    return a.staying == b.staying && a.silent == b.silent && a.idle == b.idle &&
+           a.stalled == b.stalled;
   };
   if (!are_equal(all_, again.all_)) return absl::InternalError("the places of all are not theirs");
   if (by_ip_.size() != again.by_ip_.size()) return absl::InternalError("an address has no place");

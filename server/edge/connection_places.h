@@ -2,9 +2,10 @@
 
 // Which connections take a place, of all and of each address, and which of them gives way to a new
 // one: the oldest that has said nothing for a while, else the one without calls for longest, else
-// the oldest that has not spoken yet.
+// the oldest that has not spoken yet, else the one that stands still in a request for longest.
 //
-// Place:      inside GrpcAcceptor, which owns the connections; here they are numbers.
+// Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which know the connections; here
+//             they are numbers.
 // Invariants: a connection that stays is counted once among all and once for its address, and lies
 //             in at most one order; one that leaves is in none and not counted, until it says
 //             that it stays after all. Every operation takes time logarithmic in their number.
@@ -25,16 +26,18 @@ namespace quire::server {
 
 // What a connection is doing, as far as another one may need its place.
 enum class Phase : std::uint8_t {
-  kSilent,   // its client has not sent the preface
-  kIdle,     // gRPC has it, and no call is open
+  kSilent,   // its client has not sent the preface, or the first head
+  kIdle,     // no call is open
   kBusy,     // a call is open
   kLeaving,  // it ends, or has been asked to
+  kStalled,  // its client has sent some of a request, lately or not
 };
 
 class ConnectionPlaces {
  public:
   // A connection begins, silent. REQUIRES: the number is new. `ip` empty: of no address.
   void Add(std::uint64_t number, const std::string& ip, absl::Time now);
+  // kStalled begins anew each time.
   void SetPhase(std::uint64_t number, Phase phase, absl::Time now);
   void Remove(std::uint64_t number);
 
@@ -52,7 +55,7 @@ class ConnectionPlaces {
   using Order = std::set<std::pair<absl::Time, std::uint64_t>>;  // since when, number
   struct Group {
     std::size_t staying = 0;
-    Order silent, idle;
+    Order silent, idle, stalled;
   };
   struct Entry {
     std::string ip;

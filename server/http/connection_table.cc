@@ -24,9 +24,8 @@ std::string ConnectionTable::MakeRoom(const PeerAddress& peer) {
   bool is_peer_full = false;
   {
     MutexLock lock(&mutex_);
-    is_full = num_placed_ >= max_connections_;
-    const auto placed = placed_of_.find(peer.network);
-    is_peer_full = placed != placed_of_.end() && placed->second >= max_of_peer;
+    is_full = places_.size() >= max_connections_;
+    is_peer_full = places_.size(peer.network) >= max_of_peer;
   }
   if (is_peer_full) {
     if (CloseOneOf(peer.network)) return "";
@@ -37,111 +36,78 @@ std::string ConnectionTable::MakeRoom(const PeerAddress& peer) {
   return absl::StrCat("all ", max_connections_, " connections are in use");
 }
 
-bool ConnectionTable::CloseOneOf(absl::string_view network) {
-  const Sorted placed = Find([&](const Entry& entry) {
-    return entry.is_counted && !entry.is_surplus && (network.empty() || entry.network == network);
-  });
-  for (const Awaited awaited : {Awaited::kFirstHead, Awaited::kNextRequest, Awaited::kRest}) {
-    for (const auto& session : placed) {
-      if (!session->Yield(awaited)) continue;
-      Discount(session.get());
-      return true;
+// Without the lock where they end: a session that ends speaks to the table.
+bool ConnectionTable::CloseOneOf(const std::string& network) {
+  for (;;) {
+    std::shared_ptr<HttpSession> session;
+    {
+      MutexLock lock(&mutex_);
+      const std::optional<std::uint64_t> number = places_.TakeOne(network, MonotonicNow());
+      if (!number) return false;
+      session = sessions_.at(*number).lock();
     }
+    // Else its request has come meanwhile, and it is about to say so here.
+    if (session == nullptr || session->Yield()) return true;
   }
-  return false;
 }
 
 bool ConnectionTable::MakeReservedRoom() {
+  std::shared_ptr<HttpSession> oldest;
   {
     MutexLock lock(&mutex_);
-    if (num_surplus_ < kReserved) return true;
-    if (entries_.size() >= max_connections_ + 2 * kReserved) return false;
+    if (surplus_.size() < kReserved) return true;
+    if (sessions_.size() >= max_connections_ + 2 * kReserved) return false;
+    oldest = sessions_.at(*surplus_.begin()).lock();
+    surplus_.erase(surplus_.begin());
   }
-  const Sorted surplus =
-      Find([](const Entry& entry) { return entry.is_counted && entry.is_surplus; });
-  if (surplus.empty()) return true;  // all have ended meanwhile
-  surplus.front()->Abort();
-  Discount(surplus.front().get());
+  if (oldest != nullptr) oldest->Abort();
   return true;
 }
 
-void ConnectionTable::Add(const std::shared_ptr<HttpSession>& session, const PeerAddress& peer,
-                          bool is_surplus) {
+// What finds no memory here ends the session, which is removed then.
+void ConnectionTable::Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,
+                          const PeerAddress& peer, bool is_surplus) {
   MutexLock lock(&mutex_);
-  // What may find no memory comes first, and counts last.
-  Entry entry{.number = next_number_++,
-              .session = session,
-              .network = peer.network,
-              .is_surplus = is_surplus};
-  const auto placed = is_surplus ? placed_of_.end() : placed_of_.try_emplace(peer.network, 0).first;
-  entries_.emplace(session.get(), std::move(entry));
+  sessions_.emplace(number, session);
   if (is_surplus) {
-    ++num_surplus_;
+    surplus_.insert(number);
   } else {
-    ++placed->second;
-    ++num_placed_;
+    places_.Add(number, peer.network, MonotonicNow());
   }
 }
 
-void ConnectionTable::Remove(const HttpSession* session) {
+void ConnectionTable::SetPhase(std::uint64_t number, Phase phase) {
   MutexLock lock(&mutex_);
-  const auto found = entries_.find(session);
-  if (found == entries_.end()) return;
-  Discount(found->second);
-  entries_.erase(found);
+  places_.SetPhase(number, phase, MonotonicNow());
+}
+
+void ConnectionTable::Remove(std::uint64_t number) {
+  MutexLock lock(&mutex_);
+  places_.Remove(number);
+  surplus_.erase(number);
+  sessions_.erase(number);
   left_.NotifyAll();
-}
-
-void ConnectionTable::Discount(const HttpSession* session) {
-  MutexLock lock(&mutex_);
-  const auto found = entries_.find(session);
-  if (found != entries_.end()) Discount(found->second);
-}
-
-void ConnectionTable::Discount(Entry& entry) {
-  if (!std::exchange(entry.is_counted, false)) return;
-  if (entry.is_surplus) {
-    --num_surplus_;
-    return;
-  }
-  --num_placed_;
-  const auto placed = placed_of_.find(entry.network);
-  if (--placed->second == 0) placed_of_.erase(placed);
 }
 
 std::size_t ConnectionTable::size() const {
   MutexLock lock(&mutex_);
-  return entries_.size();
+  return sessions_.size();
 }
 
 std::vector<std::shared_ptr<HttpSession>> ConnectionTable::Sessions() const {
-  return Find([](const Entry&) { return true; });
-}
-
-// Without the lock where they end: a session that ends speaks to the table.
-template <typename Matches>
-ConnectionTable::Sorted ConnectionTable::Find(Matches matches) const {
-  std::vector<std::pair<std::uint64_t, std::shared_ptr<HttpSession>>> found;
-  {
-    MutexLock lock(&mutex_);
-    found.reserve(entries_.size());
-    for (const auto& [key, entry] : entries_) {
-      if (!matches(entry)) continue;
-      if (auto session = entry.session.lock()) found.emplace_back(entry.number, std::move(session));
-    }
+  std::vector<std::shared_ptr<HttpSession>> sessions;
+  MutexLock lock(&mutex_);
+  sessions.reserve(sessions_.size());
+  for (const auto& [number, weak] : sessions_) {
+    if (auto session = weak.lock()) sessions.push_back(std::move(session));
   }
-  std::sort(found.begin(), found.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
-  Sorted sorted;
-  sorted.reserve(found.size());
-  for (auto& [number, session] : found) sorted.push_back(std::move(session));
-  return sorted;
+  return sessions;
 }
 
 bool ConnectionTable::WaitUntilEmpty(absl::Time deadline) {
   MutexLock lock(&mutex_);
-  while (!entries_.empty() && MonotonicNow() < deadline) left_.WaitUntil(&mutex_, deadline);
-  return entries_.empty();
+  while (!sessions_.empty() && MonotonicNow() < deadline) left_.WaitUntil(&mutex_, deadline);
+  return sessions_.empty();
 }
 
 }  // namespace quire::server

@@ -3,7 +3,8 @@
 // The connections of one HTTP server: how many there may be, in total and of one address, and which
 // of them gives way to a new one.
 //
-// Place:      inside HttpServer, above its sessions.
+// Place:      inside HttpServer, above its sessions, which are numbers by their coming;
+//             ConnectionPlaces has their order.
 // Invariants: no more than max_connections have a place, and no more than max_per_address of one
 //             address; kReserved more are surplus, and answered only where they ask for a probe.
 //             One that gives way is not counted any more, though it closes a moment later.
@@ -15,12 +16,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "server/edge/connection_places.h"
 #include "server/edge/peer_address.h"
 
 namespace quire::server {
@@ -36,9 +39,8 @@ class ConnectionTable {
   // of this machine may stand for many clients.
   ConnectionTable(std::size_t max_connections, std::optional<std::size_t> max_per_address);
 
-  // Makes room for one more connection of `peer` if there is none: the oldest that has sent no head
-  // yet closes, else the oldest between two requests, else the oldest that has been silent for a
-  // second in the middle of a request. Empty when there is a place now, else why there is none.
+  // Makes room for one more connection of `peer` if there is none, where one gives way. Empty when
+  // there is a place now, else why there is none.
   std::string MakeRoom(const PeerAddress& peer);
   // The same without regard to its limit: whether one gave way, though there is a place.
   bool CloseOne() { return CloseOneOf(""); }
@@ -46,43 +48,28 @@ class ConnectionTable {
   // to close.
   bool MakeReservedRoom();
 
-  void Add(const std::shared_ptr<HttpSession>& session, const PeerAddress& peer, bool is_surplus);
-  void Remove(const HttpSession* session);
+  void Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,
+           const PeerAddress& peer, bool is_surplus);
+  void SetPhase(std::uint64_t number, Phase phase);
+  void Remove(std::uint64_t number);
 
   std::size_t size() const;
-  // The oldest first.
   std::vector<std::shared_ptr<HttpSession>> Sessions() const;
   // False when `deadline` passes before the last one has gone.
   bool WaitUntilEmpty(absl::Time deadline);
 
  private:
-  struct Entry {
-    std::uint64_t number = 0;  // in the order of their coming
-    std::weak_ptr<HttpSession> session;
-    std::string network;
-    bool is_surplus = false;
-    bool is_counted = true;
-  };
-  using Sorted = std::vector<std::shared_ptr<HttpSession>>;
-
   std::size_t MaxOf(const PeerAddress& peer) const;
-  bool CloseOneOf(absl::string_view network);
-  template <typename Matches>
-  Sorted Find(Matches matches) const;
-  void Discount(const HttpSession* session);
-  void Discount(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool CloseOneOf(const std::string& network);
 
   const std::size_t max_connections_;
   const std::optional<std::size_t> max_per_address_;
 
   mutable Mutex mutex_;
   CondVar left_;
-  std::map<const HttpSession*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of those that are counted.
-  std::size_t num_placed_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::size_t num_surplus_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, std::size_t> placed_of_ ABSL_GUARDED_BY(mutex_);  // by network
+  std::map<std::uint64_t, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);          // of those but the surplus
+  std::set<std::uint64_t> surplus_ ABSL_GUARDED_BY(mutex_);  // but those that are about to close
 };
 
 }  // namespace quire::server

@@ -88,7 +88,8 @@ class HttpServer::Impl final : public HttpSessionHost {
   const HttpServerOptions& options() const override { return options_; }
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handler_(exchange); }
   bool closing() const override { return is_closing_.load(std::memory_order_acquire); }
-  void Left(const HttpSession* session) override { table_.Remove(session); }
+  void SetPhase(std::uint64_t number, Phase phase) override { table_.SetPhase(number, phase); }
+  void Left(std::uint64_t number) override { table_.Remove(number); }
 
  private:
   struct Listening {
@@ -120,7 +121,8 @@ class HttpServer::Impl final : public HttpSessionHost {
   // Of that sequence.
   SelfCall self_call_;
   FileDescriptor spare_ = OpenSpare();
-  std::int64_t failures_ = 0;  // since the last warning
+  std::uint64_t next_number_ = 0;  // of sessions
+  std::int64_t failures_ = 0;      // since the last warning
   absl::Time next_warning_ = absl::InfinitePast();
 };
 
@@ -247,8 +249,10 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
     if (context == nullptr) return;
     transport = NewTlsTransport(std::move(socket), std::move(context));
   }
-  auto session = std::make_shared<HttpSession>(this, std::move(transport), std::move(surplus));
-  table_.Add(session, peer, is_surplus);
+  const std::uint64_t number = next_number_++;
+  auto session =
+      std::make_shared<HttpSession>(this, number, std::move(transport), std::move(surplus));
+  table_.Add(number, session, peer, is_surplus);
   session->Begin();
 }
 

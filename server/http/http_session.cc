@@ -28,8 +28,6 @@ namespace http = boost::beast::http;
 // What a peer may still send after an answer that ends the connection, and how long.
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
-// A peer that sends keeps its place, one that has stopped in the middle of a request does not.
-constexpr std::chrono::seconds kSilence{1};
 
 absl::string_view View(boost::beast::string_view text) {
   return {text.data(), text.size()};
@@ -66,14 +64,13 @@ absl::string_view HttpRequest::Header(absl::string_view name) const {
   return "";
 }
 
-HttpSession::HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> transport,
-                         std::string surplus)
-    : departure_{host, this},
+HttpSession::HttpSession(HttpSessionHost* host, std::uint64_t number,
+                         std::unique_ptr<Transport> transport, std::string surplus)
+    : departure_{host, number},
       host_(host),
       transport_(std::move(transport)),
       surplus_(std::move(surplus)),
-      timer_(transport_->executor()),
-      last_heard_(std::chrono::steady_clock::now()) {}
+      timer_(transport_->executor()) {}
 
 // The project throws nothing, but what it calls may: an allocation above all. It is unknown then
 // how much was done, so the connection ends, and with it whatever works for it.
@@ -132,19 +129,22 @@ void HttpSession::FinishSoon() {
   });
 }
 
-bool HttpSession::Yield(Awaited awaited) {
-  const auto silence = std::chrono::steady_clock::now() - last_heard_.load();
-  if (awaited == Awaited::kRest && silence < kSilence) return false;
-  if (!awaited_.compare_exchange_strong(awaited, Awaited::kEnd)) return false;
+bool HttpSession::Yield() {
+  Phase before = phase_.load();
+  do {
+    if (before == Phase::kBusy || before == Phase::kLeaving) return false;
+  } while (!phase_.compare_exchange_weak(before, Phase::kLeaving));
   Abort();
   return true;
 }
 
 // One that gives way is about to close, whatever comes meanwhile.
-void HttpSession::Await(Awaited awaited) {
-  Awaited before = awaited_.load();
-  while (before != Awaited::kEnd && !awaited_.compare_exchange_weak(before, awaited)) {
-  }
+void HttpSession::Enter(Phase phase) {
+  Phase before = phase_.load();
+  do {
+    if (before == Phase::kLeaving) return;
+  } while (!phase_.compare_exchange_weak(before, phase));
+  host_->SetPhase(departure_.number, phase);
 }
 
 void HttpSession::Abort() {
@@ -183,7 +183,7 @@ void HttpSession::BeginRequest() {
   request_ = HttpRequest();
   request_.certificate_name = std::move(certificate_name);
   Arm(served_ == 0 || has_begun_ ? options.head_time : options.idle_time);
-  if (served_ > 0) Await(has_begun_ ? Awaited::kRest : Awaited::kNextRequest);
+  if (served_ > 0) Enter(has_begun_ ? Phase::kStalled : Phase::kIdle);
   if (has_begun_) return Parse();
   ReadMore();
 }
@@ -204,14 +204,14 @@ void HttpSession::ReadAhead() {
 
 void HttpSession::OnRead(Error error, std::size_t size) {
   is_reading_ = false;
-  last_heard_.store(std::chrono::steady_clock::now());
+  if (phase_.load() == Phase::kStalled) Enter(Phase::kStalled);  // it has not stopped
   switch (state_) {
     case State::kReading:
       if (error) return Close();
       input_.append(chunk_.data(), size);
       if (!has_begun_) {
         has_begun_ = true;
-        if (served_ > 0) Await(Awaited::kRest);
+        if (served_ > 0) Enter(Phase::kStalled);
         Arm(host_->options().head_time);
       } else if (is_head_parsed_) {
         ArmForBody();
@@ -322,7 +322,7 @@ bool HttpSession::TakeHead() {
 }
 
 void HttpSession::ReadHead() {
-  Await(Awaited::kRest);
+  Enter(Phase::kStalled);
   const auto& message = parser_->get();
   request_.method = std::string(View(message.method_string()));
   const absl::string_view target = View(message.target());
@@ -343,7 +343,7 @@ void HttpSession::Handle() {
   request_.body = std::move(parser_->get().body());
   parser_.reset();
   ++served_;
-  Await(Awaited::kNothing);
+  Enter(Phase::kBusy);
   state_ = State::kHandling;
   Disarm();
   ReadAhead();
@@ -407,7 +407,7 @@ void HttpSession::EndStream(bool whole) {
 
 // `done` runs only if all was sent and the session is still open.
 void HttpSession::Send(std::string bytes, std::function<void()> done) {
-  Await(Awaited::kNothing);
+  Enter(Phase::kBusy);
   has_answer_ = true;
   outgoing_ = std::move(bytes);
   Arm(host_->options().write_time());
@@ -430,7 +430,7 @@ void HttpSession::EndExchange() {
 // Closing while the peer still sends would make its system drop the answer.
 void HttpSession::Linger() {
   state_ = State::kLingering;
-  Await(Awaited::kRest);
+  Enter(Phase::kStalled);
   input_.clear();
   transport_->ShutdownSend();
   Arm(kLingerTime);

@@ -29,21 +29,11 @@
 
 #include "absl/time/time.h"
 #include "base/error_reason.h"
-#include "server/http/http_server.h"
+#include "server/edge/connection_places.h"
 #include "server/edge/transport.h"
+#include "server/http/http_server.h"
 
 namespace quire::server {
-
-class HttpSession;
-
-// What the server waits for, while its peer says nothing.
-enum class Awaited : std::uint8_t {
-  kNothing,      // a handler works, or an answer is being written
-  kFirstHead,    // the handshake, or the head of the first request
-  kNextRequest,  // any byte of another request
-  kRest,         // more of a request: a later head, a body, or what follows behind a refusal
-  kEnd,          // it has given way: this session closes
-};
 
 // What sessions ask of the server that they belong to.
 class HttpSessionHost {
@@ -51,8 +41,9 @@ class HttpSessionHost {
   virtual const HttpServerOptions& options() const = 0;
   virtual void Handle(const std::shared_ptr<HttpExchange>& exchange) = 0;
   virtual bool closing() const = 0;
+  virtual void SetPhase(std::uint64_t number, Phase phase) = 0;
   // The last call of a session.
-  virtual void Left(const HttpSession* session) = 0;
+  virtual void Left(std::uint64_t number) = 0;
 
  protected:
   ~HttpSessionHost() = default;
@@ -60,16 +51,18 @@ class HttpSessionHost {
 
 class HttpSession final : public HttpExchange, public std::enable_shared_from_this<HttpSession> {
  public:
-  // `surplus` says why there is no place for this connection: only probes are answered, all other
-  // requests get 503 with that text as soon as their head is there. Empty: it has a place.
-  HttpSession(HttpSessionHost* host, std::unique_ptr<Transport> transport, std::string surplus);
+  // `number`: its name for the host. `surplus` says why there is no place for this connection: only
+  // probes are answered, all other requests get 503 with that text as soon as their head is there.
+  // Empty: it has a place.
+  HttpSession(HttpSessionHost* host, std::uint64_t number, std::unique_ptr<Transport> transport,
+              std::string surplus);
 
   void Begin();
   // Closes now if no answer is under way, else behind it.
   void FinishSoon();
-  // Closes, to make room for a newer connection, if it waits for `awaited`; in the middle of a
-  // request only if its peer has been silent for a second. Else, and the second time, false.
-  bool Yield(Awaited awaited);
+  // Closes, to make room for a newer connection, if its peer has to send something. Else, and the
+  // second time, false.
+  bool Yield();
   void Abort();
 
   const HttpRequest& request() const override { return request_; }
@@ -88,7 +81,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   template <typename Work>
   void Guard(const Work& work);
   bool RefuseForMemory();
-  void Await(Awaited awaited);
+  void Enter(Phase phase);
   void BeginRequest();
   void ReadMore();
   void ReadAhead();
@@ -113,9 +106,9 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
 
   // Declared first, so that it speaks last.
   struct Departure {
-    ~Departure() { host->Left(session); }
+    ~Departure() { host->Left(number); }
     HttpSessionHost* host;
-    const HttpSession* session;
+    std::uint64_t number;
   };
   const Departure departure_;
   HttpSessionHost* const host_;
@@ -133,8 +126,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   bool is_head_parsed_ = false;
   absl::Time body_deadline_;
   bool is_continuing_ = false;  // "100 Continue" is being written, before any other byte may be
-  std::atomic<Awaited> awaited_{Awaited::kFirstHead};
-  std::atomic<std::chrono::steady_clock::time_point> last_heard_;  // when the last bytes came
+  std::atomic<Phase> phase_{Phase::kSilent};
   std::int64_t served_ = 0;
   std::size_t lingered_bytes_ = 0;
 

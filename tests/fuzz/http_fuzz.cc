@@ -99,7 +99,8 @@ class Host final : public HttpSessionHost {
 
   const HttpServerOptions& options() const override { return options_; }
   bool closing() const override { return false; }
-  void Left(const HttpSession*) override { has_left_ = true; }
+  void SetPhase(std::uint64_t, Phase) override {}
+  void Left(std::uint64_t) override { has_left_ = true; }
   bool has_left() const { return has_left_; }
 
   // As the listeners do: who calls, from which page, and an answer at once or in pieces.
@@ -126,7 +127,7 @@ void Serve(std::size_t piece, absl::string_view bytes) {
   boost::asio::io_context io;
   Peer peer(bytes, piece);
   Host host;
-  std::make_shared<HttpSession>(&host, std::make_unique<MemoryTransport>(&io, &peer),
+  std::make_shared<HttpSession>(&host, /*number=*/0, std::make_unique<MemoryTransport>(&io, &peer),
                                 /*surplus=*/"")
       ->Begin();
   do {

@@ -48,26 +48,55 @@ TEST(ConnectionPlacesTest, OneThatIsBusyAfterAllStays) {
   EXPECT_EQ(places.TakeOne("a", At(7)), 1u);
 }
 
+TEST(ConnectionPlacesTest, TheOneThatStandsStillForLongestGivesWayLast) {
+  ConnectionPlaces places;
+  for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
+  places.SetPhase(0, Phase::kStalled, At(1));
+  places.SetPhase(1, Phase::kStalled, At(1.1));
+  places.SetPhase(2, Phase::kIdle, At(2));
+  places.SetPhase(0, Phase::kStalled, At(1.5));  // more of it came
+  EXPECT_EQ(places.TakeOne("", At(2)), 2u);
+  EXPECT_EQ(places.TakeOne("", At(2)), std::nullopt) << "both may still go on";
+  EXPECT_EQ(places.TakeOne("", At(2.2)), 1u);
+  EXPECT_EQ(places.TakeOne("", At(2.2)), std::nullopt);
+  EXPECT_TRUE(places.CheckIntegrity().ok());
+}
+
 struct Listed {
   std::string ip;
   Phase phase;
   absl::Time since;
 };
+using List = std::map<std::uint64_t, Listed>;
+
+List::iterator First(List& list, const std::string& ip, Phase phase) {
+  auto best = list.end();
+  for (auto it = list.begin(); it != list.end(); ++it) {
+    if (it->second.phase != phase || (!ip.empty() && it->second.ip != ip)) continue;
+    if (best == list.end() || it->second.since < best->second.since) best = it;
+  }
+  return best;
+}
+
+List::iterator GivesWay(List& list, const std::string& ip, absl::Time now) {
+  const auto is_for = [&](List::iterator entry, absl::Duration time) {
+    return entry != list.end() && now - entry->second.since >= time;
+  };
+  const auto silent = First(list, ip, Phase::kSilent);
+  if (is_for(silent, absl::Milliseconds(100))) return silent;
+  const auto idle = First(list, ip, Phase::kIdle);
+  if (idle != list.end()) return idle;
+  if (silent != list.end()) return silent;
+  const auto stalled = First(list, ip, Phase::kStalled);
+  return is_for(stalled, absl::Seconds(1)) ? stalled : list.end();
+}
 
 // All operations in random order, against a list that is searched.
 TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  std::map<std::uint64_t, Listed> list;
-  const auto first = [&](const std::string& ip, Phase phase) {
-    auto best = list.end();
-    for (auto it = list.begin(); it != list.end(); ++it) {
-      if (it->second.phase != phase || (!ip.empty() && it->second.ip != ip)) continue;
-      if (best == list.end() || it->second.since < best->second.since) best = it;
-    }
-    return best;
-  };
+  List list;
   ConnectionPlaces places;
   absl::Time now = kStart;
   for (std::uint64_t number = 0; number < 4000; ++number) {
@@ -85,18 +114,16 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
         list.erase(any);
         break;
       case 3: {
-        const auto phase = static_cast<Phase>(random() % 4);
+        const auto phase = static_cast<Phase>(random() % 5);
         places.SetPhase(any, phase, now);
-        if (list.contains(any) && list[any].phase != phase) list[any] = {list[any].ip, phase, now};
+        if (!list.contains(any)) break;
+        if (list[any].phase == phase && phase != Phase::kStalled) break;
+        list[any] = {list[any].ip, phase, now};
         break;
       }
       default: {
         const std::string of = random() % 2 == 0 ? ip : "";
-        auto wanted = first(of, Phase::kSilent);
-        const auto idle = first(of, Phase::kIdle);
-        const bool is_old =
-            wanted != list.end() && now - wanted->second.since >= absl::Milliseconds(100);
-        if (!is_old && idle != list.end()) wanted = idle;
+        const auto wanted = GivesWay(list, of, now);
         const std::optional<std::uint64_t> taken = places.TakeOne(of, now);
         ASSERT_EQ(taken.has_value(), wanted != list.end());
         if (!taken) break;

@@ -74,10 +74,11 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
   const HttpServerOptions& options() const override { return options_; }
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handled_ = exchange; }
   bool closing() const override { return false; }
-  void Left(const HttpSession*) override { has_left_ = true; }
+  void SetPhase(std::uint64_t, Phase) override {}
+  void Left(std::uint64_t) override { has_left_ = true; }
 
   void Begin() {
-    std::make_shared<HttpSession>(this, std::make_unique<HeldTransport>(&io_, &peer_),
+    std::make_shared<HttpSession>(this, /*number=*/0, std::make_unique<HeldTransport>(&io_, &peer_),
                                   /*surplus=*/"")
         ->Begin();
     Work();
