@@ -36,10 +36,12 @@ def attack_row(api, folder, case, num_calls):
     return [case, *(round(v, 1) for v in (*times, *memory, found.seconds_until_back)), round(found.processor_share, 2)]
 
 
-def metric(scene, name):
-    """The sum over its labels."""
+def metric(scene, name, label=""):
+    """The sum over the other labels."""
     lines = http_get(scene.daemon.http_address, "/metrics", "Authorization: Bearer n\r\n")[1].decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{")))
+    found = [line for line in lines if line.startswith((name + " ", name + "{")) and label in line]
+    assert found, name
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
 def look(scene, what, when, with_calls=True):
@@ -109,7 +111,7 @@ def overload(api, folder):
                 if int(passed) % 20 < 2:
                     yield look(scene, what, f"after {passed:.0f} s", with_calls=False)
         settle(scene, before)
-        pages = metric(scene, "quire_kv_pages_used")
+        pages = metric(scene, "quire_kv_cache_pages", 'state="used"')
         yield look(scene, what, f"afterwards; at most {waiting:.0f} were waiting, {pages:.0f} pages are in use")
 
 

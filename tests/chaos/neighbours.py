@@ -104,7 +104,7 @@ class Scene:
 
     @contextlib.contextmanager
     def attack(self):
-        """It has begun; `rounds` of what this gives are there when it is over."""
+        """It has begun; `rounds` of what this gives are there when it is over. Then the log is read again."""
         command = [sys.executable, str(HERE / "attacker.py"), CASES.get(self.case, self.case), self.target()]
         if self.case == "unread_log":
             self.daemon.may_read_log.clear()
@@ -116,6 +116,7 @@ class Scene:
                 found |= json.loads(process.communicate("\n", timeout=60)[0])
             finally:
                 process.kill()
+                self.daemon.may_read_log.set()
 
     def becomes_idle(self):
         samples = collections.deque()

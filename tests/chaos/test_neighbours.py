@@ -4,10 +4,11 @@ import pytest
 from neighbours import CASES, memory_bound, percentile, run_case
 from process_figures import MIB
 
-# A machine that is busy with other tests serves some calls late without any attack.
-LATE = 0.5  # seconds
+# Seconds: half of the calls, and the latest. A machine that is busy with other tests serves some calls late without
+# any attack, so less is not looked at; measure.py tells how late they are on a machine of its own.
+LATE = (0.25, 2)
 # What the model computes for others comes between; the queue is fair, but steps are not shorter.
-LATE_BESIDE_PROMPTS = 5
+LATE_BESIDE_PROMPTS = (1, 5)
 # What a process may keep beyond a tenth: pages of the pool that prompts have filled, threads of gRPC.
 SLACK = 8 * MIB
 MOST_MEMORY = 512 * MIB  # four bodies of JSON at their limit
@@ -17,9 +18,9 @@ MOST_MEMORY = 512 * MIB  # four bodies of JSON at their limit
 def test_a_neighbour_is_served_and_all_comes_back(api, tmp_path, case):
     figures = run_case(api, tmp_path, case, slack=SLACK)
     assert figures.rounds > 0, "there was an attack"
-    late = percentile(figures.attacked, 0.99)
     allowed = LATE_BESIDE_PROMPTS if case in ("large_prompts", "unread_answers", "urgent_priorities") else LATE
-    assert late < max(5 * percentile(figures.quiet, 0.99), allowed), figures
+    for share, seconds in zip((0.5, 0.99), allowed):
+        assert percentile(figures.attacked, share) < max(5 * percentile(figures.quiet, share), seconds), figures
     assert figures.peak < figures.before + MOST_MEMORY, figures
     assert figures.after <= memory_bound(figures.before, SLACK), figures
     assert figures.is_idle, figures
