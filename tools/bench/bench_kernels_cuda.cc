@@ -2,6 +2,7 @@
 //
 //   bench_kernels_cuda --benchmark_filter='DeviceCopy|Decode'
 //   bench_kernels_cuda --benchmark_filter=/tiny                   each op once, on any device
+//   bench_kernels_cuda --device                                   what the device is, as JSON
 //
 // An op is captured 20 times in a graph, over memory that together passes the L2 cache where the op
 // is bound by memory, so that neither launches nor caches flatter it; the time is that of whole
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -537,6 +539,45 @@ BENCHMARK(BM_Sample)
 BENCHMARK(BM_Sample)->Name("BM_Sample/tiny")->Args({2, 500, 5, 95})->UseManualTime();
 
 }  // namespace
+
+// Prints the device as JSON, after a launch, so that a GPU that was lost does not pass for one that
+// works. Returns the exit status; 77 where there is none.
+int PrintDevice() {
+  const absl::StatusOr<Device> device = OpenCudaDevice(0);
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(device.status().message()).c_str());
+    return 77;
+  }
+  absl::StatusOr<std::int64_t> free = FreeDeviceMemory(*device);
+  absl::Status status = free.status();
+  if (status.ok()) {
+    const absl::StatusOr<Stream> stream = Stream::Create(*device);
+    const auto memory = DeviceBuffer::Allocate(MemoryKind::kDevice, 4096);
+    status = stream.status();
+    status.Update(memory.status());
+    if (status.ok()) status.Update(stream->Zero(memory->data(), 4096));
+    if (status.ok()) status.Update(stream->Synchronize());
+  }
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  std::printf(
+      "{\"name\": \"%s\", \"compute_capability\": %d, \"num_sms\": %u, "
+      "\"memory_bytes\": %lld, \"free_bytes\": %lld, \"driver_version\": %d}\n",
+      device->name.c_str(), device->compute_capability, device->num_sms,
+      static_cast<long long>(device->memory_bytes), static_cast<long long>(*free),
+      device->driver_version);
+  return 0;
+}
+
 }  // namespace quire::kernels
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  if (argc == 2 && absl::string_view(argv[1]) == "--device") return quire::kernels::PrintDevice();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}
