@@ -22,13 +22,13 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/strings/match.h"
 #include "base/check.h"
 #include "base/device_graph.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
 #include "kernels/attention/kv_tensor_maps.h"
+#include "kernels/backend/proven.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/ops.h"
 #include "kernels/sampling/device_sampler.h"
@@ -53,7 +53,7 @@ struct Gpu {
     }();
     return gpu.get();
   }
-  bool emulated() const { return absl::StartsWith(stream.device().name, "emulated"); }
+  static bool emulated() { return IsCudaEmulated(); }
 
   Stream stream;
   ThreadPool pool;
