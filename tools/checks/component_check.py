@@ -21,7 +21,8 @@ FOLDERS = ["base", "formats", "text", "cache_manager", "kernels", "models", "run
 THIRD_PARTY = [
     (r"cublasLt", ["kernels/linear/cublaslt*"]),
     (r"cuda|cooperative_groups", ["base/device.*", "base/device_buffer.*", "base/stream.*",
-                                  "base/device_graph.*", "base/cuda_status.*", "kernels/*"]),
+                                  "base/device_graph.*", "base/device_timer.*",
+                                  "base/cuda_status.*", "kernels/*"]),
     (r"highwayhash/", ["base/keyed_hash.cc"]),
     (r"hwloc", ["base/machine.cc"]),
     (r"hwy/", ["kernels/*_simd.cc", "kernels/*-inl.h", "kernels/backend/isa.cc",
