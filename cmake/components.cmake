@@ -180,6 +180,7 @@ function(quire_test)
                        gpu ${TEST_TIMEOUT})
     set_tests_properties(${TEST_NAME}_gpu PROPERTIES SKIP_RETURN_CODE 77
                          ENVIRONMENT QUIRE_UNPROVEN=1 RUN_SERIAL ON)
+    set_property(GLOBAL APPEND PROPERTY QUIRE_GPU_TESTS ${TEST_NAME}_gpu)
   endif()
   _quire_test_binary(${TEST_NAME} "${sources}"
                      "${TEST_DEPS};GTest::gmock;GTest::gtest_main;quire_cuda_emulator"

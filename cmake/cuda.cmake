@@ -40,8 +40,20 @@ else()
 endif()
 
 # Architectures are written out: CMake's own list cannot express "90a for these files only".
-set(QUIRE_PORTABLE_ARCHS "-gencode=arch=compute_80,code=[sm_80,compute_80]"
-                         "-gencode=arch=compute_90,code=sm_90")
+set(QUIRE_CUDA_ARCHS "80+ptx,90a" CACHE STRING
+    "Targets of the portable kernels, in commas: 80+ptx (later GPUs compile its PTX), 80, 90a (that is 9.0)")
+set(QUIRE_PORTABLE_ARCHS)
+string(REPLACE "," ";" archs "${QUIRE_CUDA_ARCHS}")
+foreach(arch IN LISTS archs)
+  if(arch STREQUAL "80+ptx")
+    list(APPEND QUIRE_PORTABLE_ARCHS "-gencode=arch=compute_80,code=[sm_80,compute_80]")
+  elseif(arch MATCHES "^([0-9]+)a?$")
+    set(arch ${CMAKE_MATCH_1})
+    list(APPEND QUIRE_PORTABLE_ARCHS "-gencode=arch=compute_${arch},code=sm_${arch}")
+  else()
+    message(FATAL_ERROR "QUIRE_CUDA_ARCHS: ${arch} is none of 80+ptx, 80, 90a")
+  endif()
+endforeach()
 set(QUIRE_SM90_ARCHS "-gencode=arch=compute_90a,code=sm_90a")
 set(QUIRE_NVCC_FLAGS --expt-relaxed-constexpr --Werror=all-warnings
                      -Xcompiler=-Wall,-Wextra -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)

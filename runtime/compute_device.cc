@@ -77,7 +77,7 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
   if (options.type == DeviceChoice::kCpu) return DeviceKind::kCpu;
   if (options.type == DeviceChoice::kCuda) return DeviceKind::kCuda;
   const absl::StatusOr<Device> gpu = OpenCudaDevice(options.cuda_ordinal);
-  if (gpu.ok()) return kernels::MayKernelsRunOn(*gpu) ? DeviceKind::kCuda : DeviceKind::kCpu;
+  if (gpu.ok()) return kernels::MayKernelsRun() ? DeviceKind::kCuda : DeviceKind::kCpu;
   if (IsNoGpu(gpu.status())) return DeviceKind::kCpu;
   return DeviceError(gpu.status());
 }
@@ -97,7 +97,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
                  {"compute_capability", CapabilityName(device.compute_capability)},
                  {"driver", device.driver_version},
                  {"memory_bytes", device.memory_bytes},
-                 {"unproven_kernels", !kernels::AreKernelsProvenOn(device)}});
+                 {"unproven_kernels", !kernels::AreKernelsProven()}});
       return opened;
     }
     if (choice == DeviceChoice::kCuda || !IsNoGpu(status)) return status;
@@ -137,7 +137,7 @@ DeviceDescription ComputeDevice::Describe() const {
   }
   description.name = device().name;
   description.architecture = CapabilityName(device().compute_capability);
-  description.unproven_kernels = !kernels::AreKernelsProvenOn(device());
+  description.unproven_kernels = !kernels::AreKernelsProven();
   return description;
 }
 

@@ -72,7 +72,7 @@ absl::StatusOr<Backend> Backend::CreateCuda(const Stream& stream, Determinism de
         absl::StrCat("device ", device.name,
                      " has no CUDA kernels: this build was made without CUDA (QUIRE_CUDA)"));
   }
-  if (!MayKernelsRunOn(device)) {
+  if (!MayKernelsRun()) {
     return absl::FailedPreconditionError(
         absl::StrCat("device ", device.name,
                      ": the CUDA kernels of this version have not been proven on a GPU; "

@@ -1,26 +1,31 @@
 #pragma once
 
-// Which devices the CUDA kernels of this build are known to be right on.
+// Whether the CUDA kernels of this build are known to be right where they would run.
 
 #include <cstdlib>
 
-#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "base/device.h"
+
+// Defined by the emulator of the tests alone (tests/cuda_emulator), which a program links in place
+// of the CUDA runtime: a device's name, which a driver gives, says nothing about that.
+extern "C" [[gnu::weak]] bool QuireCudaIsEmulated();
 
 namespace quire::kernels {
 
-// No kernel has run on a GPU yet (docs/benchmarks/gpu_queue.md): the emulator of the tests, whose
-// devices are named "emulated ...", is where they are proven so far. REQUIRES: a CUDA device.
-inline bool AreKernelsProvenOn(const Device& device) {
-  return absl::StartsWith(device.name, "emulated");
+inline bool IsCudaEmulated() {
+  return QuireCudaIsEmulated != nullptr && QuireCudaIsEmulated();
 }
 
-// Whether they may run on it: it is one of those, or QUIRE_UNPROVEN=1 is in the environment.
-// REQUIRES: a CUDA device.
-inline bool MayKernelsRunOn(const Device& device) {
+// No kernel has run on a GPU yet (docs/benchmarks/gpu_queue.md): the emulator is where they are
+// proven so far.
+inline bool AreKernelsProven() {
+  return IsCudaEmulated();
+}
+
+// Whether they may run: they are proven, or QUIRE_UNPROVEN=1 is in the environment.
+inline bool MayKernelsRun() {
   const char* const unproven = std::getenv("QUIRE_UNPROVEN");
-  return AreKernelsProvenOn(device) || (unproven != nullptr && absl::string_view(unproven) == "1");
+  return AreKernelsProven() || (unproven != nullptr && absl::string_view(unproven) == "1");
 }
 
 }  // namespace quire::kernels

@@ -16,6 +16,7 @@
 #include "base/device.h"
 #include "base/device_buffer.h"
 #include "base/device_graph.h"
+#include "base/device_timer.h"
 #include "base/error_reason.h"
 #include "base/stream.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -234,6 +235,20 @@ TEST_F(StreamCudaTest, EventsOrderStreamsAndCanBePolled) {
   event = Event::Create(device_).value();
   ASSERT_TRUE(event.Record(*stream_).ok());
   EXPECT_TRUE(event.Synchronize().ok());
+}
+
+TEST_F(StreamCudaTest, ATimerSpansTheWorkBetweenItsMarks) {
+  DeviceTimer timer = DeviceTimer::Create(*stream_).value();
+  EXPECT_EQ(timer.Elapsed().status().code(), absl::StatusCode::kInternal) << "never started";
+  ASSERT_TRUE(timer.Start().ok());
+  ASSERT_TRUE(stream_->Zero(memory(), 64).ok());
+  ASSERT_TRUE(timer.Stop().ok());
+  const absl::Duration time = timer.Elapsed().value();
+  EXPECT_EQ(memory()[63], 0);
+  EXPECT_GE(time, absl::ZeroDuration());
+  EXPECT_LT(time, absl::Minutes(1));
+  const Stream cpu = Stream::Create(Device::Cpu()).value();
+  EXPECT_EQ(DeviceTimer::Create(cpu).status().code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST_F(StreamCudaTest, WorkHasEndedWhenAStreamIsDestroyed) {

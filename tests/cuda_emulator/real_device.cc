@@ -53,6 +53,7 @@ void Reset() {}
 // CTest reads 77 as skipped.
 int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
+  if (testing::GTEST_FLAG(list_tests)) return RUN_ALL_TESTS();
   const absl::StatusOr<quire::Device> device = quire::OpenCudaDevice(0);
   if (!device.ok()) {
     std::printf("skipped, no GPU: %s\n", device.status().ToString().c_str());

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -35,6 +36,7 @@ struct Capture {
 struct Mark {
   cudaStream_t stream = nullptr;
   bool done = false;
+  std::chrono::steady_clock::time_point when{};  // done
 };
 
 }  // namespace quire::cuda_emulator

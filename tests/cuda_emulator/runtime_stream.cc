@@ -129,11 +129,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   return Call("cudaEventRecord", [&](Runtime& runtime) {
     CUstream_st* const stream = emulator::FindStream(runtime, handle);
     if (stream == nullptr || !runtime.events.contains(event)) return cudaErrorInvalidResourceHandle;
-    auto mark = std::make_shared<emulator::Mark>(emulator::Mark{.stream = stream, .done = false});
+    auto mark = std::make_shared<emulator::Mark>(emulator::Mark{.stream = stream});
     event->mark = mark;
     if (stream->capture != nullptr) return cudaSuccess;  // an edge of the graph, not a node
     return emulator::Enqueue(runtime, stream, [mark] {
       mark->done = true;
+      mark->when = std::chrono::steady_clock::now();
       return cudaSuccess;
     });
   });
@@ -144,6 +145,19 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!runtime.events.contains(event)) return cudaErrorInvalidResourceHandle;
     const cudaError_t unsafe = emulator::CheckUnsafeCall(runtime);
     return unsafe != cudaSuccess ? unsafe : Reach(runtime, event->mark);
+  });
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  return Call("cudaEventElapsedTime", [&](Runtime& runtime) {
+    for (const cudaEvent_t event : {start, end}) {
+      if (!runtime.events.contains(event)) return cudaErrorInvalidResourceHandle;
+      if (event->mark == nullptr) return cudaErrorInvalidResourceHandle;
+      if (!event->mark->done) return cudaErrorNotReady;
+    }
+    const std::chrono::duration<float, std::milli> time = end->mark->when - start->mark->when;
+    *milliseconds = time.count();
+    return cudaSuccess;
   });
 }
 

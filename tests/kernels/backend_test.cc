@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "kernels/backend/proven.h"
 #include "tests/kernels/kernel_test_util.h"
 
 namespace quire::kernels {
@@ -18,6 +19,12 @@ TEST(BackendTest, ACudaBackendNeedsAStreamOfAGpu) {
   const auto backend = Backend::CreateCuda(stream, Determinism::kBatchInvariant, &pool);
   EXPECT_EQ(backend.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(backend.status().message(), testing::HasSubstr("device cpu has no CUDA kernels"));
+}
+
+// This test links the CUDA runtime, where the build has one, and not the emulator.
+TEST(BackendTest, KernelsAreProvenInTheEmulatorOnly) {
+  EXPECT_FALSE(IsCudaEmulated());
+  EXPECT_FALSE(AreKernelsProven());
 }
 
 TEST(BackendTest, WorkspaceGrowsAndKeepsItsMemory) {

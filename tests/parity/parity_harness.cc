@@ -106,7 +106,8 @@ class Stage {
       backend_ = std::make_unique<kernels::Backend>(std::move(backend));
       return absl::OkStatus();
     }
-    QUIRE_ASSIGN_OR_RETURN(const Device device, OpenCudaDevice(0));
+    QUIRE_ASSIGN_OR_RETURN(Device device, OpenCudaDevice(0));
+    if (options.compute_capability != 0) device.compute_capability = options.compute_capability;
     QUIRE_ASSIGN_OR_RETURN(stream_, Stream::Create(device));
     QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
                            kernels::Backend::CreateCuda(

@@ -68,6 +68,9 @@ struct ReplayOptions {
 
   // On GPU 0, through CudaRunner; what `threads` says is the host's part then.
   bool cuda = false;
+  // What the device is taken for, at most what it is: 80 chooses the portable kernels on 9.0 too.
+  // 0: what it is.
+  std::int32_t compute_capability = 0;
   DType activation = DType::kF32;
   Quantization quantization = Quantization::kAuto;
   bool graphs = true;

@@ -2,6 +2,7 @@
 //
 //   bench_kernels_cuda --benchmark_filter='DeviceCopy|Decode'
 //   bench_kernels_cuda --benchmark_filter=/tiny                   each op once, on any device
+//   bench_kernels_cuda --device                                   what the device is, as JSON
 //
 // An op is captured 20 times in a graph, over memory that together passes the L2 cache where the op
 // is bound by memory, so that neither launches nor caches flatter it; the time is that of whole
@@ -10,8 +11,8 @@
 // half. Inputs are random: zeros run faster.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -20,13 +21,15 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/strings/match.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/device_graph.h"
+#include "base/device_timer.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
 #include "kernels/attention/kv_tensor_maps.h"
+#include "kernels/backend/proven.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/ops.h"
 #include "kernels/sampling/device_sampler.h"
@@ -51,7 +54,7 @@ struct Gpu {
     }();
     return gpu.get();
   }
-  bool emulated() const { return absl::StartsWith(stream.device().name, "emulated"); }
+  static bool emulated() { return IsCudaEmulated(); }
 
   Stream stream;
   ThreadPool pool;
@@ -65,15 +68,33 @@ DeviceBuffer Random(const Gpu& gpu, std::int64_t count, float deviation = 1.0f) 
   std::normal_distribution<float> normal(0.0f, deviation);
   std::vector<T> values(static_cast<std::size_t>(std::min<std::int64_t>(count, 1 << 20)));
   for (T& value : values) value = FromFloat<T>(normal(generator));
-  auto buffer =
-      *DeviceBuffer::Allocate(MemoryKind::kDevice, count * static_cast<std::int64_t>(sizeof(T)));
-  const auto block = static_cast<std::int64_t>(values.size());
-  for (std::int64_t at = 0; at < count; at += block) {
-    const std::int64_t size = std::min(block, count - at) * static_cast<std::int64_t>(sizeof(T));
-    QUIRE_CHECK(gpu.stream.Copy(static_cast<T*>(buffer.data()) + at, values.data(), size).ok());
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+  auto buffer = *DeviceBuffer::Allocate(MemoryKind::kDevice, count * kSize);
+  auto* const all = static_cast<T*>(buffer.data());
+  auto filled = static_cast<std::int64_t>(values.size());
+  QUIRE_CHECK(gpu.stream.Copy(all, values.data(), filled * kSize).ok());
+  // The device repeats them: gigabytes from the host would take longer than what is measured.
+  while (filled < count) {
+    const std::int64_t size = std::min(filled, count - filled);
+    QUIRE_CHECK(gpu.stream.Copy(all + filled, all, size * kSize).ok());
+    filled += size;
   }
   QUIRE_CHECK(gpu.stream.Synchronize().ok());
   return buffer;
+}
+
+// Host memory of `count` random values, a block of them again and again.
+std::vector<BF16> RandomOnHost(std::size_t count, float deviation) {
+  std::mt19937 generator(2);
+  std::normal_distribution<float> normal(0.0f, deviation);
+  std::vector<BF16> values(count);
+  const std::size_t block = std::min<std::size_t>(count, 1 << 20);
+  for (std::size_t i = 0; i < block; ++i) values[i] = BF16::FromFloat(normal(generator));
+  for (std::size_t i = block; i < count; i += block) {
+    std::copy_n(values.begin(), std::min(block, count - i),
+                values.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return values;
 }
 
 template <typename T>
@@ -90,23 +111,31 @@ struct Work {
   double flops = 0;
 };
 
-// Times enqueue(0), enqueue(1), ... in graphs of 20.
+// Times enqueue(0), enqueue(1), ... in graphs of 20, by the device's clock. All of them run once
+// before: loading a kernel is not allowed in a capture, and is not what is measured.
 void Measure(benchmark::State& state, Gpu& gpu, Work work,
              absl::FunctionRef<absl::Status(int)> enqueue) {
   const int launches = gpu.emulated() ? 1 : 20;
+  absl::Status status;
+  for (int i = 0; i < launches; ++i) status.Update(enqueue(i));
+  status.Update(gpu.stream.Synchronize());
+  if (!status.ok()) return state.SkipWithError(status.ToString().c_str());
+  absl::StatusOr<DeviceTimer> timer = DeviceTimer::Create(gpu.stream);
+  if (!timer.ok()) return state.SkipWithError(timer.status().ToString().c_str());
   absl::StatusOr<DeviceGraph> graph = DeviceGraph::Capture(gpu.stream, [&]() -> absl::Status {
     for (int i = 0; i < launches; ++i) QUIRE_RETURN_IF_ERROR(enqueue(i));
     return absl::OkStatus();
   });
   if (!graph.ok()) return state.SkipWithError(graph.status().ToString().c_str());
-  absl::Status status = graph->Launch(gpu.stream);
+  status = graph->Launch(gpu.stream);
   status.Update(gpu.stream.Synchronize());
   for (auto _ : state) {
-    const auto start = std::chrono::steady_clock::now();
+    status.Update(timer->Start());
     status.Update(graph->Launch(gpu.stream));
-    status.Update(gpu.stream.Synchronize());
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-    state.SetIterationTime(time.count() / launches);
+    status.Update(timer->Stop());
+    const absl::StatusOr<absl::Duration> time = timer->Elapsed();
+    status.Update(time.status());
+    state.SetIterationTime(time.ok() ? absl::ToDoubleSeconds(*time) / launches : 1);
   }
   if (!status.ok()) return state.SkipWithError(status.ToString().c_str());
   const auto iterations = static_cast<double>(state.iterations());
@@ -150,10 +179,7 @@ void BM_Linear(benchmark::State& state) {
   const std::size_t copies =
       gpu->emulated() ? 1
                       : static_cast<std::size_t>(std::max<std::int64_t>(1, (256 << 20) / bytes));
-  std::vector<BF16> host(static_cast<std::size_t>(n) * k);
-  std::mt19937 generator(2);
-  std::normal_distribution<float> normal(0.0f, 0.05f);
-  for (BF16& w : host) w = BF16::FromFloat(normal(generator));
+  const std::vector<BF16> host = RandomOnHost(static_cast<std::size_t>(n) * k, 0.05f);
   std::vector<PackedLinear> weights;
   for (std::size_t i = 0; i < copies; ++i) {
     weights.push_back(*PackLinearWeight(gpu->backend, host.data(), DType::kBF16, n, k));
@@ -199,11 +225,13 @@ void BM_CodedLinear(benchmark::State& state) {
   std::vector<std::uint32_t> order(shape.has_order ? k : 0);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), generator);
+  std::vector<std::uint8_t> codes(1 << 20);
+  for (std::uint8_t& code : codes) code = static_cast<std::uint8_t>(generator());
   const auto source = [&](std::uint32_t row, const QuantizedRow& out) {
-    std::mt19937 own(row);
     const bool is_int4 = shape.format == WeightFormat::kInt4;
+    std::size_t at = std::size_t{row} * 4099;
     for (std::int8_t& q : out.q) {
-      const auto code = static_cast<std::uint8_t>(own());
+      const std::uint8_t code = codes[at++ % codes.size()];
       if (shape.format == WeightFormat::kFp8E4M3) {
         q = static_cast<std::int8_t>(code & 0xbf);  // no NaN
       } else if (shape.format == WeightFormat::kInt8) {
@@ -537,6 +565,50 @@ BENCHMARK(BM_Sample)
 BENCHMARK(BM_Sample)->Name("BM_Sample/tiny")->Args({2, 500, 5, 95})->UseManualTime();
 
 }  // namespace
+
+// Prints the device as JSON, after a launch, so that a GPU that was lost does not pass for one that
+// works. Returns the exit status; 77 where there is none.
+int PrintDevice() {
+  const absl::StatusOr<Device> device = OpenCudaDevice(0);
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(device.status().message()).c_str());
+    return 77;
+  }
+  absl::StatusOr<std::int64_t> free = FreeDeviceMemory(*device);
+  absl::Status status = free.status();
+  if (status.ok()) {
+    const absl::StatusOr<Stream> stream = Stream::Create(*device);
+    const auto memory = DeviceBuffer::Allocate(MemoryKind::kDevice, 4096);
+    status = stream.status();
+    status.Update(memory.status());
+    if (status.ok()) status.Update(stream->Zero(memory->data(), 4096));
+    if (status.ok()) status.Update(stream->Synchronize());
+  }
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  std::printf(
+      "{\"name\": \"%s\", \"compute_capability\": %d, \"num_sms\": %u, "
+      "\"memory_bytes\": %lld, \"free_bytes\": %lld, \"driver_version\": %d}\n",
+      device->name.c_str(), device->compute_capability, device->num_sms,
+      static_cast<long long>(device->memory_bytes), static_cast<long long>(*free),
+      device->driver_version);
+  return 0;
+}
+
 }  // namespace quire::kernels
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  if (argc == 2 && absl::string_view(argv[1]) == "--device") return quire::kernels::PrintDevice();
+  // 50 ms a shape, unless an argument says otherwise.
+  char time[] = "--benchmark_min_time=0.05";
+  std::vector<char*> arguments(argv, argv + argc);
+  arguments.insert(arguments.begin() + 1, time);
+  int count = argc + 1;
+  benchmark::Initialize(&count, arguments.data());
+  if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

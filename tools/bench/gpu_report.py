@@ -1,49 +1,153 @@
 #!/usr/bin/env python3
-"""A Markdown table of one GPU run: `gpu_report.py FOLDER`, with kernels.json of bench_kernels_cuda and, when it is
-there, peers.json of gpu_peers.py. Rates are given as shares of the copy bandwidth measured in the same run, times as
-ratios to the peer of the same shape.
+"""Turns the results of a GPU run (scripts/gpu_bundle) into data and a table.
+
+    gpu_report.py results.tar.gz [FOLDER]   writes FOLDER/<date>-<gpu>.json, docs/benchmarks by
+                                            default, and prints the table in Markdown
+    gpu_report.py --print results.tar.gz    prints only
+
+Rates are given as shares of the copy bandwidth measured in the same run, times as ratios to torch's
+of the same shape. Results of the emulated device are printed, never written: its times mean nothing.
 """
 
+import argparse
 import json
 import pathlib
+import re
+import statistics
 import sys
+import tarfile
+
+UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+KERNELS = ["benchmark", "time_us", "TB_per_s", "share_of_C", "TFLOP_per_s", "torch_us",
+           "time_by_torch"]
+STAGES = ["stage", "verdict", "passed", "items", "seconds", "why"]
+LOAD = ["streams", "output_tokens_per_s", "median_ttft_ms", "median_itl_ms", "failed"]
 
 
-def medians(path):
-    """{name: (seconds, bytes/s, FLOP/s)} of the median rows of a Google Benchmark report."""
-    unit = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+def read(path):
+    """{file name: content} of the archive."""
+    with tarfile.open(path) as archive:
+        return {member.name.removeprefix("results/"): archive.extractfile(member).read()
+                for member in archive.getmembers() if member.isfile()}
+
+
+def benchmarks(files):
+    """{name: (seconds, bytes/s, FLOP/s)}, medians of the repetitions."""
     rows = {}
-    for row in json.loads(path.read_text(encoding="utf-8"))["benchmarks"]:
-        if row.get("aggregate_name") == "median":
-            name = row["run_name"].removesuffix("/manual_time")
-            rows[name] = (row["real_time"] * unit[row["time_unit"]], row.get("bytes_per_second", 0),
-                          row.get("FLOP/s", 0))
+    for name, content in files.items():
+        if not re.match(r"(speed|facts)-BM_.*\.json$", name):
+            continue
+        try:
+            found = json.loads(content)["benchmarks"]
+        except (ValueError, KeyError):  # of a process that was killed
+            continue
+        runs = [row for row in found if row.get("run_type", "iteration") == "iteration"
+                and not row.get("error_occurred")]
+        if runs:
+            title = runs[0]["run_name"].removesuffix("/manual_time")
+            rows[title] = tuple(statistics.median(values) for values in (
+                [row["real_time"] * UNIT[row["time_unit"]] for row in runs],
+                [row.get("bytes_per_second", 0) for row in runs],
+                [row.get("FLOP/s", 0) for row in runs]))
     return rows
 
 
-def main():
-    folder = pathlib.Path(sys.argv[1])
-    rows = medians(folder / "kernels.json")
-    copy = max((rate for name, (_, rate, _) in rows.items() if name.startswith("BM_DeviceCopy")),
+def kernel_rows(files):
+    """(C in bytes/s or 0, rows of KERNELS)."""
+    found = benchmarks(files)
+    copy = max((rate for name, (_, rate, _) in found.items() if name.startswith("BM_DeviceCopy")),
                default=0)
-    if copy == 0:
-        print("gpu_report.py: no BM_DeviceCopy in kernels.json, nothing to compare with",
-              file=sys.stderr)
+    peers = json.loads(files.get("peers.json", b"{}"))
+    rows = []
+    for name, (seconds, rate, flops) in sorted(found.items()):
+        peer = peers.get(name, {}).get("seconds")
+        rows.append([name, round(seconds * 1e6, 2),
+                     round(rate / 1e12, 3) if rate else None,
+                     round(rate / copy, 3) if rate and copy else None,
+                     round(flops / 1e12, 1) if flops else None,
+                     round(peer * 1e6, 2) if peer else None,
+                     round(seconds / peer, 3) if peer else None])
+    return copy, rows
+
+
+def stage_rows(results):
+    rows = []
+    for stage in results["stages"]:
+        items = stage["items"]
+        bad = [f"{item['name']}: {item['why']}" for item in items if item["verdict"] == "FAILED"]
+        rows.append([stage["name"], stage["verdict"],
+                     sum(item["verdict"] == "passed" for item in items), len(items),
+                     round(stage["seconds"], 1), stage["skipped"] or "; ".join(bad)[:400] or None])
+    return rows
+
+
+def load_rows(files):
+    rows = []
+    for streams in (1, 32, 128):
+        content = files.get(f"daemon-{streams}.json")
+        if content:
+            run = json.loads(content)
+            rows.append([streams, round(run["output_throughput"], 1),
+                         *(round(run[f"median_{name}_ms"], 2) for name in ("ttft", "itl")),
+                         run["failed"]])
+    return rows
+
+
+def document(results, files):
+    """As tools/docs/benchmark_data.py describes it."""
+    device = results["device"] or {"name": "no device"}
+    copy, kernels = kernel_rows(files)
+    gigabytes = device.get("memory_bytes", 0) / 1e9
+    common = {
+        "machine": f"{device['name']}, {device.get('num_sms', 0)} multiprocessors, "
+                   f"{gigabytes:.0f} GB, driver for CUDA {device.get('driver_version', 0) // 1000}",
+        "date": results["date"],
+        "versions": {"quire": results["quire"]},
+        "commands": [f"./run --minutes {results['minutes']:g}"],
+    }
+    parts = [("stages", "Verdicts of the check", "One process an item.", STAGES,
+              stage_rows(results)),
+             ("kernels", "Kernels", "Medians of 5 of 10 ms. C, the device's copy bandwidth in this "
+              f"run, is {copy / 1e12:.3f} TB/s.", KERNELS, kernels),
+             ("daemon", "Llama 3.1 8B's shape with made-up weights, 512 tokens in and 128 out",
+              "quire bench, four requests a stream after a warm-up.", LOAD, load_rows(files))]
+    return {"title": f"CUDA kernels on {device['name']}",
+            "measurements": [{"id": identity, "title": title, **common, "method": method,
+                              "columns": columns, "rows": rows}
+                             for identity, title, method, columns, rows in parts if rows]}
+
+
+def markdown(data, is_emulated):
+    lines = [f"# {data['title']}{': EMULATED, its times mean nothing' if is_emulated else ''}"]
+    for part in data["measurements"]:
+        lines += ["", f"## {part['title']}", "", f"{part['machine']}; {part['date']}. "
+                  f"{part['method']}", "", "| " + " | ".join(part["columns"]) + " |",
+                  "|" + "---|" * len(part["columns"])]
+        lines += ["| " + " | ".join("" if value is None else str(value) for value in row) + " |"
+                  for row in part["rows"]]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--print", action="store_true")
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path, nargs="?",
+                        default=pathlib.Path(__file__).parents[2] / "docs" / "benchmarks")
+    options = parser.parse_args()
+    files = read(options.results)
+    results = json.loads(files["results.json"])
+    data = document(results, files)
+    print(markdown(data, results["is_emulated"]))
+    if options.print:
+        return 0
+    if results["is_emulated"] or not results["device"]:
+        print("gpu_report.py: no figures of a GPU, nothing is written", file=sys.stderr)
         return 1
-    peers_file = folder / "peers.json"
-    peers = json.loads(peers_file.read_text(encoding="utf-8")) if peers_file.exists() else {}
-    print(f"# {folder.name}\n")
-    print((folder / "gpu.csv").read_text(encoding="utf-8").replace("\n", "  \n"))
-    print(f"Medians of 5. C, the device's copy bandwidth in this run, is {copy / 1e12:.2f} TB/s.\n")
-    print("| benchmark | time, us | TB/s | share of C | TFLOP/s | peer | time / peer |")
-    print("|---|---|---|---|---|---|---|")
-    for name, (seconds, rate, flops) in rows.items():
-        peer, ratio = "", ""
-        if name in peers:
-            peer = peers[name]["peer"]
-            ratio = f"{seconds / peers[name]['seconds']:.2f}"
-        print(f"| {name} | {seconds * 1e6:.1f} | {rate / 1e12:.2f} | {rate / copy:.2f} "
-              f"| {flops / 1e12:.0f} | {peer} | {ratio} |")
+    gpu = re.sub(r"[^a-z0-9]+", "-", results["device"]["name"].lower()).strip("-")
+    target = options.folder / f"{results['date'][:10]}-{gpu}.json"
+    target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print(f"gpu_report.py: {target}", file=sys.stderr)
     return 0
 
 

@@ -1,0 +1,75 @@
+#include "base/device_timer.h"
+
+#include <utility>
+
+#include "base/status.h"
+#ifdef QUIRE_HAS_CUDA
+#include <cuda_runtime_api.h>
+
+#include "base/cuda_status.h"
+#endif
+
+namespace quire {
+
+#ifdef QUIRE_HAS_CUDA
+
+absl::StatusOr<DeviceTimer> DeviceTimer::Create(const Stream& stream) {
+  if (stream.cuda() == nullptr) return absl::UnimplementedError("the CPU has no device timer");
+  QUIRE_RETURN_IF_ERROR(UseDevice(stream.device()));
+  DeviceTimer timer(stream);
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&timer.start_), "event of a timer"));
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&timer.stop_), "event of a timer"));
+  return timer;
+}
+
+DeviceTimer::~DeviceTimer() {
+  for (CUevent_st* const event : {start_, stop_}) {
+    if (event != nullptr) (void)cudaEventDestroy(event);
+  }
+  (void)cudaGetLastError();
+}
+
+absl::Status DeviceTimer::Start() {
+  return CudaStatus(cudaEventRecord(start_, stream_->cuda()), "start of a timer");
+}
+
+absl::Status DeviceTimer::Stop() {
+  return CudaStatus(cudaEventRecord(stop_, stream_->cuda()), "stop of a timer");
+}
+
+absl::StatusOr<absl::Duration> DeviceTimer::Elapsed() const {
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(stop_), "wait for a timer"));
+  float milliseconds = 0;
+  QUIRE_RETURN_IF_ERROR(
+      CudaStatus(cudaEventElapsedTime(&milliseconds, start_, stop_), "time between two events"));
+  return absl::Milliseconds(milliseconds);
+}
+
+#else
+
+absl::StatusOr<DeviceTimer> DeviceTimer::Create(const Stream&) {
+  return absl::UnimplementedError("this build was made without CUDA (QUIRE_CUDA)");
+}
+
+DeviceTimer::~DeviceTimer() = default;
+
+absl::Status DeviceTimer::Start() {
+  return absl::OkStatus();
+}
+
+absl::Status DeviceTimer::Stop() {
+  return absl::OkStatus();
+}
+
+absl::StatusOr<absl::Duration> DeviceTimer::Elapsed() const {
+  return absl::ZeroDuration();
+}
+
+#endif
+
+DeviceTimer::DeviceTimer(DeviceTimer&& other) noexcept
+    : stream_(other.stream_),
+      start_(std::exchange(other.start_, nullptr)),
+      stop_(std::exchange(other.stop_, nullptr)) {}
+
+}  // namespace quire

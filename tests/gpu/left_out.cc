@@ -1,0 +1,47 @@
+// Takes the place of two things in the programs of a bundle, which has at most 20 MiB: the embedded
+// model (10 MiB), and libcurl with its forty libraries, which the client needs for HTTP only.
+
+#include <curl/curl.h>
+
+#include <vector>
+
+#include "server/embedded_model.h"
+
+namespace quire::server {
+
+std::vector<formats::ModelFiles::MemoryFile> StoryFiles() {
+  return {};
+}
+
+}  // namespace quire::server
+
+extern "C" {
+
+CURLcode curl_global_init(long /*flags*/) {
+  return CURLE_OK;
+}
+// "out of memory" to the caller: a bundle's client speaks gRPC.
+CURL* curl_easy_init() {
+  return nullptr;
+}
+void curl_easy_cleanup(CURL* /*handle*/) {}
+CURLcode curl_easy_perform(CURL* /*handle*/) {
+  return CURLE_FAILED_INIT;
+}
+#undef curl_easy_setopt
+CURLcode curl_easy_setopt(CURL* /*handle*/, CURLoption /*option*/, ...) {
+  return CURLE_FAILED_INIT;
+}
+#undef curl_easy_getinfo
+CURLcode curl_easy_getinfo(CURL* /*handle*/, CURLINFO /*info*/, ...) {
+  return CURLE_FAILED_INIT;
+}
+const char* curl_easy_strerror(CURLcode /*code*/) {
+  return "a bundle for a GPU machine has no HTTP client";
+}
+curl_slist* curl_slist_append(curl_slist* /*list*/, const char* /*text*/) {
+  return nullptr;
+}
+void curl_slist_free_all(curl_slist* /*list*/) {}
+
+}  // extern "C"

@@ -1,0 +1,196 @@
+"""The runner of a bundle (tools/gpu_run) with programs that hang, crash or lose the GPU."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "bench"))
+import gpu_manifest  # noqa: E402
+
+RUNNER = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
+PROGRAMS = ("quired", "quire", "quire_gpu_tests", "bench_kernels_cuda",
+            "bench_kernels_cuda_emulated")
+DEVICE = {"name": "Fake 90", "compute_capability": 90, "num_sms": 132, "memory_bytes": 8e10,
+          "free_bytes": 7e10, "driver_version": 13000}
+HANG = "exec tail -f /dev/null"
+
+
+class Bundle:
+    """A folder like a bundle, of shell scripts."""
+
+    def __init__(self, folder, archs="80+ptx,90a"):
+        self.folder, self.archs = folder, archs
+        shutil.copy(RUNNER, folder / "run")
+        for name in PROGRAMS:
+            self.program(name, "exit 0")
+        self.device(f"echo '{json.dumps(DEVICE)}'")
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def device(self, answer, tiny="exit 0"):
+        self.program("bench_kernels_cuda", f"""case $1 in
+            --device) {answer} ;;
+            --benchmark_list_tests) echo BM_A/tiny/1; echo BM_B/tiny/2; echo BM_C/n:1 ;;
+            *BM_B/tiny*) {tiny} ;;
+            esac""")
+
+    def tests(self, suites):
+        """{suite: what its process does}."""
+        listing = "\n".join(f"echo {name}.; echo '  Test'" for name in suites)
+        cases = "\n".join(f"--gtest_filter={name}.*) {text} ;;" for name, text in suites.items())
+        self.program("quire_gpu_tests",
+                     f"case $1 in\n--gtest_list_tests) {listing} ;;\n{cases}\nesac")
+
+    def run(self, *arguments, seal=True):
+        if seal:
+            gpu_manifest.write(self.folder, "0 test", self.archs)
+        done = subprocess.run([self.folder / "run", *arguments], cwd=self.folder.parent, text=True,
+                              capture_output=True, timeout=60, check=False)
+        with tarfile.open(self.folder.parent / "results.tar.gz") as archive:
+            results = json.load(archive.extractfile("results/results.json"))
+            names = archive.getnames()
+        return done.returncode, done.stdout, results, names
+
+
+class RunnerTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name) / "bundle"
+        self.folder.mkdir()
+
+    def bundle(self, **options):
+        return Bundle(self.folder, **options)
+
+    def stage(self, results, name):
+        return next(stage for stage in results["stages"] if stage["name"] == name)
+
+    def test_all_is_well(self):
+        bundle = self.bundle()
+        bundle.tests({"ATest": "exit 0", "AttentionSm90Test": "exit 0"})
+        status, output, results, names = bundle.run("facts", "smoke", "tests")
+        self.assertEqual(status, 0, output)
+        self.assertIn("Fake 90", output)
+        self.assertEqual([stage["verdict"] for stage in results["stages"]], ["passed"] * 3)
+        self.assertIn("results/smoke-BM_A-tiny-1.log", names)
+        self.assertFalse((self.folder.parent / "results.tar.gz.parts").exists())
+        self.assertTrue(output.rstrip().splitlines()[-1].startswith("results: "))
+
+    def test_no_driver_and_an_old_one_are_said_and_nothing_runs(self):
+        for message in ("no CUDA driver is installed, this build needs one for CUDA 13.0",
+                        "driver supports CUDA 12.4, this build needs 13.0",
+                        "CUDA device 0 (Old) has compute capability 7.5, this build needs 8.0"):
+            bundle = self.bundle()
+            bundle.device(f"echo '{message}' >&2; exit 77")
+            status, output, results, _ = bundle.run()
+            self.assertEqual(status, 77, output)
+            self.assertIn(f"device: FAILED, {message}", output)
+            self.assertEqual(self.stage(results, "daemon")["skipped"], f"no device: {message}")
+
+    def test_a_bundle_for_another_target_is_refused(self):
+        for archs, fits in (("80", False), ("80+ptx", True), ("90a", True), ("100", False)):
+            status, output, _, _ = self.bundle(archs=archs).run("smoke")
+            self.assertEqual(status, 0 if fits else 77, output)
+            if not fits:
+                line = f"the bundle has machine code for {archs}, the device needs 90"
+                self.assertIn(line, output)
+
+    def test_too_little_memory_skips_the_stage(self):
+        bundle = self.bundle()
+        bundle.device(f"echo '{json.dumps({**DEVICE, 'free_bytes': 2e9})}'")
+        status, output, results, _ = bundle.run("smoke", "tests")
+        self.assertEqual(status, 75, output)
+        self.assertEqual(self.stage(results, "smoke")["verdict"], "passed")
+        self.assertEqual(self.stage(results, "tests")["skipped"],
+                         "2.0 GB of device memory are free, it needs 4")
+
+    def test_a_cut_bundle_is_refused(self):
+        bundle = self.bundle()
+        gpu_manifest.write(self.folder, "0 test", "90a")
+        quired = self.folder / "quired"
+        quired.write_bytes(quired.read_bytes()[:-3])
+        status, output, _, _ = bundle.run(seal=False)
+        self.assertEqual(status, 65, output)
+        self.assertIn("the bundle is cut: quired has 14 bytes of 17", output)
+        manifest = self.folder / "bundle.txt"
+        manifest.write_bytes(manifest.read_bytes()[:40])
+        status, output, _, _ = bundle.run(seal=False)
+        self.assertEqual(status, 65, output)
+        self.assertIn("the bundle is cut: bundle.txt has no end", output)
+
+    def test_other_bytes_are_found(self):
+        bundle = self.bundle()
+        gpu_manifest.write(self.folder, "0 test", "90a")
+        bundle.program("quired", "exit 1")
+        status, output, _, _ = bundle.run(seal=False)
+        self.assertEqual(status, 65, output)
+        self.assertIn("the bundle is damaged: quired has other bytes", output)
+
+    def test_a_hang_and_a_crash_cost_one_item_each(self):
+        bundle = self.bundle()
+        bundle.tests({"ATest": HANG, "BTest": "kill -SEGV $$", "CTest": "exit 0"})
+        status, output, results, _ = bundle.run("--item-seconds", "1", "tests")
+        self.assertEqual(status, 1, output)
+        items = {item["name"]: item for item in self.stage(results, "tests")["items"]}
+        self.assertEqual([items[name]["verdict"] for name in ("ATest", "BTest", "CTest")],
+                         ["FAILED", "FAILED", "passed"])
+        self.assertEqual(items["ATest"]["why"], "no end within 1 s, killed")
+        self.assertIn("ended by signal 11", items["BTest"]["why"])
+
+    def test_an_error_of_a_benchmark_is_a_failure(self):
+        bundle = self.bundle()
+        bundle.device(f"echo '{json.dumps(DEVICE)}'", tiny="echo \"BM_B ERROR OCCURRED: 'bad'\"")
+        status, output, _, _ = bundle.run("smoke")
+        self.assertEqual(status, 1, output)
+        self.assertIn("smoke BM_B/tiny/2: FAILED, BM_B ERROR OCCURRED: 'bad'", output)
+
+    def test_after_a_lost_gpu_nothing_starts_and_results_stay(self):
+        bundle = self.bundle()
+        lost = self.folder.parent / "lost"
+        bundle.device(f"test -e {lost} && {{ echo 'unspecified launch failure' >&2; exit 1; }};"
+                      f" echo '{json.dumps(DEVICE)}'", tiny=f"touch {lost}; exit 1")
+        bundle.tests({"ATest": "exit 0"})
+        status, output, results, names = bundle.run("smoke", "tests")
+        self.assertEqual(status, 1, output)
+        line = "the GPU is lost since BM_B/tiny/2: unspecified launch failure"
+        self.assertEqual(results["lost"], line)
+        self.assertEqual(self.stage(results, "tests")["skipped"], line)
+        self.assertIn("results/smoke-BM_A-tiny-1.log", names)
+
+    def test_when_time_is_up_the_rest_is_not_run(self):
+        bundle = self.bundle()
+        bundle.tests({f"T{i}Test": HANG for i in range(40)})
+        status, output, results, _ = bundle.run("--minutes", "0.1", "tests")
+        self.assertEqual(status, 1, output)
+        last = self.stage(results, "tests")["items"][-1]
+        self.assertEqual((last["verdict"], last["why"]), ("not run", "time was up"))
+
+    def test_a_missing_library_is_named(self):
+        bundle = self.bundle()
+        line = "quire: error while loading shared libraries: libgrpc.so.29: cannot open"
+        bundle.program("quire", f"echo '{line}' >&2; exit 127")
+        status, output, _, _ = bundle.run("facts")
+        self.assertEqual(status, 1, output)
+        self.assertIn(line, output)
+
+    def test_a_stage_that_is_none_and_one_without_emulator_are_usage_errors(self):
+        self.bundle()
+        for arguments in (["nonsense"], ["--emulated", "daemon"], ["--minutes", "0"]):
+            done = subprocess.run([self.folder / "run", *arguments], cwd=self.folder.parent,
+                                  capture_output=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 64, arguments)
+
+
+if __name__ == "__main__":
+    os.environ.pop("QUIRE_TESTDATA", None)
+    unittest.main()

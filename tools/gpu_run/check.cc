@@ -1,0 +1,481 @@
+#include "tools/gpu_run/check.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "nlohmann/json.hpp"
+#include "tools/gpu_run/archive.h"
+
+namespace quire::gpu_run {
+namespace {
+
+using nlohmann::json;
+
+// Time kept for the archive and the table.
+constexpr Seconds kReserve{3};
+constexpr Seconds kProbeLimit{15};
+
+enum class Verdict { kPassed, kFailed, kSkipped, kNotRun };
+constexpr const char* kVerdictNames[] = {"passed", "FAILED", "skipped", "not run"};
+
+struct Outcome {
+  std::string name;
+  Verdict verdict = Verdict::kNotRun;
+  std::string why{};
+  double seconds = 0;
+  bool is_optional = false;
+};
+
+struct StageResult {
+  std::string name;
+  std::vector<Outcome> items{};
+  std::string skipped{};  // why it was not begun
+  double seconds = 0;
+
+  std::size_t Count(Verdict verdict) const {
+    return static_cast<std::size_t>(std::count_if(
+        items.begin(), items.end(), [&](const Outcome& o) { return o.verdict == verdict; }));
+  }
+  // Not begun, or some item that counts was not.
+  bool is_incomplete() const {
+    return std::any_of(items.begin(), items.end(), [](const Outcome& o) {
+      return o.verdict == Verdict::kNotRun && !o.is_optional;
+    });
+  }
+  const char* verdict() const {
+    if (Count(Verdict::kFailed) > 0) return "FAILED";
+    if (!skipped.empty()) return "skipped";
+    return is_incomplete() ? "incomplete" : "passed";
+  }
+};
+
+// The line of a log that says most of why a process failed.
+std::string Reason(const std::string& log) {
+  std::istringstream lines(log);
+  std::string last;
+  std::string marked;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    last = line;
+    for (const char* const mark : {"ERROR", "error", ": Failure", "FAILED  ] ", "not found"}) {
+      if (marked.empty() && line.find(mark) != std::string::npos) marked = line;
+    }
+  }
+  const std::string line = marked.empty() ? last : marked;
+  const std::size_t start = std::min(line.find_first_not_of(" \t"), line.size());
+  return line.substr(start, 200);
+}
+
+// What an ended process tells. Google Benchmark exits with 0 after an error.
+Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
+  Outcome outcome{.name = item.name, .seconds = seconds, .is_optional = item.is_optional};
+  const std::string log = ReadFile(item.command.log);
+  if (!status.has_value()) {
+    char text[64];
+    std::snprintf(text, sizeof(text), "no end within %.0f s, killed", seconds);
+    outcome.verdict = Verdict::kFailed;
+    outcome.why = text;
+  } else if (*status == 77) {
+    outcome.verdict = Verdict::kSkipped;
+    outcome.why = Reason(log);
+  } else if (*status != 0 || log.find("ERROR OCCURRED") != std::string::npos) {
+    outcome.verdict = Verdict::kFailed;
+    outcome.why = *status > 128 ? "ended by signal " + std::to_string(*status - 128) + ": " : "";
+    outcome.why += Reason(log);
+  } else {
+    outcome.verdict = Verdict::kPassed;
+  }
+  return outcome;
+}
+
+class Checker {
+ public:
+  explicit Checker(const Options& options)
+      : options_(options),
+        start_(Clock::now()),
+        end_(After(Seconds(options.minutes * 60) - kReserve)) {}
+
+  int Run();
+
+ private:
+  bool Chosen(const Stage& stage) const {
+    return options_.stages.empty() || std::find(options_.stages.begin(), options_.stages.end(),
+                                                stage.name) != options_.stages.end();
+  }
+  bool is_over() const { return processes_.interrupted() || !lost_.empty(); }
+  void Say(const std::string& text) const;
+  void RunStages();
+  std::string WhyNot(const Stage& stage) const;
+  void RunItems(const std::vector<Item>& items, std::size_t jobs, StageResult* stage);
+  void Record(Outcome outcome, StageResult* stage);
+  void Facts(StageResult* stage);
+  void FindTools();
+  void ChooseCxxRuntime();
+  void OpenDevice(StageResult* stage);
+  void DaemonStage(StageResult* stage);
+  bool AwaitDaemon(pid_t pid, const std::string& run, StageResult* stage);
+  std::string Listing(const Command& command);
+  Command DeviceCommand(const std::string& log) const { return setup_.Bench({"--device"}, log); }
+  int ExitStatus() const;
+  void WriteJson(int status) const;
+  void PrintTable() const;
+
+  const Options& options_;
+  const TimePoint start_;
+  const TimePoint end_;
+  TimePoint stage_end_;
+  Setup setup_;
+  Bundle bundle_;
+  Processes processes_;
+  std::vector<StageResult> stages_;
+  json device_;        // of bench_kernels_cuda --device; null: none
+  json tools_;         // paths of what the machine has
+  std::string fault_;  // of the bundle
+  std::string no_device_;
+  std::string lost_;  // why no more can run on the device
+};
+
+void Checker::Say(const std::string& text) const {
+  std::printf("[%4.0f s] %s\n", Seconds(Clock::now() - start_).count(), text.c_str());
+  std::fflush(stdout);
+}
+
+void Checker::Record(Outcome outcome, StageResult* stage) {
+  Say(stage->name + " " + outcome.name + ": " + kVerdictNames[static_cast<int>(outcome.verdict)] +
+      (outcome.why.empty() ? "" : ", " + outcome.why));
+  stage->items.push_back(std::move(outcome));
+}
+
+// Runs items, some at a time. One that fails may have taken the device with it: the next process
+// then asks for the device, and nothing else starts before it has answered.
+void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageResult* stage) {
+  struct Running {
+    const Item* item;
+    TimePoint start, limit;
+  };
+  std::map<pid_t, Running> running;
+  std::string suspect;
+  std::size_t next = 0;
+  while (!running.empty() || !suspect.empty() || next < items.size()) {
+    const bool may_start = !is_over() && Clock::now() + Seconds(1) < stage_end_;
+    if (running.empty() && !suspect.empty()) {
+      const Command probe = DeviceCommand("device-after-failure");
+      if (processes_.Run(probe, After(kProbeLimit)).value_or(1) != 0) {
+        lost_ = "the GPU is lost since " + suspect + ": " + Reason(ReadFile(probe.log));
+        Say(lost_);
+      }
+      suspect.clear();
+      continue;
+    }
+    if (running.empty() && !may_start) break;
+    if (may_start && suspect.empty() && running.size() < jobs && next < items.size()) {
+      const Item& item = items[next++];
+      if (!item.skipped.empty()) {
+        stage->items.push_back({item.name, Verdict::kSkipped, item.skipped});
+        continue;
+      }
+      const TimePoint limit =
+          std::min(stage_end_, After(std::min(item.limit, Seconds(options_.item_seconds))));
+      running[processes_.Start(item.command)] = {&item, Clock::now(), limit};
+      continue;
+    }
+    TimePoint until = stage_end_;
+    for (const auto& [pid, run] : running) until = std::min(until, run.limit);
+    processes_.Wait(until);
+    for (auto at = running.begin(); at != running.end();) {
+      const auto [pid, run] = *at;
+      const std::optional<int> status = processes_.TakeStatus(pid);
+      const TimePoint now = Clock::now();
+      if (!status && now < run.limit && !processes_.interrupted()) {
+        ++at;
+        continue;
+      }
+      if (!status) processes_.Kill(pid);
+      Outcome outcome = Judge(*run.item, status, Seconds(now - run.start).count());
+      if (outcome.verdict == Verdict::kFailed && !device_.is_null()) suspect = outcome.name;
+      Record(std::move(outcome), stage);
+      at = running.erase(at);
+    }
+  }
+  for (; next < items.size(); ++next) {
+    stage->items.push_back({.name = items[next].name,
+                            .why = lost_.empty() ? "time was up" : "the GPU is lost",
+                            .is_optional = items[next].is_optional});
+  }
+}
+
+std::string Checker::Listing(const Command& command) {
+  processes_.Run(command, std::min(stage_end_, After(Seconds(20))));
+  return ReadFile(command.log);
+}
+
+void Checker::FindTools() {
+  for (const char* const name : {"nvidia-smi", "nvcc", "ncu", "compute-sanitizer", "python3"}) {
+    tools_[name] = FindProgram(name);
+  }
+  const std::string smi = tools_["nvidia-smi"];
+  const std::string log = setup_.results + "/nvidia-smi.log";
+  if (!smi.empty()) processes_.Run({.argv = {smi, "-q"}, .log = log}, After(Seconds(10)));
+}
+
+// The bundle's own needs the newest glibc; that of a machine with an older one may be new enough.
+void Checker::ChooseCxxRuntime() {
+  const Command start = setup_.Program("quired", {"--version"}, "facts-cxx-runtime");
+  if (processes_.Run(start, After(kProbeLimit)).value_or(1) == 0) return;
+  setup_.cxx_runtime = options_.bundle + "/lib/cxx";
+}
+
+void Checker::OpenDevice(StageResult* stage) {
+  const Item item{.name = "device", .command = DeviceCommand("facts-device")};
+  const std::optional<int> status = processes_.Run(item.command, After(kProbeLimit));
+  Outcome outcome = Judge(item, status, 0);
+  device_ = json::parse(ReadFile(item.command.log), nullptr, false);
+  if (device_.is_discarded() || !device_.is_object()) device_ = nullptr;
+  if (outcome.verdict == Verdict::kPassed && device_.is_null()) {
+    outcome.why = "bench_kernels_cuda --device prints no JSON";
+  } else if (outcome.verdict == Verdict::kPassed) {
+    const int capability = device_.value("compute_capability", 0);
+    if (!options_.is_emulated && !RunsOn(bundle_.archs, capability)) {
+      outcome.why = "the bundle has machine code for " + bundle_.archs + ", the device needs " +
+                    std::to_string(capability) + ": see scripts/gpu_bundle --arch";
+      device_ = nullptr;
+    }
+  }
+  if (device_.is_null()) {
+    outcome.verdict = Verdict::kFailed;
+    no_device_ = outcome.why;
+  } else {
+    outcome.why = device_.value("name", "");
+  }
+  Record(std::move(outcome), stage);
+}
+
+void Checker::Facts(StageResult* stage) {
+  Record({.name = "bundle",
+          .verdict = fault_.empty() ? Verdict::kPassed : Verdict::kFailed,
+          .why = fault_},
+         stage);
+  if (!fault_.empty()) return;
+  FindTools();
+  ChooseCxxRuntime();
+  RunItems(StartItems(setup_), 4, stage);
+  OpenDevice(stage);
+  if (!device_.is_null()) RunItems({ProbeItem(setup_)}, 1, stage);
+}
+
+// Waits until it serves; records why it does not.
+bool Checker::AwaitDaemon(pid_t pid, const std::string& run, StageResult* stage) {
+  const Command health = DaemonHealth(setup_, run);
+  const TimePoint start = Clock::now();
+  Outcome outcome{.name = "start"};
+  std::optional<int> ended;
+  while (!is_over() && Clock::now() < stage_end_ && !(ended = processes_.TakeStatus(pid))) {
+    if (processes_.Run(health, stage_end_).value_or(1) == 0) {
+      outcome.verdict = Verdict::kPassed;
+      break;
+    }
+    processes_.Wait(After(Seconds(0.2)));
+  }
+  outcome.seconds = Seconds(Clock::now() - start).count();
+  if (outcome.verdict != Verdict::kPassed) {
+    outcome.verdict = Verdict::kFailed;
+    const std::string reason = Reason(ReadFile(Daemon(setup_, run).log));
+    outcome.why = (ended ? "quired has ended: " : "quired does not serve: ") + reason;
+    if (!ended) processes_.Kill(pid);
+  }
+  Record(outcome, stage);
+  return outcome.verdict == Verdict::kPassed;
+}
+
+void Checker::DaemonStage(StageResult* stage) {
+  // A short path: names of sockets have at most 107 bytes.
+  char folder[] = "/tmp/quire-gpu-XXXXXX";
+  if (mkdtemp(folder) == nullptr) {
+    Record({.name = "folder", .verdict = Verdict::kFailed, .why = "/tmp cannot be written"}, stage);
+    return;
+  }
+  RunItems({MakeModelItem(setup_, folder)}, 1, stage);
+  if (stage->Count(Verdict::kPassed) == 1) {
+    const pid_t pid = processes_.Start(Daemon(setup_, folder));
+    if (AwaitDaemon(pid, folder, stage)) {
+      RunItems(LoadItems(setup_, folder), 1, stage);
+      kill(pid, SIGTERM);
+      const TimePoint until = After(Seconds(10));
+      std::optional<int> status;
+      while (!(status = processes_.TakeStatus(pid)) && Clock::now() < until) processes_.Wait(until);
+      if (!status) processes_.Kill(pid);
+      Record(Judge({.name = "stop", .command = Daemon(setup_, folder)}, status, 0), stage);
+    }
+  }
+  std::error_code error;
+  std::filesystem::remove_all(folder, error);
+}
+
+// Why a stage cannot begin; empty: it can.
+std::string Checker::WhyNot(const Stage& stage) const {
+  if (!fault_.empty()) return "the bundle is not whole";
+  if (!no_device_.empty()) return "no device: " + no_device_;
+  if (!lost_.empty()) return lost_;
+  if (processes_.interrupted()) return "interrupted";
+  const double free = device_.value("free_bytes", 0.0);
+  if (!options_.is_emulated && free < stage.min_bytes) {
+    char text[96];
+    std::snprintf(text, sizeof(text), "%.1f GB of device memory are free, it needs %.0f",
+                  free / 1e9, stage.min_bytes / 1e9);
+    return text;
+  }
+  if (std::string(stage.name) == "tools" && FindProgram("compute-sanitizer").empty()) {
+    return "compute-sanitizer is not installed";
+  }
+  return "";
+}
+
+void Checker::RunStages() {
+  double shares = 0;
+  for (const Stage& stage : kStages) shares += Chosen(stage) ? stage.share : 0;
+  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const std::size_t jobs = options_.is_emulated ? cores : std::clamp<std::size_t>(cores, 5, 16) - 4;
+  double used = 0;
+  for (const Stage& stage : kStages) {
+    const std::string name = stage.name;
+    const bool is_asked = Chosen(stage);
+    // Nothing can be said of a device that was not looked at.
+    if (!is_asked && name != "facts") continue;
+    used += is_asked ? stage.share : 0;
+    stage_end_ = is_asked ? start_ + std::chrono::duration_cast<Clock::duration>(
+                                         (end_ - start_) * std::min(1.0, used / shares))
+                          : std::min(end_, After(Seconds(60)));
+    StageResult result{.name = name};
+    const TimePoint start = Clock::now();
+    if (name != "facts") result.skipped = WhyNot(stage);
+    if (!result.skipped.empty()) {
+      Say(name + ": skipped, " + result.skipped);
+    } else if (name == "facts") {
+      Facts(&result);
+    } else if (name == "smoke") {
+      RunItems(SmokeItems(setup_, Listing(setup_.Bench({"--benchmark_list_tests"}, "list-bench"))),
+               jobs, &result);
+    } else if (name == "tests" || name == "runner") {
+      const Command list = setup_.Program("quire_gpu_tests", {"--gtest_list_tests"}, "list-tests");
+      const std::string listing = Listing(list);
+      RunItems(name == "tests" ? TestItems(setup_, listing) : RunnerItems(setup_, listing), jobs,
+               &result);
+    } else if (name == "tools") {
+      RunItems(ToolItems(setup_), jobs, &result);
+    } else if (name == "speed") {
+      RunItems(SpeedItems(setup_, Listing(setup_.Bench({"--benchmark_list_tests"}, "list-bench"))),
+               1, &result);
+    } else {
+      DaemonStage(&result);
+    }
+    result.seconds = Seconds(Clock::now() - start).count();
+    stages_.push_back(std::move(result));
+  }
+}
+
+int Checker::ExitStatus() const {
+  if (!fault_.empty()) return kDamagedBundle;
+  if (!no_device_.empty()) return kNoDevice;
+  int status = kPassed;
+  for (const StageResult& stage : stages_) {
+    if (stage.Count(Verdict::kFailed) > 0 || !lost_.empty()) return kFailed;
+    if (stage.is_incomplete() || !stage.skipped.empty()) status = kIncomplete;
+  }
+  return status;
+}
+
+void Checker::WriteJson(int status) const {
+  json stages = json::array();
+  for (const StageResult& stage : stages_) {
+    json items = json::array();
+    for (const Outcome& item : stage.items) {
+      items.push_back({{"name", item.name},
+                       {"verdict", kVerdictNames[static_cast<int>(item.verdict)]},
+                       {"why", item.why},
+                       {"seconds", item.seconds}});
+    }
+    stages.push_back({{"name", stage.name},
+                      {"verdict", stage.verdict()},
+                      {"skipped", stage.skipped},
+                      {"seconds", stage.seconds},
+                      {"items", items}});
+  }
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof(date), "%F %H:%M UTC", std::gmtime(&now));
+  const json all = {{"quire", bundle_.version},
+                    {"archs", bundle_.archs},
+                    {"date", date},
+                    {"is_emulated", options_.is_emulated},
+                    {"minutes", options_.minutes},
+                    {"device", device_},
+                    {"tools", tools_},
+                    {"lost", lost_},
+                    {"exit_status", status},
+                    {"stages", stages}};
+  std::ofstream(setup_.results + "/results.json")
+      << all.dump(1, ' ', false, json::error_handler_t::replace) << "\n";
+}
+
+void Checker::PrintTable() const {
+  std::printf("\n%s%s\n", device_.is_null() ? "no device" : device_.value("name", "").c_str(),
+              options_.is_emulated ? ": EMULATED, its times mean nothing" : "");
+  std::printf("%-8s %-10s %9s %8s  %s\n", "stage", "verdict", "items", "seconds", "why");
+  for (const StageResult& stage : stages_) {
+    std::string why = stage.skipped;
+    for (const Outcome& item : stage.items) {
+      const bool tells = item.verdict == Verdict::kFailed ||
+                         (item.verdict == Verdict::kNotRun && !item.is_optional);
+      if (tells && why.empty()) why = item.name + ": " + item.why;
+    }
+    std::printf("%-8s %-10s %4zu/%-4zu %8.1f  %s\n", stage.name.c_str(), stage.verdict(),
+                stage.Count(Verdict::kPassed), stage.items.size(), stage.seconds, why.c_str());
+  }
+  std::printf("results: %s\n", options_.archive.c_str());
+}
+
+int Checker::Run() {
+  const char* const testdata = getenv("QUIRE_TESTDATA");
+  setup_ = {.bundle = options_.bundle,
+            .testdata = testdata != nullptr ? testdata : options_.bundle + "/testdata",
+            .results = options_.archive + ".parts",
+            .is_emulated = options_.is_emulated};
+  std::error_code error;
+  std::filesystem::create_directories(setup_.results, error);
+  if (error) {
+    std::fprintf(stderr, "%s cannot be made: %s\n", setup_.results.c_str(),
+                 error.message().c_str());
+    return kFailed;
+  }
+  bundle_ = ReadBundle(options_.bundle, &fault_);
+  RunStages();
+  const int status = ExitStatus();
+  WriteJson(status);
+  const std::string fault = WriteArchive(setup_.results, "results", options_.archive);
+  if (fault.empty()) {
+    std::filesystem::remove_all(setup_.results, error);
+  } else {
+    std::fprintf(stderr, "%s; the files stay in %s\n", fault.c_str(), setup_.results.c_str());
+  }
+  PrintTable();
+  return status;
+}
+
+}  // namespace
+
+int Check(const Options& options) {
+  return Checker(options).Run();
+}
+
+}  // namespace quire::gpu_run
