@@ -86,6 +86,29 @@ class RunnerTest(unittest.TestCase):
         self.assertFalse((self.folder.parent / "results.tar.gz.parts").exists())
         self.assertTrue(output.rstrip().splitlines()[-1].startswith("results: "))
 
+    def test_speed_and_the_daemon(self):
+        bundle = self.bundle()
+        (self.folder / "gpu_peers.py").write_text("print('torch')\n")
+        ready = self.folder.parent / "ready"
+        bundle.program("quire", f'test "$7" != health || test -e {ready}')
+        bundle.program("quired", "test \"$1\" = --version && exit 0\ntail -f /dev/null &\n"
+                       f"trap 'kill $!; exit 0' TERM\ntouch {ready}\nwait")
+        status, output, results, names = bundle.run("speed", "daemon")
+        self.assertEqual(status, 0, output)
+        self.assertEqual([item["name"] for item in self.stage(results, "speed")["items"]],
+                         ["peers", "BM_C/n:1"])
+        self.assertEqual([item["name"] for item in self.stage(results, "daemon")["items"]],
+                         ["make-model", "start", "1 stream", "32 streams", "128 streams", "stop"])
+        self.assertIn("results/daemon-quired.log", names)
+
+    def test_a_daemon_that_ends_is_told(self):
+        bundle = self.bundle()
+        bundle.program("quire", 'test "$7" != health')
+        bundle.program("quired", "test \"$1\" = --version && exit 0\necho 'error: bad'; exit 71")
+        status, output, _, _ = bundle.run("daemon")
+        self.assertEqual(status, 1, output)
+        self.assertIn("daemon start: FAILED, quired has ended: error: bad", output)
+
     def test_no_driver_and_an_old_one_are_said_and_nothing_runs(self):
         for message in ("no CUDA driver is installed, this build needs one for CUDA 13.0",
                         "driver supports CUDA 12.4, this build needs 13.0",
@@ -171,9 +194,34 @@ class RunnerTest(unittest.TestCase):
         bundle = self.bundle()
         bundle.tests({f"T{i}Test": HANG for i in range(40)})
         status, output, results, _ = bundle.run("--minutes", "0.1", "tests")
-        self.assertEqual(status, 1, output)
-        last = self.stage(results, "tests")["items"][-1]
+        self.assertEqual(status, 75, output)
+        first, *_, last = self.stage(results, "tests")["items"]
+        self.assertEqual((first["verdict"], first["why"]),
+                         ("not run", "time was up before its end"))
         self.assertEqual((last["verdict"], last["why"]), ("not run", "time was up"))
+        self.assertLess(results["stages"][-1]["seconds"], 6)
+
+    def test_results_so_far_outlive_an_interruption(self):
+        bundle = self.bundle()
+        bundle.tests({"ATest": HANG, "BTest": "exit 0"})
+        gpu_manifest.write(self.folder, "0 test", "90a")
+        with subprocess.Popen([self.folder / "run", "smoke", "tests"], cwd=self.folder.parent,
+                              text=True, stdout=subprocess.PIPE) as process:
+            for line in process.stdout:
+                if "smoke BM_B" in line:
+                    break
+            process.terminate()
+            output = process.stdout.read()
+        self.assertEqual(process.returncode, 75, output)
+        with tarfile.open(self.folder.parent / "results.tar.gz") as archive:
+            results = json.load(archive.extractfile("results/results.json"))
+        self.assertEqual(self.stage(results, "smoke")["verdict"], "passed")
+        self.assertIn("interrupted", output)
+
+    def test_a_program_that_lists_nothing_is_a_failure(self):
+        status, output, _, _ = self.bundle().run("tests")
+        self.assertEqual(status, 1, output)
+        self.assertIn("tests list: FAILED, the program names nothing to run", output)
 
     def test_a_missing_library_is_named(self):
         bundle = self.bundle()

@@ -117,8 +117,11 @@ class Checker {
   void Say(const std::string& text) const;
   void RunStages();
   std::string WhyNot(const Stage& stage) const;
+  TimePoint EndOf(const Stage& stage) const;
   void RunItems(const std::vector<Item>& items, std::size_t jobs, StageResult* stage);
+  void AskDevice(const std::string& suspect);
   void Record(Outcome outcome, StageResult* stage);
+  void RecordRest(const std::vector<Item>& items, std::size_t next, StageResult* stage);
   void Facts(StageResult* stage);
   void FindTools();
   void ChooseCxxRuntime();
@@ -157,6 +160,14 @@ void Checker::Record(Outcome outcome, StageResult* stage) {
   stage->items.push_back(std::move(outcome));
 }
 
+// Whether the device still works after an item that did not.
+void Checker::AskDevice(const std::string& suspect) {
+  const Command probe = DeviceCommand("device-after-failure");
+  if (processes_.Run(probe, After(kProbeLimit)).value_or(1) == 0) return;
+  lost_ = "the GPU is lost since " + suspect + ": " + Reason(ReadFile(probe.log));
+  Say(lost_);
+}
+
 // Runs items, some at a time. One that fails may have taken the device with it: the next process
 // then asks for the device, and nothing else starts before it has answered.
 void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageResult* stage) {
@@ -170,11 +181,7 @@ void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageRe
   while (!running.empty() || !suspect.empty() || next < items.size()) {
     const bool may_start = !is_over() && Clock::now() + Seconds(1) < stage_end_;
     if (running.empty() && !suspect.empty()) {
-      const Command probe = DeviceCommand("device-after-failure");
-      if (processes_.Run(probe, After(kProbeLimit)).value_or(1) != 0) {
-        lost_ = "the GPU is lost since " + suspect + ": " + Reason(ReadFile(probe.log));
-        Say(lost_);
-      }
+      AskDevice(suspect);
       suspect.clear();
       continue;
     }
@@ -187,7 +194,9 @@ void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageRe
       }
       const TimePoint limit =
           std::min(stage_end_, After(std::min(item.limit, Seconds(options_.item_seconds))));
-      running[processes_.Start(item.command)] = {&item, Clock::now(), limit};
+      const pid_t pid = processes_.Start(item.command);
+      if (pid > 0) running[pid] = {&item, Clock::now(), limit};
+      if (pid <= 0) Record({item.name, Verdict::kFailed, "no process can be started"}, stage);
       continue;
     }
     TimePoint until = stage_end_;
@@ -203,14 +212,26 @@ void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageRe
       }
       if (!status) processes_.Kill(pid);
       Outcome outcome = Judge(*run.item, status, Seconds(now - run.start).count());
-      if (outcome.verdict == Verdict::kFailed && !device_.is_null()) suspect = outcome.name;
+      if (!status && run.limit >= stage_end_) outcome.why = "time was up before its end";
+      if (!status && processes_.interrupted()) outcome.why = "interrupted";
+      if (!status && (run.limit >= stage_end_ || processes_.interrupted())) {
+        outcome.verdict = Verdict::kNotRun;
+      }
+      const bool is_suspect = outcome.verdict != Verdict::kPassed && !processes_.interrupted();
+      if (is_suspect && !device_.is_null()) suspect = outcome.name;
       Record(std::move(outcome), stage);
       at = running.erase(at);
     }
   }
+  RecordRest(items, next, stage);
+}
+
+void Checker::RecordRest(const std::vector<Item>& items, std::size_t next, StageResult* stage) {
   for (; next < items.size(); ++next) {
     stage->items.push_back({.name = items[next].name,
-                            .why = lost_.empty() ? "time was up" : "the GPU is lost",
+                            .why = processes_.interrupted() ? "interrupted"
+                                   : lost_.empty()          ? "time was up"
+                                                            : "the GPU is lost",
                             .is_optional = items[next].is_optional});
   }
 }
@@ -241,7 +262,7 @@ void Checker::OpenDevice(StageResult* stage) {
   const std::optional<int> status = processes_.Run(item.command, After(kProbeLimit));
   Outcome outcome = Judge(item, status, 0);
   device_ = json::parse(ReadFile(item.command.log), nullptr, false);
-  if (device_.is_discarded() || !device_.is_object()) device_ = nullptr;
+  if (outcome.verdict != Verdict::kPassed || !device_.is_object()) device_ = nullptr;
   if (outcome.verdict == Verdict::kPassed && device_.is_null()) {
     outcome.why = "bench_kernels_cuda --device prints no JSON";
   } else if (outcome.verdict == Verdict::kPassed) {
@@ -341,21 +362,29 @@ std::string Checker::WhyNot(const Stage& stage) const {
   return "";
 }
 
-void Checker::RunStages() {
+// A share of the time that is left; stages that cannot begin leave theirs to the others.
+TimePoint Checker::EndOf(const Stage& stage) const {
   double shares = 0;
-  for (const Stage& stage : kStages) shares += Chosen(stage) ? stage.share : 0;
+  for (const Stage& other : kStages) {
+    const bool is_later = &other >= &stage;
+    if (is_later && Chosen(other) && (device_.is_null() || WhyNot(other).empty())) {
+      shares += other.share;
+    }
+  }
+  if (!Chosen(stage)) shares += stage.share;
+  const TimePoint now = Clock::now();
+  return now + std::chrono::duration_cast<Clock::duration>(
+                   (end_ - now) * std::min(1.0, stage.share / std::max(shares, stage.share)));
+}
+
+void Checker::RunStages() {
   const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
   const std::size_t jobs = options_.is_emulated ? cores : std::clamp<std::size_t>(cores, 5, 16) - 4;
-  double used = 0;
   for (const Stage& stage : kStages) {
     const std::string name = stage.name;
-    const bool is_asked = Chosen(stage);
     // Nothing can be said of a device that was not looked at.
-    if (!is_asked && name != "facts") continue;
-    used += is_asked ? stage.share : 0;
-    stage_end_ = is_asked ? start_ + std::chrono::duration_cast<Clock::duration>(
-                                         (end_ - start_) * std::min(1.0, used / shares))
-                          : std::min(end_, After(Seconds(60)));
+    if (!Chosen(stage) && name != "facts") continue;
+    stage_end_ = EndOf(stage);
     StageResult result{.name = name};
     const TimePoint start = Clock::now();
     if (name != "facts") result.skipped = WhyNot(stage);
@@ -378,6 +407,13 @@ void Checker::RunStages() {
                1, &result);
     } else {
       DaemonStage(&result);
+    }
+    if (result.items.empty() && result.skipped.empty()) {
+      if (processes_.interrupted()) {
+        result.skipped = "interrupted";
+      } else {
+        Record({"list", Verdict::kFailed, "the program names nothing to run"}, &result);
+      }
     }
     result.seconds = Seconds(Clock::now() - start).count();
     stages_.push_back(std::move(result));
@@ -439,8 +475,16 @@ void Checker::PrintTable() const {
                          (item.verdict == Verdict::kNotRun && !item.is_optional);
       if (tells && why.empty()) why = item.name + ": " + item.why;
     }
+    const std::size_t skipped = stage.Count(Verdict::kSkipped);
+    if (why.empty() && skipped > 0) {
+      const auto first = std::find_if(stage.items.begin(), stage.items.end(), [](const auto& item) {
+        return item.verdict == Verdict::kSkipped;
+      });
+      why = std::to_string(skipped) + " skipped: " + first->why;
+    }
     std::printf("%-8s %-10s %4zu/%-4zu %8.1f  %s\n", stage.name.c_str(), stage.verdict(),
-                stage.Count(Verdict::kPassed), stage.items.size(), stage.seconds, why.c_str());
+                stage.Count(Verdict::kPassed), stage.items.size() - skipped, stage.seconds,
+                why.c_str());
   }
   std::printf("results: %s\n", options_.archive.c_str());
 }

@@ -75,6 +75,7 @@ std::optional<int> Processes::TakeStatus(pid_t pid) {
 }
 
 void Processes::Kill(pid_t pid) {
+  if (pid <= 0) return;  // never started: kill() would take it for others
   kill(-pid, SIGKILL);
   // A process that hangs in the driver may not die: it costs these seconds and no more.
   const TimePoint until = After(Seconds(5));
