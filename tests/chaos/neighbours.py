@@ -13,9 +13,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "e2e"), str(HERE.parent / "testing")]
 
 import attacker  # noqa: E402
-from attack_tools import Files, bearer, generate, http_get, request_of, tls_channel, token_line, wait_serving  # noqa: E402
+from attack_tools import Files, bearer, generate, http_get, request_of, tls_channel, token_line  # noqa: E402
 from certificates import Authority  # noqa: E402
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, becomes_serving  # noqa: E402
 from process_figures import peak_memory, processor_seconds, resident_bytes  # noqa: E402
 from waiting import comes_true, pace  # noqa: E402
 
@@ -72,7 +72,7 @@ class Scene:
             self.daemon.wait_listening()
             self.pid = self.daemon.process.pid
             with self.channel() as channel:
-                wait_serving(channel)
+                assert becomes_serving(channel)
             yield self
             assert self.daemon.process.poll() is None, "quired died:\n" + self.daemon.log[-4000:]
 
