@@ -11,6 +11,10 @@ namespace {
 // moment would go for them.
 constexpr absl::Duration kTimeToSpeak = absl::Milliseconds(100);
 
+// A client that makes one call after the other is spared as long as silent ones are there: one that
+// begins a call while it is asked to go loses it, if its library does not try again.
+constexpr absl::Duration kTimeBetweenCalls = absl::Seconds(1);
+
 // A client that sends keeps its place, one that has stopped in the middle of a request does not.
 constexpr absl::Duration kTimeToGoOn = absl::Seconds(1);
 
@@ -86,7 +90,11 @@ std::optional<std::uint64_t> ConnectionPlaces::TakeOne(const std::string& ip, ab
     group = &found->second;
   }
   const Order* order = &group->silent;
-  if (!group->idle.empty() && (order->empty() || now - order->begin()->first < kTimeToSpeak)) {
+  const auto is_for = [now](const Order& waiting, absl::Duration time) {
+    return !waiting.empty() && now - waiting.begin()->first >= time;
+  };
+  if (!is_for(group->silent, kTimeToSpeak) &&
+      (is_for(group->idle, kTimeBetweenCalls) || group->silent.empty())) {
     order = &group->idle;
   }
   if (order->empty()) {

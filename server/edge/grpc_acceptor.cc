@@ -25,7 +25,6 @@
 #include <new>
 #include <optional>
 #include <random>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -60,6 +59,9 @@ constexpr int kMaxTurnedAway = 64;
 // Connections that have been told to end and have not yet: beyond, the oldest are not waited for,
 // and so many are not when descriptors run out.
 constexpr int kMaxLeaving = 16;
+// For a call that was under way when its client was asked to go: it is served to its end. Only where
+// there are no descriptors at all is that not waited for.
+constexpr absl::Duration kTimeToLeave = absl::Seconds(1);
 constexpr std::size_t kMaxOwn = 4;
 constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
 
@@ -167,7 +169,7 @@ class GrpcAcceptor::Impl {
   std::shared_ptr<GuardedConnection> Add(std::unique_ptr<Transport> transport, Peer peer,
                                          const std::string& ip, Kind kind);
   absl::Status MakeRoomFor(const std::string& ip);
-  void EndLeaving(std::int64_t most_connections);
+  void EndLeaving(std::int64_t most_connections, absl::Duration at_least);
   bool CloseOne(const std::string& ip);
   void SetPhase(std::uint64_t number, Phase phase);
   absl::Duration Pace(std::uint64_t number, double num_calls);
@@ -200,7 +202,7 @@ class GrpcAcceptor::Impl {
   CondVar left_;
   std::map<std::uint64_t, Known> connections_ ABSL_GUARDED_BY(mutex_);  // by number
   ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // of those but turned away ones and our own
-  std::set<std::uint64_t> leaving_ ABSL_GUARDED_BY(mutex_);  // of connections_
+  std::map<std::uint64_t, absl::Time> leaving_ ABSL_GUARDED_BY(mutex_);  // since when
   CallPace pace_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
@@ -322,7 +324,7 @@ void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
         OnAccepted(std::move(socket));
       } else {
         const bool has_made_room = CloseOne(/*ip=*/"");
-        EndLeaving(/*most_connections=*/0);
+        EndLeaving(/*most_connections=*/0, absl::ZeroDuration());
         log::Warn("grpc", "connection not accepted",
                   {{"error", error.message()}, {"closed_an_idle_one", has_made_room}});
       }
@@ -374,7 +376,7 @@ void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
 // `may_tell`: a connection that is refused can be told, since no TLS is in the way.
 void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
                               bool may_tell) {
-  EndLeaving(options_.max_connections + kMaxTurnedAway + kMaxLeaving);
+  EndLeaving(options_.max_connections + kMaxTurnedAway + kMaxLeaving, kTimeToLeave);
   const absl::Status room = MakeRoomFor(ip);
   if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
     return CountClosed(peer, CloseCause::kTooMany, room.message());
@@ -445,14 +447,20 @@ absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
 }
 
 // Those that leave take no place but descriptors, until their clients close too.
-void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections) {
+void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, absl::Duration at_least) {
+  const absl::Time now = MonotonicNow();
   std::vector<std::shared_ptr<GuardedConnection>> ending;
   {
     MutexLock lock(&mutex_);
-    while (!leaving_.empty() && ending.size() < kMaxLeaving &&
-           static_cast<std::int64_t>(connections_.size()) > most_connections) {
-      ending.push_back(connections_.at(*leaving_.begin()).connection.lock());
-      leaving_.erase(leaving_.begin());
+    for (auto next = leaving_.begin(); next != leaving_.end() && ending.size() < kMaxLeaving;) {
+      if (static_cast<std::int64_t>(connections_.size()) <= most_connections) break;
+      const auto [number, since] = *next;
+      if (now - since < at_least) {
+        ++next;
+        continue;
+      }
+      ending.push_back(connections_.at(number).connection.lock());
+      next = leaving_.erase(next);
     }
   }
   for (const auto& connection : ending) {
@@ -490,7 +498,7 @@ bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
     MutexLock lock(&mutex_);
     const std::optional<std::uint64_t> number = places_.TakeOne(ip, MonotonicNow());
     if (!number) return false;
-    leaving_.insert(*number);
+    leaving_.emplace(*number, MonotonicNow());
     connection = connections_.at(*number).connection.lock();
   }
   if (connection != nullptr) connection->Yield();  // null: it ends already
@@ -500,7 +508,8 @@ bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
 void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {
   MutexLock lock(&mutex_);
   places_.SetPhase(number, phase, MonotonicNow());
-  if (phase == Phase::kLeaving && connections_.contains(number)) leaving_.insert(number);
+  if (phase == Phase::kLeaving && connections_.contains(number))
+    leaving_.emplace(number, MonotonicNow());
   if (phase == Phase::kBusy) leaving_.erase(number);
 }
 

@@ -193,6 +193,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   } else {
     RelayToClient(size);
   }
+  if (parts_when_server_has_spoken_) Part();
 }
 
 void GuardedConnection::RelayToClient(std::size_t size) {
@@ -243,7 +244,9 @@ void GuardedConnection::WriteNotice() {
 // it knows, is served to its end: nothing is lost.
 void GuardedConnection::Part() {
   if (is_parting_) return;
-  if (!has_server_spoken_) return EndWith(CloseCause::kIdle, absl::OkStatus());
+  // Before that its client begins no call, and would lose the one that it begins then.
+  parts_when_server_has_spoken_ = !has_server_spoken_;
+  if (parts_when_server_has_spoken_) return;
   host_->count_closed(peer_, CloseCause::kIdle, "");
   is_parting_ = true;
   parting_since_ = MonotonicNow();

@@ -183,6 +183,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   std::size_t held_bytes_ = 0;  // in from_server_, while a notice is being written
   // Frames of ours after which calls go on, between two frames of the server.
   std::string notice_, notice_being_written_;
+  bool parts_when_server_has_spoken_ = false;
   bool is_parting_ = false;  // the client has been asked to make its calls elsewhere
   absl::Time parting_since_;
   std::string goodbye_;  // a GOAWAY with which all ends, behind the write under way

@@ -143,8 +143,14 @@ def run_case(api, folder, case, num_calls=20, slack=0, settings=()):
                 attacked = scene.calls(num_calls, SECONDS_BETWEEN_CALLS)
                 share = (processor_seconds(scene.pid) - used) / (time.monotonic() - start)
         end = time.monotonic()
-        comes_true(lambda: resident_bytes(scene.pid) <= memory_bound(before, slack), SECONDS_TO_CALM_DOWN)
-        after, seconds = resident_bytes(scene.pid), time.monotonic() - end
+        looks = [resident_bytes(scene.pid)]
+
+        def has_come_back():
+            looks.append(resident_bytes(scene.pid))
+            return looks[-1] <= memory_bound(before, slack)
+
+        comes_true(has_come_back, SECONDS_TO_CALM_DOWN)
+        after, seconds = looks[-1], time.monotonic() - end
         is_idle = scene.becomes_idle()
     return Figures(quiet=quiet, attacked=attacked, before=before, peak=peak.bytes, after=after,
                    seconds_until_back=seconds, processor_share=share, is_idle=is_idle, rounds=attack["rounds"])

@@ -27,10 +27,12 @@ TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGive
   places.SetPhase(2, Phase::kIdle, At(0.08));
   places.SetPhase(3, Phase::kBusy, At(0.08));
   EXPECT_EQ(places.TakeOne("", At(0.105)), 0u) << "silent for 0.1 s";
-  EXPECT_EQ(places.TakeOne("", At(0.105)), 2u) << "4 and 5 may still speak";
-  EXPECT_EQ(places.TakeOne("", At(0.105)), 1u);
-  EXPECT_EQ(places.TakeOne("", At(0.105)), 4u) << "none is idle any more";
+  EXPECT_EQ(places.TakeOne("", At(0.105)), 4u) << "1 and 2 are between two calls";
   EXPECT_EQ(places.TakeOne("", At(0.105)), 5u);
+  places.Add(6, "a", At(1.05));
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 2u) << "6 may still speak";
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 1u);
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 6u) << "none is idle any more";
   EXPECT_EQ(places.TakeOne("", At(0.105)), std::nullopt) << "in use";
   EXPECT_EQ(places.size(), 1u);
   EXPECT_TRUE(places.CheckIntegrity().ok());
@@ -85,8 +87,9 @@ List::iterator GivesWay(List& list, const std::string& ip, absl::Time now) {
   const auto silent = First(list, ip, Phase::kSilent);
   if (is_for(silent, absl::Milliseconds(100))) return silent;
   const auto idle = First(list, ip, Phase::kIdle);
-  if (idle != list.end()) return idle;
+  if (is_for(idle, absl::Seconds(1))) return idle;
   if (silent != list.end()) return silent;
+  if (idle != list.end()) return idle;
   const auto stalled = First(list, ip, Phase::kStalled);
   return is_for(stalled, absl::Seconds(1)) ? stalled : list.end();
 }
