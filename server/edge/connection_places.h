@@ -1,9 +1,9 @@
 #pragma once
 
 // Which connections take a place, of all and of each address, and which of them gives way to a new
-// one: the oldest that has said nothing for a while, else the one without calls for longest if that is
-// a second, else the oldest that has not spoken yet, else the one without calls for longest, else
-// the one that stands still in a request for longest.
+// one: the oldest that has said nothing for a while, else the one without calls for longest if
+// that is a second, else the oldest that has not spoken yet, else the one without calls for
+// longest, else the one that stands still in a request for longest.
 //
 // Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which know the connections; here
 //             they are numbers.

@@ -59,8 +59,8 @@ constexpr int kMaxTurnedAway = 64;
 // Connections that have been told to end and have not yet: beyond, the oldest are not waited for,
 // and so many are not when descriptors run out.
 constexpr int kMaxLeaving = 16;
-// For a call that was under way when its client was asked to go: it is served to its end. Only where
-// there are no descriptors at all is that not waited for.
+// For a call that was under way when its client was asked to go: it is served to its end. That is
+// not waited for where there are no descriptors at all.
 constexpr absl::Duration kTimeToLeave = absl::Seconds(1);
 constexpr std::size_t kMaxOwn = 4;
 constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
