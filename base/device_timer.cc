@@ -53,16 +53,17 @@ absl::StatusOr<DeviceTimer> DeviceTimer::Create(const Stream&) {
 
 DeviceTimer::~DeviceTimer() = default;
 
+// Create has given none.
 absl::Status DeviceTimer::Start() {
-  return absl::OkStatus();
+  return absl::UnimplementedError("no CUDA");
 }
 
 absl::Status DeviceTimer::Stop() {
-  return absl::OkStatus();
+  return absl::UnimplementedError("no CUDA");
 }
 
 absl::StatusOr<absl::Duration> DeviceTimer::Elapsed() const {
-  return absl::ZeroDuration();
+  return absl::UnimplementedError("no CUDA");
 }
 
 #endif

@@ -83,7 +83,7 @@ class AdmissionLimiter {
   void LeaveRequest(const std::string& tenant);
   void RemoveTokens(const std::string& tenant, std::int64_t tokens);
 
-  // From the engine thread, when requests come and go, and else every few steps.
+  // From the engine thread, every few milliseconds, and behind the last step before a pause.
   void Update(const WorkAhead& ahead);
   // How long the work ahead takes at the rates of late, the prompts and the outputs side by side;
   // the window's length when nothing ran in it. Between kMinRetryDelay and kMaxRetryDelay.

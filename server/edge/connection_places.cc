@@ -27,7 +27,10 @@ ConnectionPlaces::Order* ConnectionPlaces::OrderOf(Group& group, Phase phase) {
 }
 
 void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
-  if (entry.phase == Phase::kLeaving) return;
+  if (entry.phase == Phase::kLeaving) {
+    leaving_.emplace(entry.since, number);
+    return;
+  }
   Group none;
   Group& of_ip = entry.ip.empty() ? none : by_ip_[entry.ip];
   // Counts come last, and all of it is undone where there is no memory.
@@ -44,7 +47,10 @@ void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
 }
 
 void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
-  if (entry.phase == Phase::kLeaving) return;
+  if (entry.phase == Phase::kLeaving) {
+    leaving_.erase({entry.since, number});
+    return;
+  }
   const auto leave = [&](Group& group) {
     --group.staying;
     if (Order* const order = OrderOf(group, entry.phase)) order->erase({entry.since, number});
@@ -82,7 +88,8 @@ void ConnectionPlaces::Remove(std::uint64_t number) {
   entries_.erase(found);
 }
 
-std::optional<std::uint64_t> ConnectionPlaces::TakeOne(const std::string& ip, absl::Time now) {
+std::optional<std::uint64_t> ConnectionPlaces::TakeOne(const std::string& ip, absl::Time now,
+                                                       Phase* was) {
   const Group* group = &all_;
   if (!ip.empty()) {
     const auto found = by_ip_.find(ip);
@@ -102,7 +109,15 @@ std::optional<std::uint64_t> ConnectionPlaces::TakeOne(const std::string& ip, ab
     if (order->empty() || now - order->begin()->first < kTimeToGoOn) return std::nullopt;
   }
   const std::uint64_t number = order->begin()->second;
+  if (was != nullptr) *was = entries_.at(number).phase;
   SetPhase(number, Phase::kLeaving, now);
+  return number;
+}
+
+std::optional<std::uint64_t> ConnectionPlaces::TakeLeaving(absl::Time since) {
+  if (leaving_.empty() || leaving_.begin()->first > since) return std::nullopt;
+  const std::uint64_t number = leaving_.begin()->second;
+  Remove(number);
   return number;
 }
 
@@ -118,6 +133,7 @@ absl::Status ConnectionPlaces::CheckIntegrity() const {
     return a.staying == b.staying && a.silent == b.silent && a.idle == b.idle &&
            a.stalled == b.stalled;
   };
+  if (leaving_ != again.leaving_) return absl::InternalError("one that leaves is not in its order");
   if (!are_equal(all_, again.all_)) return absl::InternalError("the places of all are not theirs");
   if (by_ip_.size() != again.by_ip_.size()) return absl::InternalError("an address has no place");
   for (const auto& [ip, group] : by_ip_) {

@@ -8,8 +8,9 @@
 // Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which know the connections; here
 //             they are numbers.
 // Invariants: a connection that stays is counted once among all and once for its address, and lies
-//             in at most one order; one that leaves is in none and not counted, until it says
-//             that it stays after all. Every operation takes time logarithmic in their number.
+//             in at most one order of each; one that leaves lies in that of those alone and is not
+//             counted, until it says that it stays after all. Every operation takes time
+//             logarithmic in their number.
 // Threads:    the owner's lock.
 
 #include <cstddef>
@@ -43,8 +44,10 @@ class ConnectionPlaces {
   void Remove(std::uint64_t number);
 
   // The connection that gives way, which leaves from now on; of one address, or of all if that is
-  // empty. Nothing if all that stay are busy.
-  std::optional<std::uint64_t> TakeOne(const std::string& ip, absl::Time now);
+  // empty. Nothing if all that stay are busy. `was`: what it was doing.
+  std::optional<std::uint64_t> TakeOne(const std::string& ip, absl::Time now, Phase* was = nullptr);
+  // The one that has been leaving for longest, if that began at `since` or before; it is forgotten.
+  std::optional<std::uint64_t> TakeLeaving(absl::Time since);
 
   // Of those that stay.
   std::size_t size() const { return all_.staying; }
@@ -70,6 +73,7 @@ class ConnectionPlaces {
 
   std::map<std::uint64_t, Entry> entries_;
   Group all_;
+  Order leaving_;
   std::map<std::string, Group> by_ip_;  // with at least one that stays
 };
 

@@ -9,10 +9,10 @@
 // gRPC's messages (a flag and a length), and tells when a limit is passed. It changes no byte.
 //
 // Place:      inside GuardedConnection, one for each connection.
-// Invariants: a stream counts from the client's first HEADERS until either side has reset it or the
-//             server has ended it; at most max_streams count. unfinished_bytes() is the sum over
-//             all streams of what arrived of messages that are not complete. After an error the
-//             connection is to be closed, and no more is counted.
+// Invariants: a stream counts from the client's first HEADERS until either side has reset it, the
+//             server has ended it or TakeLate has named it; at most max_streams count.
+//             unfinished_bytes() is the sum over all streams of what arrived of messages that are
+//             not complete. After an error the connection is to be closed, and no more is counted.
 // Threads:    one at a time.
 
 #include <array>

@@ -202,7 +202,6 @@ class GrpcAcceptor::Impl {
   CondVar left_;
   std::map<std::uint64_t, Known> connections_ ABSL_GUARDED_BY(mutex_);  // by number
   ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // of those but turned away ones and our own
-  std::map<std::uint64_t, absl::Time> leaving_ ABSL_GUARDED_BY(mutex_);  // since when
   CallPace pace_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
@@ -396,6 +395,7 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
   auto connection = std::make_shared<GuardedConnection>(
       &host_, number, std::move(transport), std::move(peer), options_.frames, options_.times);
   options_.probe->ConnectionOpened();
+  watched_.Add();
   {
     MutexLock lock(&mutex_);
     const bool is_turned_away = kind == Kind::kTurnedAway;
@@ -404,7 +404,6 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
     num_turned_away_ += is_turned_away ? 1 : 0;
     if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
   }
-  watched_.Add();
   if (is_closing_) connection->Abort();  // it may have come too late for StopAccepting
   return connection;
 }
@@ -448,19 +447,16 @@ absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
 
 // Those that leave take no place but descriptors, until their clients close too.
 void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, absl::Duration at_least) {
-  const absl::Time now = MonotonicNow();
+  const absl::Time since = MonotonicNow() - at_least;
   std::vector<std::shared_ptr<GuardedConnection>> ending;
+  ending.reserve(kMaxLeaving);  // what fails with the lock held would come to Left here
   {
     MutexLock lock(&mutex_);
-    for (auto next = leaving_.begin(); next != leaving_.end() && ending.size() < kMaxLeaving;) {
-      if (static_cast<std::int64_t>(connections_.size()) <= most_connections) break;
-      const auto [number, since] = *next;
-      if (now - since < at_least) {
-        ++next;
-        continue;
-      }
-      ending.push_back(connections_.at(number).connection.lock());
-      next = leaving_.erase(next);
+    while (ending.size() < kMaxLeaving &&
+           static_cast<std::int64_t>(connections_.size()) > most_connections) {
+      const std::optional<std::uint64_t> number = places_.TakeLeaving(since);
+      if (!number) break;
+      ending.push_back(connections_.at(*number).connection.lock());
     }
   }
   for (const auto& connection : ending) {
@@ -498,7 +494,6 @@ bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
     MutexLock lock(&mutex_);
     const std::optional<std::uint64_t> number = places_.TakeOne(ip, MonotonicNow());
     if (!number) return false;
-    leaving_.emplace(*number, MonotonicNow());
     connection = connections_.at(*number).connection.lock();
   }
   if (connection != nullptr) connection->Yield();  // null: it ends already
@@ -508,9 +503,6 @@ bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
 void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {
   MutexLock lock(&mutex_);
   places_.SetPhase(number, phase, MonotonicNow());
-  if (phase == Phase::kLeaving && connections_.contains(number))
-    leaving_.emplace(number, MonotonicNow());
-  if (phase == Phase::kBusy) leaving_.erase(number);
 }
 
 absl::Duration GrpcAcceptor::Impl::Pace(std::uint64_t number, double num_calls) {
@@ -592,14 +584,13 @@ void GrpcAcceptor::Impl::CountClosed(const Peer& peer, CloseCause cause, absl::s
 void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   if (!name.empty()) options_.peers->Remove(name);
   options_.probe->ConnectionClosed();
+  watched_.Remove();
+  if (!name.empty()) watched_.Remove();
   MutexLock lock(&mutex_);
   const auto found = connections_.find(number);
   if (found == connections_.end()) return;  // there was no memory to add it
-  watched_.Remove();
-  if (!name.empty()) watched_.Remove();
   num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
   places_.Remove(number);
-  leaving_.erase(number);
   connections_.erase(found);
   left_.NotifyAll();
 }

@@ -152,6 +152,8 @@ bool GuardedConnection::ConnectToGrpc() {
     return false;
   }
   server_.emplace(std::move(connected->socket));
+  Error ignored;  // then EndLate may wait for gRPC
+  server_->non_blocking(true, ignored);
   departure_.name = std::move(connected->name);
   Set(State::kRelaying);
   host_->set_phase(number(), Phase::kIdle);
@@ -193,7 +195,7 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   } else {
     RelayToClient(size);
   }
-  if (parts_when_server_has_spoken_) Part();
+  if (std::exchange(parts_when_server_has_spoken_, false) && guard_.num_streams() == 0) Part();
 }
 
 void GuardedConnection::RelayToClient(std::size_t size) {
@@ -241,12 +243,14 @@ void GuardedConnection::WriteNotice() {
 }
 
 // The client is told to make no more calls here. One that it has begun meanwhile, or begins before
-// it knows, is served to its end: nothing is lost.
+// it knows, is served to its end. Clients of gRPC begin none before the server has spoken, so it is
+// told behind that.
 void GuardedConnection::Part() {
   if (is_parting_) return;
-  // Before that its client begins no call, and would lose the one that it begins then.
-  parts_when_server_has_spoken_ = !has_server_spoken_;
-  if (parts_when_server_has_spoken_) return;
+  if (!has_server_spoken_) {
+    parts_when_server_has_spoken_ = true;
+    return;
+  }
   host_->count_closed(peer_, CloseCause::kIdle, "");
   is_parting_ = true;
   parting_since_ = MonotonicNow();
@@ -374,6 +378,7 @@ void GuardedConnection::BeginToLinger() {
     server_->close(ignored);
   }
   ForgetUnfinished();
+  if (pause_) pause_->cancel();
   if (!is_writing_to_client_) SayGoodbye();
 }
 

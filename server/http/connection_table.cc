@@ -40,14 +40,15 @@ std::string ConnectionTable::MakeRoom(const PeerAddress& peer) {
 bool ConnectionTable::CloseOneOf(const std::string& network) {
   for (;;) {
     std::shared_ptr<HttpSession> session;
+    Phase was = Phase::kSilent;
     {
       MutexLock lock(&mutex_);
-      const std::optional<std::uint64_t> number = places_.TakeOne(network, MonotonicNow());
+      const std::optional<std::uint64_t> number = places_.TakeOne(network, MonotonicNow(), &was);
       if (!number) return false;
       session = sessions_.at(*number).lock();
     }
     // Else its request has come meanwhile, and it is about to say so here.
-    if (session == nullptr || session->Yield()) return true;
+    if (session == nullptr || session->Yield(was)) return true;
   }
 }
 

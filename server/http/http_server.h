@@ -37,13 +37,13 @@ struct HttpServerOptions {
   int num_threads = 1;
   int max_connections = 256;
   std::optional<int> max_connections_per_address;  // absent: see ConnectionTable
-  bool keep_alive = true;  // false: one request a connection
+  bool keep_alive = true;                          // false: one request a connection
   std::uint32_t max_head_bytes = 16 << 10;
   std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
   absl::Duration head_time = absl::Seconds(10);  // and of the handshake
   absl::Duration body_time = absl::Seconds(60);
   absl::Duration body_silence_time = absl::Seconds(10);  // between two pieces of a body
-  absl::Duration idle_time = absl::Seconds(60);  // between requests of a connection
+  absl::Duration idle_time = absl::Seconds(60);          // between requests of a connection
   // Of one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
   // Asked with the head alone when a body is still to come; an answer refuses it, so that a
@@ -74,8 +74,8 @@ class HttpServer {
   const std::string& address() const;
   int num_connections() const;
 
-  // Makes a call through the front door, which no place of the connections is needed for where
-  // is_probe knows /health. See is_reachable.
+  // Makes a call of /health through the front door. Where is_probe takes that for a probe, it needs
+  // no place among the connections. See is_reachable.
   void CheckReachable();
   // A call of CheckReachable has been answered in the last 20 s, or none is that old.
   bool is_reachable() const;

@@ -129,11 +129,8 @@ void HttpSession::FinishSoon() {
   });
 }
 
-bool HttpSession::Yield() {
-  Phase before = phase_.load();
-  do {
-    if (before == Phase::kBusy || before == Phase::kLeaving) return false;
-  } while (!phase_.compare_exchange_weak(before, Phase::kLeaving));
+bool HttpSession::Yield(Phase phase) {
+  if (!phase_.compare_exchange_strong(phase, Phase::kLeaving)) return false;
   Abort();
   return true;
 }

@@ -60,9 +60,8 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void Begin();
   // Closes now if no answer is under way, else behind it.
   void FinishSoon();
-  // Closes, to make room for a newer connection, if its peer has to send something. Else, and the
-  // second time, false.
-  bool Yield();
+  // Closes, to make room for a newer connection, if it still is in that phase. Else false.
+  bool Yield(Phase phase);
   void Abort();
 
   const HttpRequest& request() const override { return request_; }

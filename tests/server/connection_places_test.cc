@@ -64,6 +64,20 @@ TEST(ConnectionPlacesTest, TheOneThatStandsStillForLongestGivesWayLast) {
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
 
+TEST(ConnectionPlacesTest, TheOneThatLeavesForLongestIsKnown) {
+  ConnectionPlaces places;
+  for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
+  EXPECT_EQ(places.TakeOne("", At(1)), 0u);
+  EXPECT_EQ(places.TakeOne("", At(2)), 1u);
+  places.SetPhase(2, Phase::kLeaving, At(3));
+  places.SetPhase(1, Phase::kBusy, At(3));
+  EXPECT_EQ(places.TakeLeaving(At(0.9)), std::nullopt);
+  EXPECT_EQ(places.TakeLeaving(At(9)), 0u);
+  EXPECT_EQ(places.TakeLeaving(At(9)), 2u) << "1 stays after all";
+  EXPECT_EQ(places.TakeLeaving(At(9)), std::nullopt);
+  EXPECT_TRUE(places.CheckIntegrity().ok());
+}
+
 struct Listed {
   std::string ip;
   Phase phase;
@@ -106,7 +120,7 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
     now += absl::Milliseconds(random() % 40);
     const std::string ip(1, "abc"[random() % 3]);
     const std::uint64_t any = number == 0 ? 0 : random() % number;
-    switch (random() % 5) {
+    switch (random() % 6) {
       case 0:
       case 1:
         places.Add(number, ip, now);
@@ -122,6 +136,16 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
         if (!list.contains(any)) break;
         if (list[any].phase == phase && phase != Phase::kStalled) break;
         list[any] = {list[any].ip, phase, now};
+        break;
+      }
+      case 4: {
+        const absl::Time since = now - absl::Milliseconds(random() % 400);
+        const auto wanted = First(list, "", Phase::kLeaving);
+        const std::optional<std::uint64_t> taken = places.TakeLeaving(since);
+        ASSERT_EQ(taken.has_value(), wanted != list.end() && wanted->second.since <= since);
+        if (!taken) break;
+        ASSERT_EQ(list.at(*taken).since, wanted->second.since);
+        list.erase(*taken);
         break;
       }
       default: {

@@ -11,38 +11,32 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "tests/server/http2_frames.h"
 
 namespace quire::server {
 namespace {
 
+using http2::Frame;
+using http2::kData;
+using http2::kEndHeaders;
+using http2::kEndStream;
+using http2::kGoAway;
+using http2::kHeaders;
+using http2::kMore;
+using http2::kPadded;
+using http2::kPing;
+using http2::kPreface;
+using http2::kPriority;
+using http2::kPush;
+using http2::kReset;
+using http2::kSettings;
+using http2::kWindow;
+using http2::Type;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-enum Type : int {
-  kData,
-  kHeaders,
-  kPriority,
-  kReset,
-  kSettings,
-  kPush,
-  kPing,
-  kGoAway,
-  kWindow,
-  kMore
-};
-constexpr int kEndStream = 1, kEndHeaders = 4, kPadded = 8;
 const absl::Time kNow = absl::FromUnixSeconds(1000);
-
-std::string Frame(Type type, int flags, std::uint32_t stream, absl::string_view payload) {
-  std::string frame;
-  for (int i = 2; i >= 0; --i) frame.push_back(static_cast<char>(payload.size() >> (8 * i)));
-  frame.push_back(static_cast<char>(type));
-  frame.push_back(static_cast<char>(flags));
-  for (int i = 3; i >= 0; --i) frame.push_back(static_cast<char>(stream >> (8 * i)));
-  return frame + std::string(payload);
-}
 
 // A message of gRPC of which `sent` bytes of `size` are there.
 std::string Message(std::uint32_t size, std::size_t sent) {

@@ -5,6 +5,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <boost/asio/error.hpp>
 #include <boost/asio/io_context.hpp>
@@ -18,25 +20,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
+#include "base/file_descriptor.h"
+#include "tests/server/http2_frames.h"
 #include "tests/testing/waiting.h"
 
 namespace quire::server {
 namespace {
 
+using http2::Frame;
+using http2::kData;
+using http2::kEndHeaders;
+using http2::kHeaders;
+using http2::kPreface;
 using ::testing::HasSubstr;
 using Local = boost::asio::local::stream_protocol;
-
-constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-constexpr int kData = 0, kHeaders = 1, kEndHeaders = 4;
-
-std::string Frame(int type, int flags, std::uint32_t stream, absl::string_view payload) {
-  std::string frame;
-  for (int i = 2; i >= 0; --i) frame.push_back(static_cast<char>(payload.size() >> (8 * i)));
-  frame.push_back(static_cast<char>(type));
-  frame.push_back(static_cast<char>(flags));
-  for (int i = 3; i >= 0; --i) frame.push_back(static_cast<char>(stream >> (8 * i)));
-  return absl::StrCat(frame, payload);
-}
 
 // A call whose message of 100 bytes is not complete.
 std::string Begun(std::uint32_t stream) {
@@ -56,11 +53,15 @@ class GuardedConnectionTest : public ::testing::Test {
  protected:
   GuardedConnectionTest() {
     host_.connect = [this](const boost::asio::any_io_executor&, Peer) {
+      to_grpc_ = FileDescriptor(dup(grpc_.theirs.native_handle()));
       return GuardedConnectionHost::ToGrpc{.socket = std::move(grpc_.theirs), .name = "name"};
     };
     host_.add_unfinished_bytes = [this](std::int64_t bytes) { unfinished_ += bytes; };
     host_.count_closed = [](const Peer&, CloseCause, absl::string_view) {};
-    host_.pace = [](std::uint64_t, double) { return absl::Hours(1); };
+    host_.pace = [this](std::uint64_t, double) {
+      has_waited_ = true;
+      return absl::Hours(1);
+    };
     host_.set_phase = [](std::uint64_t, Phase) {};
     host_.left = [this](std::uint64_t, const std::string&) { has_left_ = true; };
     FrameLimits limits = {.max_streams = 10,
@@ -105,7 +106,10 @@ class GuardedConnectionTest : public ::testing::Test {
       return condition();
     });
   }
-  void TickLater() { connection_->Tick(MonotonicNow() + absl::Seconds(61)); }
+  void TickLater() {
+    to_grpc_ = FileDescriptor();
+    connection_->Tick(MonotonicNow() + absl::Seconds(61));
+  }
 
   // True at the end of the stream.
   static bool Read(Pair& pair, std::string* out) {
@@ -117,10 +121,12 @@ class GuardedConnectionTest : public ::testing::Test {
 
   boost::asio::io_context io_;
   Pair client_{io_}, grpc_{io_};
+  FileDescriptor to_grpc_;  // the guard's own socket
   GuardedConnectionHost host_;
   std::shared_ptr<GuardedConnection> connection_;
   std::string from_client_, from_server_;
   bool has_grpc_ended_ = false, has_client_ended_ = false, has_left_ = false;
+  bool has_waited_ = false;
   std::int64_t unfinished_ = 0;
 };
 
@@ -167,10 +173,49 @@ TEST_F(GuardedConnectionTest, NothingComesBeforeBytesThatWait) {
     calls += Frame(kHeaders, kEndHeaders, stream, "h");
   }
   Send(client_, calls);
-  ASSERT_TRUE(Becomes([this] { return connection_->unfinished_bytes() > 0; }));
+  ASSERT_TRUE(Becomes([this] { return has_waited_; }));
   TickLater();
   EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
   EXPECT_EQ(from_client_, "");
+}
+
+// gRPC does not read, and the next byte would wait for it.
+TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
+  SendThrough(Begun(1));
+  const std::string junk(4096, 'x');
+  for (std::size_t size : {std::size_t{4096}, std::size_t{1}}) {
+    while (send(to_grpc_.fd, junk.data(), size, MSG_DONTWAIT) > 0) {
+    }
+  }
+  connection_->Tick(MonotonicNow() + absl::Seconds(61));
+  io_.run_one();  // must come back
+  to_grpc_ = FileDescriptor();
+  EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
+  EXPECT_THAT(from_server_, HasSubstr("a message is not complete"));
+  EXPECT_FALSE(absl::EndsWith(from_client_, kReset));
+}
+
+const std::string kSettings = EmptySettingsFrame();
+const std::string kGoAway = GoAwayFrame(0x7fffffff, Http2Code::kNoError, "");
+
+TEST_F(GuardedConnectionTest, AClientIsAskedToGoBehindTheFirstWordsOfTheServer) {
+  connection_->Yield();
+  Send(grpc_, kSettings);
+  EXPECT_TRUE(Becomes([this] { return from_server_ == kSettings + kGoAway; }));
+  SendThrough(Frame(kHeaders, kEndHeaders, 1, "h"));
+  connection_->Tick(MonotonicNow() + absl::Seconds(10));
+  const std::string answer = Frame(kData, 0, 1, "answer");
+  Send(grpc_, answer);
+  EXPECT_TRUE(Becomes([&] { return absl::EndsWith(from_server_, answer); }))
+      << "the call is served";
+}
+
+TEST_F(GuardedConnectionTest, OneThatHasBegunACallMeanwhileStays) {
+  connection_->Yield();
+  SendThrough(Frame(kHeaders, kEndHeaders, 1, "h"));
+  const std::string answer = Frame(kData, 0, 1, "answer");
+  Send(grpc_, kSettings + answer);
+  EXPECT_TRUE(Becomes([&] { return from_server_ == kSettings + answer; }));
 }
 
 }  // namespace

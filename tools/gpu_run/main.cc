@@ -1,6 +1,6 @@
 // `run` of a bundle for a GPU machine (scripts/gpu_bundle): ./run --minutes 9 [STAGE...]
 
-#include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
