@@ -231,12 +231,14 @@ ATTACKS = {
                    chunked_heads, large_json, unread_answers, large_prompts, urgent_priorities)
 }
 
-
 LONG = {"overload": overload}
 
 
 def main():
     target = Target(sys.argv[2])
+    # What an attack meets later is its own affair; that it meets the daemon at all is not.
+    for address in (target.grpc, target.http, target.openai):
+        connect(address).close()
     rounds = 0
     with contextlib.closing((ATTACKS | LONG)[sys.argv[1]](target)) as attack:
         for _ in attack:
