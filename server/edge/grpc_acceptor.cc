@@ -60,8 +60,10 @@ constexpr int kMaxTurnedAway = 64;
 // and so many are not when descriptors run out.
 constexpr int kMaxLeaving = 16;
 // For a call that was under way when its client was asked to go: it is served to its end. That is
-// not waited for where there are no descriptors at all.
+// not waited for where there are no descriptors at all, nor for more clients than these: a flood of
+// connections would take the descriptors that are kept for the rest of the process.
 constexpr absl::Duration kTimeToLeave = absl::Seconds(1);
+constexpr int kMaxWaitedFor = 64;
 constexpr std::size_t kMaxOwn = 4;
 constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
 
@@ -375,7 +377,9 @@ void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
 // `may_tell`: a connection that is refused can be told, since no TLS is in the way.
 void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
                               bool may_tell) {
-  EndLeaving(options_.max_connections + kMaxTurnedAway + kMaxLeaving, kTimeToLeave);
+  const std::int64_t most = options_.max_connections + kMaxTurnedAway;
+  EndLeaving(most + kMaxLeaving, kTimeToLeave);
+  EndLeaving(most + kMaxWaitedFor, absl::ZeroDuration());
   const absl::Status room = MakeRoomFor(ip);
   if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
     return CountClosed(peer, CloseCause::kTooMany, room.message());

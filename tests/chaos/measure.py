@@ -1,6 +1,6 @@
 """Measures what test_neighbours.py bounds, with more calls, and what takes longer; prints it and writes JSON.
 
-    QUIRE_BUILD=build/ci build/venv/bin/python tests/chaos/measure.py [--calls N] [--json FILE] [CASE...]
+    QUIRE_BUILD=$PWD/build/ci build/venv/bin/python tests/chaos/measure.py [--calls N] [--json FILE] [CASE...]
 
 A case is one of test_neighbours.py, or of LONG below. Default: all.
 """

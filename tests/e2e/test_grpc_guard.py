@@ -4,6 +4,7 @@ The guard before gRPC (server/edge/frame_guard.h) ends the connection that attac
 """
 
 import contextlib
+import os
 import pathlib
 import socket
 import struct
@@ -224,8 +225,11 @@ def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, open
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
         daemon.wait_serving()
         with contextlib.ExitStack() as stack:
+            most = 0
             for _ in range(1100):
                 stack.callback(opened(daemon.grpc_address).close)
+                most = max(most, len(os.listdir(f"/proc/{daemon.process.pid}/fd")))
+            assert most < 590, "no descriptor was kept for anything else"
             with daemon.channel() as channel:
                 assert generate(api, channel)
         with daemon.channel() as channel:
