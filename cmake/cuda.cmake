@@ -58,6 +58,11 @@ set(QUIRE_SM90_ARCHS "-gencode=arch=compute_90a,code=sm_90a")
 set(QUIRE_NVCC_FLAGS --expt-relaxed-constexpr --Werror=all-warnings
                      -Xcompiler=-Wall,-Wextra -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)
 
+# The emulator sees each access to memory through the calls that g++ puts before it for its sanitizers, and names lines
+# (tests/cuda_emulator/access_hooks.cc); nothing else of the sanitizers is there, so headers must not count on them.
+set(QUIRE_EMULATED_FLAGS -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off -g1 -fsanitize=thread -fsanitize=alignment
+                         --param=tsan-instrument-func-entry-exit=0 -U__SANITIZE_THREAD__)
+
 # quire_cuda_libraries(NAME kernels_x PORTABLE x_cuda.cu SM90 x_sm90.cu SEES base LIBS quire::base): of the objects in
 # quire_kernels_x_objects and the kernels, the two libraries and the name for the one that a program wants.
 function(quire_cuda_libraries)
@@ -91,7 +96,6 @@ function(quire_cuda_libraries)
   target_include_directories(${target}_emulated BEFORE
                              PRIVATE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator/include)
   target_include_directories(${target}_emulated PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(${target}_emulated PRIVATE -Wall -Wextra -Werror -Wno-unknown-pragmas
-                                                    -Wno-psabi -ffp-contract=off)
+  target_compile_options(${target}_emulated PRIVATE -Wall -Wextra -Werror ${QUIRE_EMULATED_FLAGS})
   target_link_libraries(${target}_emulated PUBLIC ${CUDA_LIBS} PRIVATE quire_cuda_emulator)
 endfunction()

@@ -132,7 +132,8 @@ absl::Status ZeroPagesCuda(const CudaContext& context, const AnyKvCollection& po
     CopyList list{};
     for (const std::uint32_t page :
          pages.subspan(at, std::min<std::size_t>(kMaxItems, pages.size() - at))) {
-      list.items[list.count++] = {page, page, rows};
+      const PageCopyItem item = {page, page, rows};
+      if (!DependsOn(item, list)) list.items[list.count++] = item;  // once is enough
     }
     QUIRE_RETURN_IF_ERROR(LaunchList(context, pool, list, true));
   }

@@ -348,12 +348,17 @@ __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, cons
   for (std::uint32_t v = 0; v < kValues; ++v) {
     own[v * kThreads] = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
   }
-  cuda::DeviceFence();
+  // The fences are those of the thread that does the atomic: what the barrier orders before the
+  // first is released with it, what the second acquires is passed on by the barrier behind. Fences
+  // of all threads in front of the barrier would be followed by no atomic of theirs.
   cuda::SyncBlock();
-  if (cuda::ThreadIndex() == 0) *flag = cuda::AtomicAdd(args.counters + output, 1u);
+  if (cuda::ThreadIndex() == 0) {
+    cuda::DeviceFence();
+    *flag = cuda::AtomicAdd(args.counters + output, 1u);
+    cuda::DeviceFence();
+  }
   cuda::SyncBlock();
   if (*flag + 1 != args.grid_splits) return false;
-  cuda::DeviceFence();
   if (cuda::ThreadIndex() == 0) args.counters[output] = 0;
   for (std::uint32_t split = 0; split < args.grid_splits; ++split) {
     const float* const from = tile + split * kValues * kThreads + cuda::ThreadIndex();

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/barrier.h"
 #include "tests/cuda_emulator/device_memory.h"
 #include "tests/cuda_emulator/shared_memory.h"
@@ -19,6 +20,12 @@ void Land(const PendingCopy& copy) {
   } else {
     std::memset(to, 0, copy.bytes);
   }
+}
+
+// `clock`: the time of the thread `member` at which the bytes are there.
+void Finish(const PendingCopy& copy, std::uint32_t member, std::uint32_t clock) {
+  Land(copy);
+  EndCopy(copy.to, copy.bytes, member, clock, copy.code);
 }
 
 }  // namespace
@@ -39,9 +46,12 @@ void IssueCopy(void* shared, const void* global, std::uint32_t bytes, bool valid
   const std::uint32_t to = SharedAddress(shared, bytes, bytes, "cp.async");
   CheckGlobal(global, bytes, "cp.async");
   CheckAligned(global, bytes, "cp.async");
+  const void* const code = __builtin_return_address(0);
+  if (valid && is_checking) CheckAccess(global, bytes, Access::kRead, code);
+  BeginCopy(to, bytes, code);
   Poison(to, bytes);
   current_thread->copies.push_back(
-      {.to = to, .from = global, .bytes = bytes, .valid = valid, .group = 0});
+      {.to = to, .from = global, .bytes = bytes, .valid = valid, .group = 0, .code = code});
 }
 
 void CommitCopies() {
@@ -56,17 +66,23 @@ void WaitCopies(std::uint32_t pending) {
   Thread& self = *current_thread;
   const std::uint32_t last = self.copy_groups > pending ? self.copy_groups - pending : 0;
   auto end = self.copies.begin();
-  while (end != self.copies.end() && end->group != 0 && end->group <= last) Land(*end++);
+  while (end != self.copies.end() && end->group != 0 && end->group <= last) {
+    Finish(*end++, self.index, self.clock.now);
+  }
   self.copies.erase(self.copies.begin(), end);
 }
 
 void ArriveAfterCopies(void* barrier) {
-  BarrierAddress(barrier);
+  const std::uint32_t at = BarrierAddress(barrier);
   Thread& self = *current_thread;
-  AddLateWork([barrier, copies = std::exchange(self.copies, {})] {
-    for (const PendingCopy& copy : copies) Land(copy);
-    ArriveBarrier(barrier, 0);
-  });
+  const std::uint32_t now = self.clock.now;
+  Meeting own;
+  if (is_checking) own.Arrive(&self.clock);
+  AddLateWork(
+      [at, now, thread = self.index, seen = own.Finish(), copies = std::exchange(self.copies, {})] {
+        for (const PendingCopy& copy : copies) Finish(copy, thread, now);
+        ArriveBarrierFor(at, seen);
+      });
 }
 
 }  // namespace quire::cuda_emulator

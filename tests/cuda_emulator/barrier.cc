@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
 
@@ -63,6 +64,10 @@ void Settle(std::uint32_t at, State state) {
   }
   const bool complete = state.missing == 0 && state.bytes == 0;
   if (complete) {
+    if (is_checking) {
+      MbarrierClock& clock = MbarrierClockAt(at);
+      clock.complete[state.parity] = clock.arrived.Finish();
+    }
     state.missing = state.expected;
     state.parity ^= 1;
   }
@@ -87,12 +92,14 @@ void InitBarrier(void* barrier, std::uint32_t arrivals) {
     Fatal("an mbarrier of " + std::to_string(arrivals) + " arrivals, 1 to " +
           std::to_string(kMaxCount) + " are possible");
   }
-  Store(BarrierAddress(barrier),
-        {.expected = arrivals, .missing = arrivals, .bytes = 0, .parity = 0});
+  const std::uint32_t at = BarrierAddress(barrier);
+  CheckShared(*current_thread, at, 8, Access::kWrite, __builtin_return_address(0));
+  Store(at, {.expected = arrivals, .missing = arrivals, .bytes = 0, .parity = 0});
 }
 
-void ArriveBarrier(void* barrier, std::uint32_t bytes) {
-  const std::uint32_t at = BarrierAddress(barrier);
+namespace {
+
+void Arrive(std::uint32_t at, std::uint32_t bytes) {
   State state = Load(at);
   if (state.missing == 0) {
     Fatal("an arrival beyond the " + std::to_string(state.expected) +
@@ -104,14 +111,36 @@ void ArriveBarrier(void* barrier, std::uint32_t bytes) {
   Settle(at, state);
 }
 
+}  // namespace
+
+void ArriveBarrier(void* barrier, std::uint32_t bytes) {
+  const std::uint32_t at = BarrierAddress(barrier);
+  CheckShared(*current_thread, at, 8, Access::kRead, __builtin_return_address(0));
+  if (is_checking) MbarrierClockAt(at).arrived.Arrive(&current_thread->clock);
+  Arrive(at, bytes);
+}
+
+void ArriveBarrierFor(std::uint32_t barrier, const SeenRef& seen) {
+  if (is_checking) MbarrierClockAt(barrier).arrived.Arrive(seen);
+  Arrive(barrier, 0);
+}
+
 void WaitBarrier(void* barrier, std::uint32_t parity) {
   if (parity > 1) Fatal("a wait for parity " + std::to_string(parity));
   const std::uint32_t at = BarrierAddress(barrier);
+  CheckShared(*current_thread, at, 8, Access::kRead, __builtin_return_address(0));
   while (Load(at).parity == parity) Wait(kWaits, at);
+  if (is_checking) Acquire(&current_thread->clock, MbarrierClockAt(at).complete[parity]);
 }
 
-void CompleteBytes(std::uint32_t barrier, std::uint32_t bytes) {
+void CompleteCopy(std::uint32_t barrier, std::uint32_t address, std::uint32_t bytes,
+                  const void* code) {
   State state = Load(barrier);
+  if (is_checking) {
+    MbarrierClock& clock = MbarrierClockAt(barrier);
+    EndCopy(address, bytes, clock.member, ++clock.copies, code);
+    clock.arrived.Arrive(clock.member, clock.copies, NumMembers(NumThreads()));
+  }
   CheckBytes(barrier, std::int64_t{state.bytes} - bytes);
   state.bytes -= static_cast<std::int32_t>(bytes);
   Settle(barrier, state);

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "tests/cuda_emulator/vector_clock.h"
+
 namespace quire::cuda_emulator {
 
 void InitBarrier(void* barrier, std::uint32_t arrivals);
@@ -14,8 +16,11 @@ void ArriveBarrier(void* barrier, std::uint32_t bytes);
 // Returns once the phase of this parity is complete.
 void WaitBarrier(void* barrier, std::uint32_t parity);
 
-// Bytes of a bulk copy have landed.
-void CompleteBytes(std::uint32_t barrier, std::uint32_t bytes);
+// An arrival some time after a thread asked for it, which had seen `seen`.
+void ArriveBarrierFor(std::uint32_t barrier, const SeenRef& seen);
+// Bytes of a bulk copy have landed, at [address, address + bytes).
+void CompleteCopy(std::uint32_t barrier, std::uint32_t address, std::uint32_t bytes,
+                  const void* code);
 std::uint32_t BarrierAddress(const void* barrier);
 
 }  // namespace quire::cuda_emulator

@@ -8,12 +8,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <utility>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/fiber.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
 
 namespace quire::cuda_emulator {
+
+std::byte* device_arena = nullptr;
+
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
@@ -38,8 +43,67 @@ std::map<std::uintptr_t, Allocation>& Allocations() {
 
 std::uint64_t device_bytes = 0;
 
+// Of DeviceMemoryAccess, and one more while the host may touch device memory.
+int open_count = 0;
+bool host_may_touch = false;
+// Protection costs a walk over all pages, so it is not taken away and given back each time.
+bool is_open = false;
+std::uint32_t closes = 0;
+std::uint32_t close_every = 1;
+
+void MapArena() {
+  if (device_arena != nullptr) return;
+  void* const p = mmap(nullptr, kDeviceArenaBytes, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    std::perror("memory of the emulated device");
+    std::abort();
+  }
+  device_arena = static_cast<std::byte*>(p);
+}
+
 std::uint64_t RoundUp(std::uint64_t n, std::uint64_t to) {
   return (n + to - 1) / to * to;
+}
+
+// Where `bytes` bytes, whole pages, lie free in the arena: behind what was taken last, from the
+// start again when the end is reached, so that what was freed is used again as late as possible.
+// Null: no room.
+std::byte* FindRoom(std::uint64_t bytes) {
+  static std::uint64_t next = 0;
+  MapArena();
+  for (int round = 0; round < 2; ++round, next = 0) {
+    auto block = Allocations().upper_bound(reinterpret_cast<std::uintptr_t>(device_arena + next));
+    while (next + bytes <= kDeviceArenaBytes) {
+      if (block == Allocations().end() ||
+          device_arena + next + bytes <= block->second.pages - kPage) {
+        return device_arena + std::exchange(next, next + bytes);
+      }
+      next = static_cast<std::uint64_t>(block->second.pages - device_arena) +
+             block->second.page_bytes + kPage;
+      ++block;
+    }
+  }
+  return nullptr;
+}
+
+void Protect(const Allocation& allocation, bool may_touch) {
+  if (allocation.kind != MemoryKind::kDevice) return;
+  const int protection = may_touch ? PROT_READ | PROT_WRITE : PROT_NONE;
+  if (mprotect(allocation.pages, allocation.page_bytes, protection) != 0) {
+    std::perror("protection of the emulated device's memory");
+    std::abort();
+  }
+}
+
+void Open() {
+  if (open_count++ > 0 || std::exchange(is_open, true)) return;
+  for (const auto& [first, allocation] : Allocations()) Protect(allocation, /*may_touch=*/true);
+}
+void Close() {
+  if (--open_count > 0 || ++closes % close_every != 0) return;
+  is_open = false;
+  for (const auto& [first, allocation] : Allocations()) Protect(allocation, /*may_touch=*/false);
 }
 
 // What BlockBefore found last.
@@ -77,11 +141,15 @@ const char* Name(MemoryKind kind) {
 }
 
 void OnFault(int signal_number, siginfo_t* info, void*) {
-  if (InKernel()) {
+  if (InThread()) {
     const std::uint32_t stack = StackOf(info->si_addr);
-    Fatal(stack < kMaxThreads ? "thread " + std::to_string(stack) + " overflows its stack"
-                              : "access to " + DescribeAddress(info->si_addr) +
-                                    (IsSharedPointer(info->si_addr) ? ", in shared memory" : ""));
+    Fatal(stack < kMaxFibers
+              ? "thread " + std::to_string(stack % kMaxThreads) + " overflows its stack"
+              : "access to " + DescribeAddress(info->si_addr) +
+                    (IsSharedPointer(info->si_addr) ? ", in shared memory" : ""));
+  }
+  if (IsInDeviceArena(info->si_addr)) {
+    Fatal("the host touches " + DescribeAddress(info->si_addr));
   }
   signal(signal_number, SIG_DFL);
   raise(signal_number);
@@ -91,14 +159,11 @@ void OnFault(int signal_number, siginfo_t* info, void*) {
 
 void* AllocateMemory(MemoryKind kind, std::uint64_t bytes) {
   const std::uint64_t page_bytes = RoundUp(RoundUp(bytes, kAlignment), kPage);
-  void* const raw = mmap(nullptr, page_bytes + 2 * kPage, PROT_NONE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  auto* const pages = static_cast<std::byte*>(raw) + kPage;
-  if (mprotect(pages, page_bytes, PROT_READ | PROT_WRITE) != 0) {
-    munmap(raw, page_bytes + 2 * kPage);
-    return nullptr;
-  }
+  std::byte* const room = FindRoom(page_bytes + 2 * kPage);
+  if (room == nullptr) return nullptr;
+  auto* const pages = room + kPage;
+  if (mprotect(pages, page_bytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
+  InstallFaultMessage();
   const std::uint64_t poisoned = std::min(page_bytes, kPoisonedBytes);
   std::memset(pages, kPoison, poisoned);
   std::memset(pages + page_bytes - poisoned, kPoison, poisoned);
@@ -107,6 +172,7 @@ void* AllocateMemory(MemoryKind kind, std::uint64_t bytes) {
   Allocations()[reinterpret_cast<std::uintptr_t>(first)] = {
       .kind = kind, .bytes = bytes, .pages = pages, .page_bytes = page_bytes};
   if (kind == MemoryKind::kDevice) device_bytes += RoundUp(bytes, kAlignment);
+  if (!is_open) Protect(BlockBefore(first)->second, /*may_touch=*/false);
   return first;
 }
 
@@ -114,12 +180,32 @@ bool FreeMemory(MemoryKind kind, void* p) {
   const auto found = Allocations().find(reinterpret_cast<std::uintptr_t>(p));
   if (found == Allocations().end() || found->second.kind != kind) return false;
   const Allocation allocation = found->second;
+  Protect(allocation, /*may_touch=*/true);
   CheckGuards(found->first, allocation);
   Allocations().erase(found);
   last_block = nullptr;
-  munmap(allocation.pages - kPage, allocation.page_bytes + 2 * kPage);
+  // Inaccessible and without memory again.
+  mmap(allocation.pages, allocation.page_bytes, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  ForgetAccesses(allocation.pages, allocation.page_bytes);
   if (kind == MemoryKind::kDevice) device_bytes -= RoundUp(allocation.bytes, kAlignment);
   return true;
+}
+
+DeviceMemoryAccess::DeviceMemoryAccess() {
+  Open();
+}
+DeviceMemoryAccess::~DeviceMemoryAccess() {
+  Close();
+}
+
+void CloseDeviceMemoryEvery(std::uint32_t times) {
+  close_every = times;
+}
+
+void LetHostTouchDeviceMemory(bool may) {
+  if (may == std::exchange(host_may_touch, may)) return;
+  may ? Open() : Close();
 }
 
 MemoryKind KindOf(const void* p) {
@@ -165,6 +251,12 @@ std::string DescribeAddress(const void* p) {
     describe(next->first - at, "before", next->second);
   }
   return where;
+}
+
+std::string DescribeMemory(const void* p) {
+  if (!IsSharedPointer(p)) return DescribeAddress(p);
+  return "byte " + std::to_string(static_cast<const std::byte*>(p) - SharedStart()) +
+         " of shared memory";
 }
 
 void InstallFaultMessage() {

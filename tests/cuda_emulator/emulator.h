@@ -15,6 +15,14 @@ namespace quire::cuda_emulator {
 // what the GPU has, faults cannot be injected and nothing is counted.
 bool IsEmulated();
 
+// Which launches have their accesses to memory checked (access_check.h): it takes several times as
+// long as running them.
+enum class CheckedLaunches : std::uint8_t {
+  kNone,
+  kSome,  // the first of every kernel, and four in a row now and then
+  kAll,
+};
+
 struct EmulatorOptions {
   // Of the order of threads and blocks, and of when bytes land. QUIRE_EMULATOR_SEED sets the
   // default.
@@ -27,6 +35,10 @@ struct EmulatorOptions {
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
   // Whether work on streams runs only when the host waits for it.
   bool deferred = true;
+  // QUIRE_EMULATOR_CHECK (none, some, all) sets the default.
+  CheckedLaunches check = CheckedLaunches::kSome;
+  // For tests of the emulator: the host may touch memory of the device without the runtime.
+  bool host_may_touch = false;
 };
 
 EmulatorOptions GetOptions();

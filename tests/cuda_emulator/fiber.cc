@@ -17,14 +17,14 @@ constexpr std::size_t kSlot = kStack + kPage;  // a page below each that no thre
 
 std::byte* Stacks() {
   static std::byte* const stacks = [] {
-    void* p = mmap(nullptr, kSlot * kMaxThreads, PROT_READ | PROT_WRITE,
+    void* p = mmap(nullptr, kSlot * kMaxFibers, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
     if (p == MAP_FAILED) {
       std::perror("stacks of emulated threads");
       std::abort();
     }
     auto* const base = static_cast<std::byte*>(p);
-    for (std::size_t i = 0; i < kMaxThreads; ++i) mprotect(base + i * kSlot, kPage, PROT_NONE);
+    for (std::size_t i = 0; i < kMaxFibers; ++i) mprotect(base + i * kSlot, kPage, PROT_NONE);
     return base;
   }();
   return stacks;
@@ -53,8 +53,8 @@ void FiberMain(context::transfer_t from) {
 
 void PrepareFiber(Thread* thread, void (*entry)()) {
   fiber_entry = entry;
-  std::byte* const top =
-      Stacks() + (thread->index + std::size_t{1}) * kSlot - Stagger(thread->index);
+  const std::size_t stack = std::size_t{thread->slot} * kMaxThreads + thread->index;
+  std::byte* const top = Stacks() + (stack + 1) * kSlot - Stagger(thread->index);
   thread->context = context::make_fcontext(top, kStack - Stagger(thread->index), FiberMain);
 }
 
@@ -67,7 +67,7 @@ void SwitchFiber(Thread* self, Thread* next, bool ends) {
 
 std::uint32_t StackOf(const void* address) {
   const std::ptrdiff_t at = static_cast<const std::byte*>(address) - Stacks();
-  if (at < 0 || at >= static_cast<std::ptrdiff_t>(kSlot * kMaxThreads)) return kMaxThreads;
+  if (at < 0 || at >= static_cast<std::ptrdiff_t>(kSlot * kMaxFibers)) return kMaxFibers;
   return static_cast<std::uint32_t>(static_cast<std::size_t>(at) / kSlot);
 }
 

@@ -9,7 +9,7 @@
 
 namespace quire::cuda_emulator {
 
-// Gives `thread` a fresh fiber on stack `thread->index` of the pool; `entry` runs on it and never
+// Gives `thread` a fresh fiber on the stack of its slot and index; `entry` runs on it and never
 // returns.
 void PrepareFiber(Thread* thread, void (*entry)());
 
@@ -17,7 +17,7 @@ void PrepareFiber(Thread* thread, void (*entry)());
 // none does.
 void SwitchFiber(Thread* self, Thread* next, bool ends);
 
-// The thread whose stack holds `address`, kMaxThreads when none does.
+// The number of the stack that holds `address`, kMaxFibers when none does.
 std::uint32_t StackOf(const void* address);
 
 }  // namespace quire::cuda_emulator

@@ -19,8 +19,7 @@
 
 namespace quire::cuda_emulator {
 
-// n elements of device memory, which host code may touch here: the emulated device shares the
-// address space.
+// n elements of device memory, which host code may touch here (EmulatorOptions::host_may_touch).
 template <typename T>
 class DeviceArray {
  public:
@@ -45,15 +44,31 @@ class DeviceArray {
 class KernelTest : public ::testing::Test {
  protected:
   KernelTest() {
-    Reset();
+    StartAnew();
     device_ = OpenCudaDevice(0).value();
     stream_.emplace(Stream::Create(device_).value());
     context_ = {.stream = &*stream_, .num_sms = 4, .compute_capability = 90};
   }
 
+  // Every launch is checked, and DeviceArray can be touched.
+  void StartAnew() {
+    Reset();
+    EmulatorOptions options = GetOptions();
+    options.host_may_touch = true;
+    options.check = CheckedLaunches::kAll;
+    SetOptions(options);
+  }
+
   void UseSeed(std::uint64_t seed) {
     EmulatorOptions options = GetOptions();
     options.seed = seed;
+    SetOptions(options);
+  }
+
+  // For kernels that do on purpose what the check of accesses finds first (access_test.cc).
+  void CheckNoAccess() {
+    EmulatorOptions options = GetOptions();
+    options.check = CheckedLaunches::kNone;
     SetOptions(options);
   }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
 
@@ -12,6 +13,7 @@ namespace {
 struct LoadOperand {
   std::uint32_t* registers;
   const void* row;
+  const void* code;
 };
 
 std::uint32_t Pair(std::uint16_t low, std::uint16_t high) {
@@ -30,7 +32,9 @@ void LoadAll(void* const* operands, std::uint32_t, std::uint64_t argument) {
     std::uint16_t matrix[8][8];
     for (std::uint32_t row = 0; row < 8; ++row) {
       const auto* const operand = static_cast<const LoadOperand*>(operands[8 * m + row]);
-      SharedAddress(operand->row, 16, 16, "ldmatrix");
+      const std::uint32_t at = SharedAddress(operand->row, 16, 16, "ldmatrix");
+      const std::uint32_t thread = current_thread->warp * kWarpSize + 8 * m + row;
+      CheckShared(Threads()[thread], at, 16, Access::kRead, operand->code);
       std::memcpy(matrix[row], operand->row, 16);
     }
     for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
@@ -110,7 +114,7 @@ __attribute__((target_clones("avx2", "default"), optimize("fp-contract=off"))) v
 }
 
 void LoadMatrices(std::uint32_t* registers, std::uint32_t count, bool transposed, const void* row) {
-  LoadOperand operand{.registers = registers, .row = row};
+  LoadOperand operand{.registers = registers, .row = row, .code = __builtin_return_address(0)};
   WarpCollective("ldmatrix", LoadAll, count | (transposed ? 16u : 0u), 0xffffffffu, &operand,
                  /*all_live=*/true);
 }

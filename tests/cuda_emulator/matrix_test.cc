@@ -169,6 +169,7 @@ __global__ void CopyGroups(const std::uint32_t* from, std::uint32_t* out) {
 }
 
 TEST_F(MatrixTest, CopiesLandWhenTheirGroupIsWaitedFor) {
+  CheckNoAccess();
   DeviceArray<std::uint32_t> from(128);
   for (std::uint32_t i = 0; i < 128; ++i) from[i] = i;
   DeviceArray<std::uint32_t> out(96);

@@ -32,7 +32,9 @@ std::size_t Extent(std::size_t pitch, const CopyShape& copy) {
   return (copy.height - 1) * pitch + copy.width;
 }
 
+// No kernel behind it begins before it ends.
 void CopyRows(const CopyShape& copy) {
+  emulator::TheRuntime().last_checked = nullptr;
   for (std::size_t i = 0; i < copy.height; ++i) {
     std::memmove(static_cast<std::byte*>(copy.to) + i * copy.to_pitch,
                  static_cast<const std::byte*>(copy.from) + i * copy.from_pitch, copy.width);
@@ -79,6 +81,7 @@ cudaError_t EnqueueCopy(Runtime& runtime, const CopyShape& copy, cudaMemcpyKind 
   }
   if (pageable_target) {
     const cudaError_t before = emulator::Drain(runtime, stream);
+    const emulator::DeviceMemoryAccess access;
     if (before == cudaSuccess) CopyRows(copy);
     return before;
   }
@@ -105,6 +108,7 @@ cudaError_t EnqueueFill(Runtime& runtime, void* to, std::size_t pitch, int value
   if (width == 0 || height == 0) return cudaSuccess;
   if (!emulator::IsDeviceReadable(to, (height - 1) * pitch + width)) return cudaErrorInvalidValue;
   return emulator::Enqueue(runtime, stream, [=] {
+    emulator::TheRuntime().last_checked = nullptr;
     for (std::size_t i = 0; i < height; ++i) {
       std::memset(static_cast<std::byte*>(to) + i * pitch, value, width);
     }

@@ -1,6 +1,7 @@
 #include "tests/cuda_emulator/runtime_state.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "kernels/backend/proven.h"
@@ -16,7 +17,19 @@ EmulatorOptions DefaultOptions() {
   if (const char* const seed = std::getenv("QUIRE_EMULATOR_SEED"); seed != nullptr) {
     options.seed = std::strtoull(seed, nullptr, 10);
   }
+  if (const char* const check = std::getenv("QUIRE_EMULATOR_CHECK"); check != nullptr) {
+    options.check = std::strcmp(check, "all") == 0    ? CheckedLaunches::kAll
+                    : std::strcmp(check, "none") == 0 ? CheckedLaunches::kNone
+                                                      : CheckedLaunches::kSome;
+  }
   return options;
+}
+
+void Apply(Runtime& runtime, const EmulatorOptions& options) {
+  constexpr std::uint32_t kSometimes = 16;
+  runtime.options = options;
+  CloseDeviceMemoryEvery(options.check == CheckedLaunches::kAll ? 1 : kSometimes);
+  LetHostTouchDeviceMemory(options.host_may_touch);
 }
 
 std::uint32_t MaxSharedBytes(int compute_capability) {
@@ -34,13 +47,29 @@ cudaError_t RunOne(Runtime& runtime, CUstream_st* stream) {
   return error;
 }
 
-cudaError_t RunLaunch(const KernelLaunch& launch) {
+// Of some launches: those that a kernel has first, where most of its shapes are small, and four in
+// a row of 128.
+bool IsChecked(const Runtime& runtime, const KernelLaunch& launch) {
+  constexpr std::uint64_t kFirst = 4;
+  if (runtime.options.check != CheckedLaunches::kSome) {
+    return runtime.options.check == CheckedLaunches::kAll;
+  }
+  return (runtime.kernels_run + runtime.options.seed) / 4 % 32 == 0 ||
+         runtime.launches.at(launch.name) <= kFirst;
+}
+
+cudaError_t RunLaunch(const KernelLaunch& launch, CUstream_st* stream) {
   Runtime& runtime = TheRuntime();
   const cudaError_t fault = TakeFault(runtime, "kernel:" + launch.name);
   if (fault != cudaSuccess) return fault;
   ++runtime.launches[launch.name];
+  const bool check = IsChecked(runtime, launch);
+  const bool follows = launch.programmatic && runtime.last_checked == stream;
   InstallFaultMessage();
-  RunKernel(launch, runtime.options.seed * 0x100000001b3u + runtime.kernels_run++);
+  RunKernel(launch, {.seed = runtime.options.seed * 0x100000001b3u + runtime.kernels_run++,
+                     .check = check,
+                     .follows = follows});
+  runtime.last_checked = check ? stream : nullptr;
   return cudaSuccess;
 }
 
@@ -81,7 +110,7 @@ cudaError_t CallAny(const char* name, bool needs_device,
 Runtime& TheRuntime() {
   static Runtime& runtime = []() -> Runtime& {
     auto& made = *new Runtime;
-    made.options = DefaultOptions();
+    Apply(made, DefaultOptions());
     return made;
   }();
   return runtime;
@@ -134,6 +163,7 @@ cudaError_t Enqueue(Runtime& runtime, CUstream_st* stream, Operation operation) 
 }
 
 cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
+  const DeviceMemoryAccess access;
   if (stream == &runtime.default_stream) {
     for (CUstream_st* other : runtime.streams) {
       if (!other->blocking) continue;
@@ -157,7 +187,9 @@ cudaError_t DrainAll(Runtime& runtime) {
 }
 
 cudaError_t Progress(Runtime& runtime, CUstream_st* stream) {
-  return stream->queue.empty() ? cudaSuccess : RunOne(runtime, stream);
+  if (stream->queue.empty()) return cudaSuccess;
+  const DeviceMemoryAccess access;
+  return RunOne(runtime, stream);
 }
 
 cudaError_t CheckUnsafeCall(Runtime& runtime) {
@@ -181,7 +213,8 @@ cudaError_t EnqueueKernel(cudaStream_t handle, KernelLaunch launch) {
     if (shape != cudaSuccess) return shape;
     CUstream_st* const stream = FindStream(runtime, handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    return Enqueue(runtime, stream, [launch = std::move(launch)] { return RunLaunch(launch); });
+    return Enqueue(runtime, stream,
+                   [launch = std::move(launch), stream] { return RunLaunch(launch, stream); });
   });
 }
 
@@ -192,7 +225,7 @@ EmulatorOptions GetOptions() {
 
 void SetOptions(const EmulatorOptions& options) {
   const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
-  TheRuntime().options = options;
+  Apply(TheRuntime(), options);
 }
 
 void InjectFault(const Fault& fault) {
@@ -238,11 +271,12 @@ bool IsEmulated() {
 void Reset() {
   Runtime& runtime = TheRuntime();
   const std::lock_guard<std::mutex> lock(runtime.mutex);
-  runtime.options = DefaultOptions();
+  Apply(runtime, DefaultOptions());
   runtime.faults.clear();
   runtime.sticky = cudaSuccess;
   runtime.launches.clear();
   runtime.kernels_run = 0;
+  runtime.last_checked = nullptr;
   for (CUstream_st* stream : runtime.streams) {
     stream->queue.clear();
     stream->capture.reset();

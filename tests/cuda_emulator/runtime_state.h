@@ -69,6 +69,8 @@ struct Runtime {
   std::set<cudaEvent_t> events;
   std::map<std::string, std::uint64_t> launches;
   std::uint64_t kernels_run = 0;
+  // The stream of the last operation if that was a launch that was checked; null otherwise.
+  CUstream_st* last_checked = nullptr;
 };
 
 // Never destroyed.

@@ -6,12 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/simt.h"
 
 namespace quire::cuda_emulator {
 namespace {
 
-constexpr std::uint32_t kWindow = 256 * 1024;
+constexpr std::uint32_t kWindow = kSharedWindow;
 constexpr std::uint32_t kPoison = 0xff;
 constexpr std::uint32_t kGuard = 4096;  // checked behind the block's bytes
 constexpr std::uint32_t kFirst = 1024;  // the block's bytes start behind this much guard
@@ -20,23 +21,31 @@ struct Window {
   std::byte* base = nullptr;
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
+  SharedBytes bytes;
 };
 
-Window& TheWindow() {
-  static Window window = [] {
-    // The window, its alignment, and pages behind it that no thread may touch.
-    void* raw = mmap(nullptr, 3 * kWindow, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED) {
-      std::perror("shared memory of emulated blocks");
-      std::abort();
-    }
-    const auto at = reinterpret_cast<std::uintptr_t>(raw);
-    auto* base = static_cast<std::byte*>(raw) + (kWindow - at % kWindow) % kWindow;
-    if (mprotect(base, kWindow, PROT_READ | PROT_WRITE) != 0) std::abort();
-    std::memset(base, kPoison, kWindow);
-    return Window{.base = base};
-  }();
+Window* NewWindow() {
+  // The window, its alignment, and pages behind it that no thread may touch.
+  void* raw = mmap(nullptr, 3 * kWindow, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) {
+    std::perror("shared memory of emulated blocks");
+    std::abort();
+  }
+  const auto at = reinterpret_cast<std::uintptr_t>(raw);
+  auto* base = static_cast<std::byte*>(raw) + (kWindow - at % kWindow) % kWindow;
+  if (mprotect(base, kWindow, PROT_READ | PROT_WRITE) != 0) std::abort();
+  std::memset(base, kPoison, kWindow);
+  auto* const window = new Window;
+  window->base = base;
   return window;
+}
+
+// Never destroyed.
+Window& TheWindow() {
+  static Window* windows[kMaxResidentBlocks] = {};
+  Window*& window = windows[CurrentSlot()];
+  if (window == nullptr) window = NewWindow();
+  return *window;
 }
 
 std::uint32_t GuardEnd(const Window& window) {
@@ -50,6 +59,9 @@ void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice) {
   window.begin = kFirst + 16 * (1 + start_choice % 63);
   window.end = window.begin + bytes;
   std::memset(window.base, kPoison, GuardEnd(window));
+  if (!is_checking) return;
+  std::memset(window.bytes.written, 0, GuardEnd(window) / 4);
+  std::memset(window.bytes.copies, 0, GuardEnd(window) / 4);
 }
 
 void CheckSharedGuards() {
@@ -71,6 +83,14 @@ void CheckSharedGuards() {
   };
   check(0, window.begin, "before");
   check(window.end, GuardEnd(window), "behind");
+}
+
+SharedBytes& CurrentSharedBytes() {
+  return TheWindow().bytes;
+}
+
+const std::byte* SharedWindowStart() {
+  return TheWindow().base;
 }
 
 std::byte* SharedStart() {

@@ -1,20 +1,31 @@
 #pragma once
 
-// The shared memory of the block that runs: one buffer inside a window whose base behaves as
-// aligned to 256 KiB, so that shared addresses (offsets in the window) and pointers agree in their
-// low bits. The block's bytes start at a multiple of 16 that is never one of 1024, and hold 0xFF
-// when a block starts.
+// The shared memory of the block that runs: a buffer inside a window of its slot whose base behaves
+// as aligned to 256 KiB, so that shared addresses (offsets in the window) and pointers agree in
+// their low bits. The block's bytes start at a multiple of 16 that is never one of 1024, and hold
+// 0xFF when a block starts.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace quire::cuda_emulator {
 
+inline constexpr std::uint32_t kSharedWindow = 256 * 1024;
+
+// Of every four bytes of the window, while accesses are checked (access_check.h).
+struct SharedBytes {
+  std::uint8_t written[kSharedWindow / 4];  // a bit a byte
+  std::uint8_t copies[kSharedWindow / 4];   // under way to them
+};
+SharedBytes& CurrentSharedBytes();
+
 // Fills the block's bytes with 0xFF and picks where they start.
 void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice);
 // Ends the process when bytes around the block's were written.
 void CheckSharedGuards();
 
+// Address 0 of the window.
+const std::byte* SharedWindowStart();
 // First byte, 16-byte aligned.
 std::byte* SharedStart();
 // The same rounded up to a multiple of 1024. Ends the process when the launch reserved nothing for
@@ -32,7 +43,7 @@ std::byte* SharedPointer(std::uint32_t address, std::uint32_t bytes, std::uint32
 // Makes bytes in shared memory NaN: neither old nor new values while a copy is under way.
 void Poison(std::uint32_t address, std::uint32_t bytes);
 
-// Whether p lies anywhere in the window.
+// Whether p lies anywhere in the window of the block that runs.
 bool IsSharedPointer(const void* p);
 
 }  // namespace quire::cuda_emulator

@@ -9,17 +9,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/fiber.h"
 #include "tests/cuda_emulator/shared_memory.h"
+#include "tests/cuda_emulator/source_line.h"
 
 namespace quire::cuda_emulator {
 
-Thread* current_thread = nullptr;
+constinit thread_local Thread* current_thread = nullptr;
 
 namespace {
 
 constexpr std::uint32_t kNoDetail = ~0u;
 constexpr char kBlockBarrier[] = "SyncBlock";
+// A block gives way to others with chance 1 / kStayInBlock where its warps do.
+constexpr std::uint32_t kStayInBlock = 8;
 
 struct Warp {
   std::uint32_t runnable = 0;  // lanes that could run now
@@ -34,6 +38,7 @@ struct NamedBarrierState {
   std::uint32_t threads = 0;  // 0: no thread there
   std::uint32_t arrived = 0;
   std::vector<Thread*> waiting;
+  Meeting meeting;
 };
 
 struct LateWork {
@@ -48,7 +53,7 @@ struct Turns {
 };
 
 struct Block {
-  const KernelLaunch* launch = nullptr;
+  std::uint32_t number = 0;  // access_check.h
   std::uint32_t x = 0;
   std::uint32_t y = 0;
   Random random;
@@ -60,10 +65,16 @@ struct Block {
   std::uint32_t at_barrier = 0;
   NamedBarrierState named[16];
   std::vector<LateWork> late;
+  std::map<std::uint32_t, MbarrierClock> mbarriers;  // by shared address
+  std::vector<Thread> threads;
 };
 
-Block block;
-std::vector<Thread> threads;
+// The launch that runs; null outside kernels.
+const KernelLaunch* launch = nullptr;
+Random launch_random;
+Block blocks[kMaxResidentBlocks];
+// That of current_thread, or the one whose late work runs.
+Block* block = &blocks[0];
 // The thread that starts kernels, with an index that no other has.
 Thread main_thread;
 SimtCounters counters;
@@ -72,8 +83,8 @@ bool waited_in_front = false;
 
 void MakeRunnable(Thread* thread) {
   thread->waits_for = nullptr;
-  block.warps[thread->warp].runnable |= 1u << thread->lane;
-  block.ready |= 1u << thread->warp;
+  block->warps[thread->warp].runnable |= 1u << thread->lane;
+  block->ready |= 1u << thread->warp;
 }
 
 // The next set bit of `bits` at or above (below) `from`, in a circle. REQUIRES: bits is not 0.
@@ -87,12 +98,12 @@ std::uint32_t BitBefore(std::uint32_t bits, std::uint32_t from) {
 }
 
 Thread* Take(std::uint32_t warp_index, std::uint32_t from_lane) {
-  Warp& warp = block.warps[warp_index];
-  const std::uint32_t lane = block.turns.descending ? BitBefore(warp.runnable, from_lane)
-                                                    : NextBit(warp.runnable, from_lane);
+  Warp& warp = block->warps[warp_index];
+  const std::uint32_t lane = block->turns.descending ? BitBefore(warp.runnable, from_lane)
+                                                     : NextBit(warp.runnable, from_lane);
   warp.runnable &= ~(1u << lane);
-  if (warp.runnable == 0) block.ready &= ~(1u << warp_index);
-  return &threads[warp_index * kWarpSize + lane];
+  if (warp.runnable == 0) block->ready &= ~(1u << warp_index);
+  return &block->threads[warp_index * kWarpSize + lane];
 }
 
 std::string Lanes(std::uint32_t mask) {
@@ -104,14 +115,14 @@ std::string Lanes(std::uint32_t mask) {
 // What every warp waits for.
 std::string Waiting() {
   std::string text;
-  for (std::uint32_t w = 0; w < block.num_warps; ++w) {
+  for (std::uint32_t w = 0; w < block->num_warps; ++w) {
     std::map<std::string, std::uint32_t> groups;
     for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
       const std::uint32_t index = w * kWarpSize + lane;
-      if (index >= block.launch->threads) continue;
-      const Thread& thread = threads[index];
+      if (index >= launch->threads) continue;
+      const Thread& thread = block->threads[index];
       std::string what = "have ended";
-      if ((block.warps[w].live >> lane & 1u) != 0) {
+      if ((block->warps[w].live >> lane & 1u) != 0) {
         what =
             thread.waits_for == nullptr ? "can run" : absl::StrCat("wait for ", thread.waits_for);
         if (thread.waits_for != nullptr && thread.collective != nullptr) {
@@ -130,29 +141,49 @@ std::string Waiting() {
 }
 
 void RunLateWork(std::size_t i) {
-  std::swap(block.late[i], block.late.back());
-  const std::function<void()> run = std::move(block.late.back().run);
-  block.late.pop_back();
+  std::swap(block->late[i], block->late.back());
+  const std::function<void()> run = std::move(block->late.back().run);
+  block->late.pop_back();
   run();
 }
 
 void MaybeRunLateWork() {
-  if (block.late.empty() || block.random.Below(4) != 0) return;
-  const std::size_t i = block.random.Below(static_cast<std::uint32_t>(block.late.size()));
-  if (block.late[i].any_time) RunLateWork(i);
+  if (block->late.empty() || block->random.Below(4) != 0) return;
+  const std::size_t i = block->random.Below(static_cast<std::uint32_t>(block->late.size()));
+  if (block->late[i].any_time) RunLateWork(i);
 }
 
-// Who runs next, when the caller does not.
+// Makes a block current that is there and `fits`; one that is drawn, or the next behind it. False
+// without one.
+template <typename Fits>
+bool PickBlock(Fits fits) {
+  const std::uint32_t from = launch_random.Below(kMaxResidentBlocks);
+  for (std::uint32_t i = 0; i < kMaxResidentBlocks; ++i) {
+    Block& candidate = blocks[(from + i) % kMaxResidentBlocks];
+    if (candidate.live_threads == 0 || !fits(candidate)) continue;
+    block = &candidate;
+    return true;
+  }
+  return false;
+}
+
+// A thread of any block, which becomes the current one.
+Thread* NextOfAny() {
+  while (!PickBlock([](const Block& b) { return b.ready != 0; })) {
+    if (!PickBlock([](const Block& b) { return !b.late.empty(); })) Fatal("deadlock" + Waiting());
+    RunLateWork(block->random.Below(static_cast<std::uint32_t>(block->late.size())));
+  }
+  return Take(NextBit(block->ready, block->random.Below(32)), block->random.Below(32));
+}
+
+// Who runs next, when the caller does not. Another block does sometimes, though this one could.
 Thread* Next(const Thread& self, bool other_warp) {
-  if (!other_warp && block.warps[self.warp].runnable != 0) {
+  if (!other_warp && block->warps[self.warp].runnable != 0) {
     return Take(self.warp, self.lane);
   }
   MaybeRunLateWork();
-  while (block.ready == 0) {
-    if (block.late.empty()) Fatal("deadlock" + Waiting());
-    RunLateWork(block.random.Below(static_cast<std::uint32_t>(block.late.size())));
-  }
-  return Take(NextBit(block.ready, block.random.Below(32)), block.random.Below(32));
+  if (block->ready == 0 || block->random.Below(kStayInBlock) == 0) return NextOfAny();
+  return Take(NextBit(block->ready, block->random.Below(32)), block->random.Below(32));
 }
 
 void Leave(bool other_warp, bool ends) {
@@ -165,7 +196,7 @@ void Leave(bool other_warp, bool ends) {
 
 // After a collective or a barrier: sometimes another warp goes on first.
 void MaybeYield() {
-  if (block.ready == 0 || block.random.Below(block.turns.stay + 1) != 0) return;
+  if (block->ready == 0 || block->random.Below(block->turns.stay + 1) != 0) return;
   MakeRunnable(current_thread);
   Leave(/*other_warp=*/true, /*ends=*/false);
 }
@@ -179,7 +210,7 @@ bool SameCollective(const Thread& a, const Thread& b) {
 void CheckSameCollective(const Warp& warp, const Thread& self, std::uint32_t lanes) {
   for (std::uint32_t rest = lanes & warp.joined; rest != 0; rest &= rest - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(rest));
-    const Thread& other = threads[self.warp * kWarpSize + lane];
+    const Thread& other = block->threads[self.warp * kWarpSize + lane];
     if (SameCollective(self, other)) continue;
     Fatal(absl::StrCat("lanes of one warp meet in different collectives: lane ", self.lane, " in ",
                        self.waits_for, " of ", Lanes(self.collective_mask), ", lane ", other.lane,
@@ -193,7 +224,7 @@ void Join(Warp* warp, const Thread& self) {
     warp->same = true;
     warp->first_joined = self.lane;
   } else if (warp->same) {
-    warp->same = SameCollective(self, threads[self.warp * kWarpSize + warp->first_joined]);
+    warp->same = SameCollective(self, block->threads[self.warp * kWarpSize + warp->first_joined]);
   }
   if (!warp->same) CheckSameCollective(*warp, self, self.collective_mask & warp->live);
   warp->joined |= 1u << self.lane;
@@ -201,14 +232,14 @@ void Join(Warp* warp, const Thread& self) {
 
 // Runs the collective that `first` has joined if all lanes it needs are there.
 bool CompleteCollective(const Thread& first) {
-  Warp& warp = block.warps[first.warp];
+  Warp& warp = block->warps[first.warp];
   const std::uint32_t lanes = first.collective_mask & warp.live;
   if (lanes == 0 || (warp.joined & lanes) != lanes) return false;
   if (!warp.same) CheckSameCollective(warp, first, lanes);
   const void* const function = first.collective;
   const std::uint64_t argument = first.collective_argument;
   void* operands[kWarpSize] = {};
-  Thread* const base = &threads[first.warp * kWarpSize];
+  Thread* const base = &block->threads[first.warp * kWarpSize];
   for (std::uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(rest));
     operands[lane] = base[lane].operand;
@@ -221,10 +252,29 @@ bool CompleteCollective(const Thread& first) {
   return true;
 }
 
+// The threads that `meet` see what all of them did.
+template <typename Meets>
+void Meet(std::uint32_t first, std::uint32_t count, Meets meets) {
+  if (!is_checking) return;
+  Meeting meeting;
+  for (std::uint32_t i = first; i < first + count; ++i) {
+    if (meets(i)) meeting.Arrive(&block->threads[i].clock);
+  }
+  const SeenRef all = meeting.Finish();
+  for (std::uint32_t i = first; i < first + count; ++i) {
+    if (meets(i)) block->threads[i].clock.seen = all;
+  }
+}
+
+bool IsLive(std::uint32_t thread) {
+  return (block->warps[thread / kWarpSize].live >> thread % kWarpSize & 1u) != 0;
+}
+
 void ReleaseBlockBarrier() {
-  block.at_barrier = 0;
-  for (std::uint32_t i = 0; i < block.launch->threads; ++i) {
-    if (threads[i].waits_for == kBlockBarrier) MakeRunnable(&threads[i]);
+  block->at_barrier = 0;
+  Meet(0, launch->threads, IsLive);
+  for (std::uint32_t i = 0; i < launch->threads; ++i) {
+    if (block->threads[i].waits_for == kBlockBarrier) MakeRunnable(&block->threads[i]);
   }
 }
 
@@ -232,132 +282,196 @@ void ReleaseBlockBarrier() {
 void ThreadEnded() {
   Thread* const self = current_thread;
   if (!self->products.empty()) Fatal("a thread ends with wgmma products under way");
-  Warp& warp = block.warps[self->warp];
+  Warp& warp = block->warps[self->warp];
   warp.live &= ~(1u << self->lane);
-  --block.live_threads;
-  if (block.live_threads == 0) {
-    if (!block.late.empty()) Fatal("the block ends with bulk copies under way");
+  --block->live_threads;
+  if (block->live_threads == 0) {
+    if (!block->late.empty()) Fatal("the block ends with bulk copies under way");
     SwitchFiber(self, &main_thread, /*ends=*/true);
   }
   for (std::uint32_t rest = warp.joined; rest != 0; rest &= rest - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(rest));
-    if (CompleteCollective(threads[self->warp * kWarpSize + lane])) break;
+    if (CompleteCollective(block->threads[self->warp * kWarpSize + lane])) break;
   }
-  if (block.at_barrier == block.live_threads) ReleaseBlockBarrier();
+  if (block->at_barrier == block->live_threads) ReleaseBlockBarrier();
   Leave(/*other_warp=*/false, /*ends=*/true);
 }
 
 void ThreadMain() {
-  block.launch->body();
+  launch->body(launch->arguments.get());
   ThreadEnded();
 }
 
-void StartThreads() {
-  const std::uint32_t n = block.launch->threads;
-  block.num_warps = (n + kWarpSize - 1) / kWarpSize;
-  block.live_threads = n;
-  block.at_barrier = 0;
-  for (NamedBarrierState& barrier : block.named) barrier = {};
-  block.late.clear();
-  block.ready = 0;
-  for (Warp& warp : block.warps) warp = {};
-  if (threads.empty()) threads.resize(kMaxThreads);
-  for (std::uint32_t i = 0; i < n; ++i) {
-    Thread& thread = threads[i];
-    thread.index = i;
-    thread.lane = i % kWarpSize;
-    thread.warp = i / kWarpSize;
-    thread.collective = nullptr;
-    thread.copies.clear();
-    thread.copy_groups = 0;
-    thread.products.clear();
-    thread.product_groups = 0;
-    thread.product_fence = false;
-    thread.products_waited = false;
-    PrepareFiber(&thread, ThreadMain);
-    block.warps[thread.warp].live |= 1u << thread.lane;
-    MakeRunnable(&thread);
-  }
+void StartThread(std::uint32_t i, const SeenRef& nothing_seen) {
+  Thread& thread = block->threads[i];
+  thread.index = i;
+  thread.lane = i % kWarpSize;
+  thread.warp = i / kWarpSize;
+  thread.slot = CurrentSlot();
+  thread.collective = nullptr;
+  thread.copies.clear();
+  thread.copy_groups = 0;
+  thread.products.clear();
+  thread.product_groups = 0;
+  thread.product_fence = false;
+  thread.products_waited = false;
+  thread.block = block->number;
+  thread.clock = {.index = i, .seen = nothing_seen};
+  PrepareFiber(&thread, ThreadMain);
+  block->warps[thread.warp].live |= 1u << thread.lane;
+  MakeRunnable(&thread);
 }
 
-void RunBlock(std::uint32_t x, std::uint32_t y, std::uint64_t seed) {
-  block.x = x;
-  block.y = y;
-  block.random = Random(seed);
+void StartThreads() {
+  const std::uint32_t n = launch->threads;
+  block->num_warps = (n + kWarpSize - 1) / kWarpSize;
+  block->live_threads = n;
+  block->at_barrier = 0;
+  for (NamedBarrierState& barrier : block->named) barrier = {};
+  block->late.clear();
+  block->mbarriers.clear();
+  block->ready = 0;
+  for (Warp& warp : block->warps) warp = {};
+  if (block->threads.empty()) block->threads.resize(kMaxThreads);
+  const SeenRef nothing_seen(is_checking ? new Seen(NumMembers(n)) : nullptr);
+  for (std::uint32_t i = 0; i < n; ++i) StartThread(i, nothing_seen);
+}
+
+// In the slot of the block that is current.
+void StartBlock(std::uint32_t x, std::uint32_t y) {
+  block->number = is_checking ? BeginBlockChecks() : 0;
+  block->x = x;
+  block->y = y;
+  block->random = Random(launch_random.Next());
   constexpr std::uint32_t kStay[] = {1, 3, 1u << 20};
-  block.turns = {.descending = block.random.Below(2) == 1, .stay = kStay[block.random.Below(3)]};
-  PrepareShared(block.launch->shared_bytes, block.random.Below(63));
+  block->turns = {.descending = block->random.Below(2) == 1, .stay = kStay[block->random.Below(3)]};
+  PrepareShared(launch->shared_bytes, block->random.Below(63));
   StartThreads();
-  main_thread.index = kMaxThreads;
-  current_thread = &main_thread;
-  SwitchFiber(&main_thread,
-              Take(NextBit(block.ready, block.random.Below(32)), block.random.Below(32)),
-              /*ends=*/false);
-  current_thread = nullptr;
-  CheckSharedGuards();
+}
+
+// All blocks of the launch in `order`, some at a time; the next one starts where one has ended.
+void RunBlocks(const std::vector<std::uint32_t>& order) {
+  const auto start = [&](std::size_t i) {
+    StartBlock(order[i] % launch->blocks_x, order[i] / launch->blocks_x);
+  };
+  const std::size_t resident =
+      std::min<std::size_t>(order.size(), 1 + launch_random.Below(kMaxResidentBlocks));
+  std::size_t started = 0;
+  for (; started < resident; ++started) {
+    block = &blocks[started];
+    start(started);
+  }
+  for (std::size_t ended = 0; ended < order.size(); ++ended) {
+    current_thread = &main_thread;
+    SwitchFiber(&main_thread, NextOfAny(), /*ends=*/false);
+    // Back here: the current block has ended.
+    current_thread = nullptr;
+    CheckSharedGuards();
+    if (started < order.size()) start(started++);
+  }
 }
 
 }  // namespace
 
-void RunKernel(const KernelLaunch& launch, std::uint64_t seed) {
-  block.launch = &launch;
+void RunKernel(const KernelLaunch& which, const RunOptions& options) {
+  launch = &which;
   waited_in_front = false;
-  Random random(seed);
-  std::vector<std::uint32_t> order(launch.blocks_x * launch.blocks_y);
+  launch_random = Random(options.seed);
+  main_thread.index = kMaxThreads;
+  std::vector<std::uint32_t> order(which.blocks_x * which.blocks_y);
   std::iota(order.begin(), order.end(), 0u);
   for (std::size_t i = order.size(); i > 1; --i) {
-    std::swap(order[i - 1], order[random.Below(static_cast<std::uint32_t>(i))]);
+    std::swap(order[i - 1], order[launch_random.Below(static_cast<std::uint32_t>(i))]);
   }
-  for (const std::uint32_t i : order) {
-    RunBlock(i % launch.blocks_x, i / launch.blocks_x, random.Next());
-  }
-  if (launch.programmatic && !waited_in_front) {
+  if (options.check) BeginChecks(which, options.follows);
+  RunBlocks(order);
+  EndChecks();
+  if (which.programmatic && !waited_in_front) {
     Fatal("launched to overlap the kernel in front, but no thread has called DependencyWait");
   }
-  block.launch = nullptr;
+  launch = nullptr;
 }
 
 void WaitForKernelInFront() {
   waited_in_front = true;
+  if (is_checking) SeeKernelInFront(&current_thread->clock, launch->threads);
+}
+
+void FenceDevice() {
+  if (is_checking) Fence(&current_thread->clock);
+}
+
+void FenceAsyncProxy() {
+  if (is_checking) FenceAsync(&current_thread->clock);
+}
+
+void MeetLanes(std::uint32_t mask) {
+  const std::uint32_t first = current_thread->warp * kWarpSize;
+  const std::uint32_t count = std::min(kWarpSize, launch->threads - first);
+  Meet(first, count, [&](std::uint32_t i) { return (mask >> (i - first) & 1u) != 0 && IsLive(i); });
+}
+
+MbarrierClock& MbarrierClockAt(std::uint32_t address) {
+  const auto [found, is_new] = block->mbarriers.try_emplace(address);
+  if (is_new) {
+    if (block->mbarriers.size() > kMaxMbarriers) Fatal("more mbarriers than are emulated");
+    found->second.member =
+        MbarrierMember(launch->threads, static_cast<std::uint32_t>(block->mbarriers.size() - 1));
+  }
+  return found->second;
 }
 
 bool InKernel() {
-  return block.launch != nullptr;
+  return launch != nullptr;
 }
 
 std::string Where() {
   if (!InKernel()) return "outside kernels";
   std::string text =
-      absl::StrCat("kernel ", block.launch->name, ", block (", block.x, ", ", block.y, ")");
-  if (current_thread != nullptr && current_thread != &main_thread) {
+      absl::StrCat("kernel ", launch->name, ", block (", block->x, ", ", block->y, ")");
+  if (current_thread != nullptr && current_thread != &main_thread &&
+      current_thread->slot == CurrentSlot()) {
     absl::StrAppend(&text, ", thread ", current_thread->index);
   }
   return text;
 }
 
 void Fatal(const std::string& message) {
-  std::fprintf(stderr, "CUDA emulator: %s: %s\n", Where().c_str(), message.c_str());
+  is_checking = false;  // what follows is not the kernel's
+  std::fprintf(stderr, "CUDA emulator: %s: %s, at %s\n", Where().c_str(), message.c_str(),
+               LineHere().c_str());
   std::fflush(stderr);
   std::abort();
 }
 
 const KernelLaunch& CurrentLaunch() {
-  return *block.launch;
+  return *launch;
 }
 std::uint32_t CurrentBlockX() {
-  return block.x;
+  return block->x;
 }
 std::uint32_t CurrentBlockY() {
-  return block.y;
+  return block->y;
+}
+std::uint32_t CurrentSlot() {
+  return static_cast<std::uint32_t>(block - blocks);
+}
+std::uint32_t CurrentBlockNumber() {
+  return block->number;
 }
 Random& BlockRandom() {
-  return block.random;
+  return block->random;
+}
+bool IsArgument(const void* p, std::size_t bytes) {
+  const auto* const first = static_cast<const std::byte*>(launch->arguments.get());
+  const auto* const at = static_cast<const std::byte*>(p);
+  return at >= first && at + bytes <= first + launch->argument_bytes;
 }
 std::vector<Thread>& Threads() {
-  return threads;
+  return block->threads;
 }
 std::uint32_t NumThreads() {
-  return block.launch->threads;
+  return launch->threads;
 }
 SimtCounters GetSimtCounters() {
   return counters;
@@ -366,7 +480,7 @@ SimtCounters GetSimtCounters() {
 void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t argument,
                     std::uint32_t mask, void* operand, bool all_live) {
   Thread& self = *current_thread;
-  Warp& warp = block.warps[self.warp];
+  Warp& warp = block->warps[self.warp];
   if ((mask >> self.lane & 1u) == 0) {
     Fatal(std::string(name) + ": lane " + std::to_string(self.lane) + " is not in its own mask " +
           Lanes(mask));
@@ -383,9 +497,9 @@ void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t
   Join(&warp, self);
   if (CompleteCollective(self)) {
     // The caller is runnable again; it goes on, or another warp does.
-    if (block.random.Below(block.turns.stay) != 0) {
+    if (block->random.Below(block->turns.stay) != 0) {
       warp.runnable &= ~(1u << self.lane);
-      if (warp.runnable == 0) block.ready &= ~(1u << self.warp);
+      if (warp.runnable == 0) block->ready &= ~(1u << self.warp);
       return;
     }
     Leave(/*other_warp=*/true, /*ends=*/false);
@@ -395,8 +509,8 @@ void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t
 }
 
 void SyncBlock() {
-  ++block.at_barrier;
-  if (block.at_barrier == block.live_threads) {
+  ++block->at_barrier;
+  if (block->at_barrier == block->live_threads) {
     ReleaseBlockBarrier();
     MaybeYield();
     return;
@@ -409,14 +523,20 @@ void NamedBarrier(std::uint32_t id, std::uint32_t count, bool wait) {
     Fatal("named barrier " + std::to_string(id) + " of " + std::to_string(count) +
           " threads: ids are 1 to 15, the number of threads a multiple of 32");
   }
-  NamedBarrierState& barrier = block.named[id];
+  NamedBarrierState& barrier = block->named[id];
   if (barrier.threads != 0 && barrier.threads != count) {
     Fatal("named barrier " + std::to_string(id) + ": " + std::to_string(count) + " threads here, " +
           std::to_string(barrier.threads) + " elsewhere");
   }
   barrier.threads = count;
+  if (is_checking) barrier.meeting.Arrive(&current_thread->clock);
   if (++barrier.arrived == count) {
-    for (Thread* thread : barrier.waiting) MakeRunnable(thread);
+    const SeenRef all = barrier.meeting.Finish();
+    if (wait) Acquire(&current_thread->clock, all);
+    for (Thread* thread : barrier.waiting) {
+      Acquire(&thread->clock, all);
+      MakeRunnable(thread);
+    }
     barrier = {};
     MaybeYield();
     return;
@@ -437,12 +557,12 @@ void Wake(Thread* thread) {
 }
 
 void AddLateWork(std::function<void()> work) {
-  const std::uint32_t choice = block.random.Below(4);
+  const std::uint32_t choice = block->random.Below(4);
   if (choice == 0) {
     work();
     return;
   }
-  block.late.push_back({.run = std::move(work), .any_time = choice == 1});
+  block->late.push_back({.run = std::move(work), .any_time = choice == 1});
 }
 
 }  // namespace quire::cuda_emulator

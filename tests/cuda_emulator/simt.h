@@ -1,22 +1,24 @@
 #pragma once
 
-// The machine that runs emulated kernels: one block at a time, every thread of it a fiber. A fiber
-// runs until it meets others (a warp collective, a barrier) and has to wait for them; who goes on
-// then is drawn from the seed, so that a missing synchronisation shows under some seeds.
+// The machine that runs emulated kernels: one to four blocks at a time, every thread of them a
+// fiber. A fiber runs until it meets others (a warp collective, a barrier) and has to wait for
+// them; who goes on then, of which block, is drawn from the seed.
 //
 // Place:   below the twins of kernels/cuda/*.cuh in include/, which are the only callers besides
 //          the emulated runtime.
-// Threads: one block at a time in the process; the runtime holds its lock while a kernel runs.
+// Threads: one kernel at a time in the process; the runtime holds its lock while it runs.
 // Errors:  what no kernel may do ends the process with a message that names the kernel, the block
 //          and the thread.
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tests/cuda_emulator/random.h"
+#include "tests/cuda_emulator/vector_clock.h"
 
 namespace quire::cuda_emulator {
 
@@ -24,6 +26,8 @@ inline constexpr std::uint32_t kWarpSize = 32;
 inline constexpr std::uint32_t kMaxThreads = 1024;
 inline constexpr std::uint32_t kMaxWarps = kMaxThreads / kWarpSize;
 inline constexpr std::uint32_t kMaxSharedBytes = 227 * 1024;
+inline constexpr std::uint32_t kMaxResidentBlocks = 4;
+inline constexpr std::uint32_t kMaxFibers = kMaxResidentBlocks * kMaxThreads;
 
 // A kernel with its arguments.
 struct KernelLaunch {
@@ -35,7 +39,9 @@ struct KernelLaunch {
   // It may start before the kernel in front of it has ended: some thread must wait for that one, or
   // the kernel behind could overtake both.
   bool programmatic = false;
-  std::function<void()> body;  // one thread
+  void (*body)(const void* arguments) = nullptr;  // one thread
+  std::shared_ptr<const void> arguments;
+  std::size_t argument_bytes = 0;
 };
 
 // A product of a warpgroup that was issued and not waited for (warpgroup.h).
@@ -48,10 +54,12 @@ struct PendingProduct {
   std::uint64_t a = 0;
   std::uint64_t b = 0;
   std::uint32_t a_registers[4] = {};
+  const std::uint32_t* a_from = nullptr;  // where they are
   float* d = nullptr;
   // Accumulators as they were before the first pending product on `d`; empty for the others.
   std::vector<float> before;
-  std::uint32_t group = 0;  // of the commit that closed it; 0 while open
+  std::uint32_t group = 0;     // of the commit that closed it; 0 while open
+  const void* code = nullptr;  // that issued it
 };
 
 // A cp.async that was issued and whose bytes have not landed.
@@ -60,7 +68,8 @@ struct PendingCopy {
   const void* from = nullptr;
   std::uint32_t bytes = 0;
   bool valid = true;
-  std::uint32_t group = 0;  // 0 while open
+  std::uint32_t group = 0;     // 0 while open
+  const void* code = nullptr;  // that issued it
 };
 
 struct Thread {
@@ -68,6 +77,7 @@ struct Thread {
   std::uint32_t index = 0;
   std::uint32_t lane = 0;
   std::uint32_t warp = 0;
+  std::uint32_t slot = 0;  // of its block, below kMaxResidentBlocks
   // What it waits for, for messages; null while it can run.
   const char* waits_for = nullptr;
   std::uint32_t waits_detail = 0;
@@ -85,25 +95,46 @@ struct Thread {
   // In WgmmaWait, for this many products.
   bool products_waited = false;
   std::size_t products_done = 0;
+
+  // Of a launch that is checked (access_check.h): the number of its block, and its time.
+  std::uint32_t block = 0;
+  ThreadClock clock;
 };
 
 // The thread that runs now; null outside kernels.
-extern Thread* current_thread;
+extern constinit thread_local Thread* current_thread;
+
+// Whether the calling code is that of a kernel, not what the host does in the same files.
+inline bool InThread() {
+  return current_thread != nullptr;
+}
+
+// How a launch runs.
+struct RunOptions {
+  std::uint64_t seed = 0;
+  bool check = false;  // access_check.h
+  // The launch before was checked too, and this one may overlap it.
+  bool follows = false;
+};
 
 // Runs every block of the launch. REQUIRES: the shape was checked by the runtime.
-void RunKernel(const KernelLaunch& launch, std::uint64_t seed);
+void RunKernel(const KernelLaunch& launch, const RunOptions& options);
 
 // Whether a kernel runs now, and where: for messages.
 bool InKernel();
 std::string Where();
-// "<message>; kernel <name>, block (x, y), thread t" to standard error, and abort().
+// "<where>: <message>, at <line of the kernel>" to standard error, and abort().
 [[noreturn]] void Fatal(const std::string& message);
 
 // The launch and the block that run now.
 const KernelLaunch& CurrentLaunch();
 std::uint32_t CurrentBlockX();
 std::uint32_t CurrentBlockY();
+std::uint32_t CurrentSlot();
+std::uint32_t CurrentBlockNumber();
 Random& BlockRandom();
+// Whether the bytes are arguments of the launch that runs now.
+bool IsArgument(const void* p, std::size_t bytes);
 
 // Computes the result of a collective for all lanes at once: operands[lane] is what the lane
 // passed, null for lanes outside `mask` and for lanes that have ended.
@@ -114,6 +145,9 @@ using CollectiveFunction = void (*)(void* const* operands, std::uint32_t mask,
 // instructions.
 void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t argument,
                     std::uint32_t mask, void* operand, bool all_live);
+
+// What the lanes of `mask` of the running warp did before is seen by all of them afterwards.
+void MeetLanes(std::uint32_t mask);
 
 // All threads of the block that have not ended.
 void SyncBlock();
@@ -128,6 +162,19 @@ std::uint32_t NumThreads();
 
 // The calling thread waits for the kernel in front, which has always ended here.
 void WaitForKernelInFront();
+// The calling thread's writes before are seen by those who see what it does to an atomic later.
+void FenceDevice();
+// Ordinary writes that the calling thread sees are seen by bulk copies and wgmma.
+void FenceAsyncProxy();
+
+// An mbarrier's part in the order of accesses, of the block that runs now.
+struct MbarrierClock {
+  std::uint32_t member = 0;  // that counts for its bulk copies
+  std::uint32_t copies = 0;  // landed so far
+  Meeting arrived;           // in this phase
+  SeenRef complete[2];       // the last phases, by their parity
+};
+MbarrierClock& MbarrierClockAt(std::uint32_t address);
 
 // Work that the hardware does on its own, the bytes of bulk copies: at once, some time later or
 // when no thread can run, by chance; mostly as late as that. A block that ends before is an error.

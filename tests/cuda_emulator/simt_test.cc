@@ -90,6 +90,7 @@ __global__ void Exchange(std::uint32_t* out) {
 }
 
 TEST_F(SimtTest, MissingBarrierShowsUnderSomeSeed) {
+  CheckNoAccess();
   std::uint32_t wrong = 0;
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     UseSeed(seed);
@@ -110,6 +111,7 @@ __global__ void WithinWarp(std::uint32_t* out) {
 }
 
 TEST_F(SimtTest, MissingWarpBarrierShows) {
+  CheckNoAccess();
   DeviceArray<std::uint32_t> out(32);
   Run(WithinWarp, {.threads = 32, .shared_bytes = 128}, out.data());
   std::uint32_t wrong = 0;
@@ -169,7 +171,7 @@ TEST_F(SimtTest, SeedDecidesTheOrderAndNothingElse) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     std::vector<std::uint32_t> runs[2];
     for (auto& run : runs) {
-      Reset();
+      StartAnew();
       UseSeed(seed);
       DeviceArray<std::uint32_t> out(129);
       Run(Turns, {.threads = 128}, out.data());
@@ -181,6 +183,34 @@ TEST_F(SimtTest, SeedDecidesTheOrderAndNothingElse) {
   EXPECT_GT(orders.size(), 4u);
 }
 
+// Notes its number, waits for its other warp, and notes it again.
+__global__ void NoteTwice(std::uint32_t* notes) {
+  for (int i = 0; i < 2; ++i) {
+    if (ThreadIndex() == 0) notes[1 + AtomicAdd(notes, 1u)] = BlockX();
+    SyncBlock();
+  }
+}
+
+TEST_F(SimtTest, BlocksTakeTurnsUnderSomeSeed) {
+  int interleaved = 0;
+  for (std::uint64_t seed = 1; seed <= 32; ++seed) {
+    UseSeed(seed);
+    DeviceArray<std::uint32_t> notes(9);
+    notes[0] = 0;
+    Run(NoteTwice, {.blocks_x = 4, .threads = 64}, notes.data());
+    std::vector<std::uint32_t> count(4);
+    bool is_interleaved = false;
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      ++count[notes[1 + i]];
+      is_interleaved = is_interleaved || (i % 2 == 1 && notes[i] != notes[i + 1]);
+    }
+    EXPECT_EQ(count, std::vector<std::uint32_t>(4, 2));
+    if (is_interleaved) ++interleaved;
+  }
+  EXPECT_GT(interleaved, 0);
+  EXPECT_LT(interleaved, 32);  // nor always
+}
+
 __global__ void ReadShared(std::uint32_t* out, std::uint64_t* alignment) {
   out[0] = *reinterpret_cast<const std::uint32_t*>(SharedMemory());
   alignment[0] = reinterpret_cast<std::uintptr_t>(SharedMemory()) % 1024;
@@ -188,6 +218,7 @@ __global__ void ReadShared(std::uint32_t* out, std::uint64_t* alignment) {
 }
 
 TEST_F(SimtTest, SharedMemoryStartsAsNaN) {
+  CheckNoAccess();
   DeviceArray<std::uint32_t> out(1);
   DeviceArray<std::uint64_t> alignment(2);
   Run(ReadShared, {.threads = 1, .shared_bytes = kSharedAlignment + 64}, out.data(),
@@ -287,7 +318,7 @@ TEST_F(SimtTest, LaunchesThatNoDeviceTakes) {
 
 __global__ void TensorCoreLoop(float* out) {
   std::byte* const shared = SharedMemory16();
-  if (ThreadIndex() < 16) std::memset(shared + ThreadIndex() * 32, 0, 32);
+  reinterpret_cast<std::uint32_t*>(shared)[ThreadIndex()] = 0;
   SyncBlock();
   float d[4] = {1.0f, 2.0f, 3.0f, 4.0f};
   for (std::uint32_t i = 0; i < 1000; ++i) {

@@ -96,6 +96,7 @@ __global__ void Misuse(std::uint32_t how) {
 }
 
 TEST_F(Sm90DeathTest, BarriersThatAreMisused) {
+  CheckNoAccess();
   const LaunchShape shape{.threads = 1, .shared_bytes = 64};
   EXPECT_DEATH(Run(Misuse, shape, 0u), "not initialised");
   EXPECT_DEATH(Run(Misuse, shape, 1u), "deadlock\n.*wait for mbarrier at shared address");
@@ -180,6 +181,7 @@ TEST_F(Sm90Test, SwizzledBoxes) {
 }
 
 TEST_F(Sm90Test, MissingWaitReadsNaN) {
+  CheckNoAccess();
   const DeviceArray<std::uint16_t> tensor = Numbered(64);
   const CUtensorMap map = Encode(tensor.data(), {16, 4}, {16, 4}, CU_TENSOR_MAP_SWIZZLE_NONE);
   bool seen = false;
@@ -194,6 +196,7 @@ TEST_F(Sm90Test, MissingWaitReadsNaN) {
 }
 
 TEST_F(Sm90DeathTest, BoxesThatNoDeviceLoads) {
+  CheckNoAccess();
   const DeviceArray<std::uint16_t> tensor = Numbered(256);
   const CUtensorMap map = Encode(tensor.data(), {64, 4}, {64, 4}, CU_TENSOR_MAP_SWIZZLE_128B);
   const LaunchShape shape{.threads = 32, .shared_bytes = kSharedAlignment + 1024};
@@ -241,7 +244,10 @@ TEST(EncodeTest, RefusesWhatTheDriverRefuses) {
 __global__ void LoadRun(const std::uint32_t* from, std::uint32_t* out) {
   std::byte* const shared = SharedMemory();
   auto* const barrier = reinterpret_cast<Barrier*>(shared + 512);
-  if (ThreadIndex() == 0) BarrierInit(barrier, 33);
+  if (ThreadIndex() == 0) {
+    BarrierInit(barrier, 33);
+    BarrierInitFence();
+  }
   SyncBlock();
   if (ThreadIndex() == 0) {
     BarrierExpect(barrier, 256);
@@ -362,6 +368,7 @@ class WarpgroupTest : public Sm90Test {
 };
 
 TEST_F(WarpgroupTest, MatchesDoublePrecision) {
+  CheckNoAccess();  // it reads accumulators under way
   Check<BF16, 64, 0, Operands::kShared>();
   Check<BF16, 64, 1, Operands::kShared>();
   Check<F16, 64, 0, Operands::kRegisters>();
@@ -388,6 +395,7 @@ __global__ void Unordered(std::uint32_t how) {
 }
 
 TEST_F(Sm90DeathTest, ProductsOutOfOrder) {
+  CheckNoAccess();
   const LaunchShape shape{.threads = 128, .shared_bytes = kSharedAlignment + 64 * 128 + 1024};
   EXPECT_DEATH(Run(Unordered, shape, 0u), "without WgmmaFence");
   EXPECT_DEATH(Run(Unordered, shape, 1u), "different wgmma products");

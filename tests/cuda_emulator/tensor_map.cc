@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/async_copy.h"
 #include "tests/cuda_emulator/barrier.h"
 #include "tests/cuda_emulator/shared_memory.h"
@@ -117,6 +118,7 @@ std::uint32_t Swizzle(std::uint32_t address, std::uint32_t swizzle_bytes) {
 
 struct Box {
   Map map;
+  const void* code;  // that issued the copy
   std::uint32_t to;
   std::uint32_t barrier;
   std::int64_t at[kMaxRank];
@@ -129,8 +131,14 @@ std::uint32_t BoxBytes(const Box& box) {
   return bytes;
 }
 
-// One run along the fastest extent, elements out of range zero.
-void LandRow(const Box& box, const std::array<std::uint32_t, kMaxRank>& index, std::uint32_t to) {
+// What one run along the fastest extent takes from the tensor: [begin, end) of its elements.
+struct RowSource {
+  const std::byte* from = nullptr;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+RowSource SourceOf(const Box& box, const std::array<std::uint32_t, kMaxRank>& index) {
   const Map& map = box.map;
   bool inside = true;
   std::int64_t offset = 0;
@@ -139,26 +147,18 @@ void LandRow(const Box& box, const std::array<std::uint32_t, kMaxRank>& index, s
     inside = inside && at >= 0 && at <= std::int64_t{map.last[i]};
     offset += at * static_cast<std::int64_t>(map.strides[i - 1]);
   }
-  const std::uint32_t row_bytes = box.extent[0] * map.element_bytes;
-  std::vector<std::byte> row(row_bytes);
-  if (inside) {
-    const std::int64_t begin = std::clamp<std::int64_t>(-box.at[0], 0, box.extent[0]);
-    const std::int64_t end =
-        std::clamp<std::int64_t>(std::int64_t{map.last[0]} + 1 - box.at[0], begin, box.extent[0]);
-    const std::byte* const from = map.address + offset + (box.at[0] + begin) * map.element_bytes;
-    const auto bytes = static_cast<std::size_t>((end - begin) * map.element_bytes);
-    if (bytes > 0) {
-      CheckGlobal(from, bytes, "bulk tensor copy");
-      std::memcpy(row.data() + begin * map.element_bytes, from, bytes);
-    }
-  }
-  for (std::uint32_t i = 0; i < row_bytes; i += 16) {
-    const std::uint32_t at = Swizzle(to + i, map.swizzle_bytes);
-    std::memcpy(SharedPointer(at, 16, 16, "bulk tensor copy"), row.data() + i, 16);
-  }
+  if (!inside) return {};
+  RowSource source;
+  source.begin = std::clamp<std::int64_t>(-box.at[0], 0, box.extent[0]);
+  source.end = std::clamp<std::int64_t>(std::int64_t{map.last[0]} + 1 - box.at[0], source.begin,
+                                        box.extent[0]);
+  source.from = map.address + offset + (box.at[0] + source.begin) * map.element_bytes;
+  return source;
 }
 
-void Land(const Box& box) {
+// `visit(index, to)` of each run, where `to` is where it lands before the swizzle.
+template <typename Visit>
+void ForEachRow(const Box& box, Visit visit) {
   const std::uint32_t row_bytes = box.extent[0] * box.map.element_bytes;
   std::uint32_t to = box.to;
   std::array<std::uint32_t, kMaxRank> index{};
@@ -169,9 +169,47 @@ void Land(const Box& box) {
       index[i] = rest % box.extent[i];
       rest /= box.extent[i];
     }
-    LandRow(box, index, to);
+    visit(index, to);
   }
-  CompleteBytes(box.barrier, BoxBytes(box));
+}
+
+// Elements out of range are zero.
+void LandRow(const Box& box, const std::array<std::uint32_t, kMaxRank>& index, std::uint32_t to) {
+  const Map& map = box.map;
+  const std::uint32_t row_bytes = box.extent[0] * map.element_bytes;
+  std::vector<std::byte> row(row_bytes);
+  const RowSource source = SourceOf(box, index);
+  const auto bytes = static_cast<std::size_t>((source.end - source.begin) * map.element_bytes);
+  if (bytes > 0) {
+    CheckGlobal(source.from, bytes, "bulk tensor copy");
+    std::memcpy(row.data() + source.begin * map.element_bytes, source.from, bytes);
+  }
+  for (std::uint32_t i = 0; i < row_bytes; i += 16) {
+    const std::uint32_t at = Swizzle(to + i, map.swizzle_bytes);
+    std::memcpy(SharedPointer(at, 16, 16, "bulk tensor copy"), row.data() + i, 16);
+  }
+}
+
+void Land(const Box& box) {
+  ForEachRow(box, [&](const auto& index, std::uint32_t to) { LandRow(box, index, to); });
+  CompleteCopy(box.barrier, box.to, BoxBytes(box), box.code);
+}
+
+// What the copy reads, as accesses of the thread that issues it.
+void CheckSource(const Box& box) {
+  if (!is_checking) return;
+  ForEachRow(box, [&](const auto& index, std::uint32_t) {
+    const RowSource source = SourceOf(box, index);
+    const std::int64_t bytes = (source.end - source.begin) * box.map.element_bytes;
+    if (bytes == 0) return;
+    CheckGlobal(source.from, static_cast<std::uint64_t>(bytes), "bulk tensor copy");
+    CheckAccess(source.from, static_cast<std::uint32_t>(bytes), Access::kRead, box.code);
+  });
+}
+
+// The copy unit has to see the barrier's first state.
+void CheckBarrier(std::uint32_t barrier, const void* code) {
+  CheckShared(*current_thread, barrier, 8, Access::kAsyncRead, code);
 }
 
 }  // namespace
@@ -213,7 +251,12 @@ CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank
 
 void LoadBox(void* shared, const CUtensorMap* map, std::uint32_t barrier, std::uint32_t rank,
              const std::int32_t* coordinates) {
-  Box box{.map = Decode(map, rank), .to = 0, .barrier = barrier, .at = {}, .extent = {}};
+  Box box{.map = Decode(map, rank),
+          .code = __builtin_return_address(0),
+          .to = 0,
+          .barrier = barrier,
+          .at = {},
+          .extent = {}};
   for (std::uint32_t i = 0; i < rank; ++i) {
     box.at[i] = coordinates[i];
     const std::uint32_t step = box.map.element_strides[i];
@@ -229,6 +272,9 @@ void LoadBox(void* shared, const CUtensorMap* map, std::uint32_t barrier, std::u
   const std::uint32_t alignment =
       std::max<std::uint32_t>(128, std::uint32_t{box.map.swizzle_bytes} * 8);
   box.to = SharedAddress(shared, BoxBytes(box), alignment, "bulk tensor copy");
+  CheckBarrier(barrier, box.code);
+  CheckSource(box);
+  BeginCopy(box.to, BoxBytes(box), box.code);
   Poison(box.to, BoxBytes(box));
   AddLateWork([box] { Land(box); });
 }
@@ -240,10 +286,14 @@ void LoadBytes(void* shared, const void* global, std::uint32_t bytes, std::uint3
   const std::uint32_t to = SharedAddress(shared, bytes, 16, "bulk copy");
   CheckAligned(global, 16, "bulk copy");
   CheckGlobal(global, bytes, "bulk copy");
+  const void* const code = __builtin_return_address(0);
+  CheckBarrier(barrier, code);
+  if (is_checking) CheckAccess(global, bytes, Access::kRead, code);
+  BeginCopy(to, bytes, code);
   Poison(to, bytes);
   AddLateWork([=] {
     std::memcpy(SharedPointer(to, bytes, 16, "bulk copy"), global, bytes);
-    CompleteBytes(barrier, bytes);
+    CompleteCopy(barrier, to, bytes, code);
   });
 }
 

@@ -36,12 +36,14 @@ void VoteAll(void* const* operands, std::uint32_t, std::uint64_t) {
   }
 }
 
-void Nothing(void* const*, std::uint32_t, std::uint64_t) {}
+void MeetAll(void* const*, std::uint32_t mask, std::uint64_t) {
+  MeetLanes(mask);
+}
 
 }  // namespace
 
 void SyncWarp(const char* name, std::uint32_t mask) {
-  WarpCollective(name, Nothing, 0, mask, nullptr, /*all_live=*/false);
+  WarpCollective(name, MeetAll, 0, mask, nullptr, /*all_live=*/false);
 }
 
 std::uint32_t Ballot(bool value, std::uint32_t mask) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/matrix.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
@@ -51,7 +52,8 @@ Descriptor Decode(std::uint64_t bits) {
 //   K-major    row mn % 8 of a pattern, patterns stride_bytes apart; k along the row
 //   MN-major   row k % 8 of a pattern, patterns stride_bytes apart; mn along the row, the next rows
 //              leading_bytes on
-std::uint16_t Element(const Descriptor& d, bool mn_major, std::uint32_t mn, std::uint32_t k) {
+std::uint32_t ElementAddress(const Descriptor& d, bool mn_major, std::uint32_t mn,
+                             std::uint32_t k) {
   std::uint32_t at = d.start;
   if (mn_major) {
     const std::uint32_t per_row = d.row_bytes / 2;
@@ -60,9 +62,13 @@ std::uint16_t Element(const Descriptor& d, bool mn_major, std::uint32_t mn, std:
   } else {
     at += (mn % 8) * d.row_bytes + (mn / 8) * d.stride_bytes + k * 2;
   }
-  at ^= (at >> 7 & (d.row_bytes / 16 - 1)) << 4;
+  return at ^ (at >> 7 & (d.row_bytes / 16 - 1)) << 4;
+}
+
+std::uint16_t Element(const Descriptor& d, bool mn_major, std::uint32_t mn, std::uint32_t k) {
   std::uint16_t bits;
-  std::memcpy(&bits, SharedPointer(at, 2, 2, "wgmma"), sizeof(bits));
+  std::memcpy(&bits, SharedPointer(ElementAddress(d, mn_major, mn, k), 2, 2, "wgmma"),
+              sizeof(bits));
   return bits;
 }
 
@@ -102,6 +108,28 @@ std::uint32_t ColumnOf(std::uint32_t t, std::uint32_t i) {
   return i / 4 * 8 + 2 * (t % 4) + i % 2;
 }
 
+// Bytes of 16 that hold 8 elements each of one operand, `rows` along M or N.
+void CheckOperand(const Thread& thread, std::uint64_t descriptor, bool mn_major, std::uint32_t rows,
+                  const void* code) {
+  const Descriptor d = Decode(descriptor);
+  const std::uint32_t step = mn_major ? 8 : 1;
+  for (std::uint32_t mn = 0; mn < rows; mn += step) {
+    for (std::uint32_t k = 0; k < kDepth; k += mn_major ? 1 : 8) {
+      CheckShared(thread, ElementAddress(d, mn_major, mn, k), 16, Access::kAsyncRead, code);
+    }
+  }
+}
+
+// Both operands in shared memory, as accesses of one thread a warp: when the product is issued, and
+// when it is waited for, since they are read at some time between.
+void CheckOperands(const Thread& thread, const PendingProduct& product) {
+  if (!is_checking || thread.lane != 0) return;
+  if (!product.a_in_registers) {
+    CheckOperand(thread, product.a, /*mn_major=*/false, kRows, product.code);
+  }
+  CheckOperand(thread, product.b, product.transposed_b, product.columns, product.code);
+}
+
 void CheckSame(const PendingProduct& a, const PendingProduct& b) {
   if (a.columns == b.columns && a.is_bf16 == b.is_bf16 && a.transposed_b == b.transposed_b &&
       a.a_in_registers == b.a_in_registers && a.accumulate == b.accumulate && a.b == b.b &&
@@ -134,6 +162,7 @@ void Compute(Thread* group, std::size_t index) {
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {
     products[t] = &group[t].products[index];
     CheckSame(*products[0], *products[t]);
+    CheckOperands(group[t], *products[t]);
   }
   const PendingProduct& first = *products[0];
   static double sums[kRows * 256];
@@ -197,9 +226,12 @@ void IssueProduct(float* d, std::uint32_t columns, bool is_bf16, bool transposed
                          .a = a,
                          .b = b,
                          .a_registers = {},
+                         .a_from = a_registers,
                          .d = d,
                          .before = {},
-                         .group = 0};
+                         .group = 0,
+                         .code = __builtin_return_address(0)};
+  CheckOperands(self, product);
   if (a_registers != nullptr) std::copy_n(a_registers, 4, product.a_registers);
   const bool first_on_d =
       std::none_of(self.products.begin(), self.products.end(), [&](const PendingProduct& p) {

@@ -205,10 +205,15 @@ class CublasLtTest : public testing::Test {
  protected:
   CublasLtTest() {
     fake = Fake{};
+    // It multiplies on the host.
+    cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+    options.host_may_touch = true;
+    cuda_emulator::SetOptions(options);
     library_ = *CublasLt::Create(stream_, FakeApi());
   }
   ~CublasLtTest() override {
     library_ = nullptr;
+    cuda_emulator::Reset();
     EXPECT_EQ(fake.objects, 0);
     EXPECT_EQ(fake.handles, 0);
   }

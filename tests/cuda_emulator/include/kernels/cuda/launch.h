@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <memory>
 #include <tuple>
 #include <utility>
 
@@ -24,6 +25,17 @@ struct LaunchShape {
   bool programmatic = false;
 };
 
+template <typename... P>
+struct Call {
+  void (*kernel)(P...);
+  std::tuple<P...> arguments;
+};
+template <typename... P>
+void RunThread(const void* p) {
+  const auto& call = *static_cast<const Call<P...>*>(p);
+  std::apply(call.kernel, call.arguments);
+}
+
 template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {
@@ -35,10 +47,10 @@ absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)
       .threads = shape.threads,
       .shared_bytes = shape.shared_bytes,
       .programmatic = shape.programmatic && context.compute_capability == 90,
-      .body = {}};
-  launch.body = [kernel, values = std::tuple<P...>(P(static_cast<A&&>(args))...)] {
-    std::apply(kernel, values);
-  };
+      .body = RunThread<P...>,
+      .arguments = std::make_shared<const Call<P...>>(
+          Call<P...>{kernel, std::tuple<P...>(P(static_cast<A&&>(args))...)}),
+      .argument_bytes = sizeof(Call<P...>)};
   return CudaStatus(cuda_emulator::EnqueueKernel(context.stream->cuda(), std::move(launch)), name);
 }
 

@@ -6,8 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
+#include "tests/cuda_emulator/access_check.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
 #include "tests/cuda_emulator/warp.h"
@@ -26,10 +26,13 @@ namespace emulator = quire::cuda_emulator;
 inline constexpr std::uint32_t kWarpSize = 32;
 inline constexpr std::uint32_t kFullMask = 0xffffffffu;
 
-inline std::uint32_t ThreadIndex() {
+// Not to be mistaken for accesses of the kernel.
+#define QUIRE_NOT_CHECKED __attribute__((no_sanitize("thread", "alignment")))
+
+QUIRE_NOT_CHECKED inline std::uint32_t ThreadIndex() {
   return emulator::current_thread->index;
 }
-inline std::uint32_t BlockThreads() {
+QUIRE_NOT_CHECKED inline std::uint32_t BlockThreads() {
   return emulator::CurrentLaunch().threads;
 }
 inline std::uint32_t BlockX() {
@@ -38,17 +41,17 @@ inline std::uint32_t BlockX() {
 inline std::uint32_t BlockY() {
   return emulator::CurrentBlockY();
 }
-inline std::uint32_t GridX() {
+QUIRE_NOT_CHECKED inline std::uint32_t GridX() {
   return emulator::CurrentLaunch().blocks_x;
 }
-inline std::uint32_t GridY() {
+QUIRE_NOT_CHECKED inline std::uint32_t GridY() {
   return emulator::CurrentLaunch().blocks_y;
 }
-inline std::uint32_t Lane() {
+QUIRE_NOT_CHECKED inline std::uint32_t Lane() {
   return emulator::current_thread->lane;
 }
-inline std::uint32_t Warp() {
-  emulator::SyncWarp("Warp", kFullMask);
+QUIRE_NOT_CHECKED inline std::uint32_t Warp() {
+  emulator::Ballot(true, kFullMask);
   return emulator::current_thread->warp;
 }
 
@@ -92,25 +95,42 @@ inline bool AnyLane(bool value) {
   return emulator::Ballot(value, kFullMask) != 0;
 }
 
-inline std::uint32_t AtomicAdd(std::uint32_t* p, std::uint32_t x) {
-  return std::exchange(*p, *p + x);
+// `change` makes the new value of the old one, which is returned.
+template <typename T, typename Change>
+QUIRE_NOT_CHECKED __attribute__((always_inline)) inline T Atomic(T* p, Change change,
+                                                                 const void* code) {
+  emulator::CheckAtomic(p, sizeof(T), code);
+  const T before = *p;
+  *p = change(before);
+  return before;
 }
-inline std::uint64_t AtomicAdd(std::uint64_t* p, std::uint64_t x) {
-  return std::exchange(*p, *p + x);
+QUIRE_NOT_CHECKED inline std::uint32_t AtomicAdd(std::uint32_t* p, std::uint32_t x) {
+  return Atomic(
+      p, [x](std::uint32_t v) { return v + x; }, __builtin_return_address(0));
 }
-inline std::uint32_t AtomicMax(std::uint32_t* p, std::uint32_t x) {
-  return std::exchange(*p, *p < x ? x : *p);
+QUIRE_NOT_CHECKED inline std::uint64_t AtomicAdd(std::uint64_t* p, std::uint64_t x) {
+  return Atomic(
+      p, [x](std::uint64_t v) { return v + x; }, __builtin_return_address(0));
 }
-inline std::uint64_t AtomicMax(std::uint64_t* p, std::uint64_t x) {
-  return std::exchange(*p, *p < x ? x : *p);
+QUIRE_NOT_CHECKED inline std::uint32_t AtomicMax(std::uint32_t* p, std::uint32_t x) {
+  return Atomic(
+      p, [x](std::uint32_t v) { return v < x ? x : v; }, __builtin_return_address(0));
 }
-inline std::uint64_t AtomicMin(std::uint64_t* p, std::uint64_t x) {
-  return std::exchange(*p, x < *p ? x : *p);
+QUIRE_NOT_CHECKED inline std::uint64_t AtomicMax(std::uint64_t* p, std::uint64_t x) {
+  return Atomic(
+      p, [x](std::uint64_t v) { return v < x ? x : v; }, __builtin_return_address(0));
 }
-inline std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
-  return std::exchange(*p, *p | x);
+QUIRE_NOT_CHECKED inline std::uint64_t AtomicMin(std::uint64_t* p, std::uint64_t x) {
+  return Atomic(
+      p, [x](std::uint64_t v) { return x < v ? x : v; }, __builtin_return_address(0));
 }
-inline void DeviceFence() {}
+QUIRE_NOT_CHECKED inline std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
+  return Atomic(
+      p, [x](std::uint32_t v) { return v | x; }, __builtin_return_address(0));
+}
+inline void DeviceFence() {
+  emulator::FenceDevice();
+}
 
 inline void DependencyWait() {
   emulator::WaitForKernelInFront();

@@ -8,6 +8,7 @@
 
 #include "tests/cuda_emulator/async_copy.h"
 #include "tests/cuda_emulator/barrier.h"
+#include "tests/cuda_emulator/simt.h"
 
 namespace quire::kernels::cuda {
 
@@ -18,7 +19,9 @@ struct alignas(8) Barrier {
 inline void BarrierInit(Barrier* barrier, std::uint32_t arrivals) {
   cuda_emulator::InitBarrier(barrier, arrivals);
 }
-inline void BarrierInitFence() {}
+inline void BarrierInitFence() {
+  cuda_emulator::FenceAsyncProxy();
+}
 inline void BarrierArrive(Barrier* barrier) {
   cuda_emulator::ArriveBarrier(barrier, 0);
 }
@@ -31,7 +34,9 @@ inline void BarrierArriveAfterCpAsync(Barrier* barrier) {
 inline void BarrierWait(Barrier* barrier, std::uint32_t parity) {
   cuda_emulator::WaitBarrier(barrier, parity);
 }
-inline void FenceAsyncShared() {}
+inline void FenceAsyncShared() {
+  cuda_emulator::FenceAsyncProxy();
+}
 
 template <int kRegisters>
 void RaiseRegisters() {

@@ -1,0 +1,103 @@
+#include "tests/cuda_emulator/vector_clock.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace quire::cuda_emulator {
+namespace {
+
+constexpr std::uint32_t kThreads = 6;
+
+// What vector clocks are said to be, by sets of events: an event is seen when a chain of releases
+// and acquires leads from it.
+class VectorClockTest : public testing::Test {
+ protected:
+  using Events = std::set<std::pair<std::uint32_t, std::uint32_t>>;  // thread, its time
+
+  VectorClockTest() {
+    const SeenRef nothing(new Seen(NumMembers(kThreads)));
+    for (std::uint32_t i = 0; i < kThreads; ++i) clocks_[i] = {.index = i, .seen = nothing};
+  }
+
+  void Access(std::uint32_t thread) {
+    const auto event = std::pair(thread, clocks_[thread].now);
+    seen_[thread].insert(event);
+    all_.insert(event);
+  }
+
+  void ExpectSeen(std::uint32_t thread) const {
+    for (const auto& [of, time] : all_) {
+      const bool is_seen = of == thread || time <= clocks_[thread].seen->clocks[of];
+      EXPECT_EQ(is_seen, seen_[thread].contains({of, time}))
+          << thread << " of " << of << ", " << time;
+    }
+  }
+
+  std::uint32_t Draw() { return static_cast<std::uint32_t>(random_() % kThreads); }
+
+  std::mt19937 random_{1};
+  ThreadClock clocks_[kThreads];
+  Events seen_[kThreads];
+  Events all_;
+};
+
+TEST_F(VectorClockTest, SeesWhatChainsOfMeetingsLeadTo) {
+  for (int step = 0; step < 300; ++step) {
+    Access(Draw());
+    const std::uint32_t from = Draw();
+    const std::uint32_t to = Draw();
+    Meeting meeting;
+    meeting.Arrive(&clocks_[from]);
+    Events released = seen_[from];
+    if (random_() % 3 == 0) {  // a barrier of two: both acquire
+      meeting.Arrive(&clocks_[to]);
+      released.insert(seen_[to].begin(), seen_[to].end());
+    }
+    EXPECT_FALSE(meeting.is_empty());
+    const SeenRef all = meeting.Finish();
+    EXPECT_TRUE(meeting.is_empty());
+    Acquire(&clocks_[to], all);
+    seen_[to].insert(released.begin(), released.end());
+    for (std::uint32_t thread = 0; thread < kThreads; ++thread) ExpectSeen(thread);
+  }
+}
+
+// Release and acquire need a fence each, on the right side of the atomic.
+TEST_F(VectorClockTest, BlocksSeeEachOtherThroughFenceAndAtomic) {
+  const auto sees_other = [](const ThreadClock& clock) {
+    return !clock.seen->other_blocks.empty();
+  };
+  ThreadClock& a = clocks_[0];
+  ThreadClock& b = clocks_[1];
+  OtherBlocks published;
+  ExchangeThroughAtomic(&a, 1, &published);  // no fence before
+  EXPECT_TRUE(published.empty());
+  Fence(&a);
+  ExchangeThroughAtomic(&a, 1, &published);
+  ExchangeThroughAtomic(&b, 2, &published);
+  EXPECT_FALSE(sees_other(b));  // no fence behind
+  Fence(&b);
+  ASSERT_TRUE(sees_other(b));
+  EXPECT_EQ(b.seen->other_blocks[0].first, 1u);
+  EXPECT_EQ(b.seen->other_blocks[0].second->clocks[0], 1u);  // not what came behind the fence
+}
+
+TEST_F(VectorClockTest, TheAsyncProxySeesWhatWasFenced) {
+  ThreadClock& clock = clocks_[0];
+  EXPECT_EQ(clock.async_fenced, 0u);
+  FenceAsync(&clock);
+  EXPECT_EQ(clock.async_fenced, 1u);
+  Meeting meeting;
+  meeting.Arrive(&clock);
+  Acquire(&clocks_[1], meeting.Finish());
+  ASSERT_FALSE(clocks_[1].seen->async_clocks.empty());
+  EXPECT_EQ(clocks_[1].seen->async_clocks[0], 1u);
+  EXPECT_EQ(clocks_[1].seen->clocks[0], 2u);
+}
+
+}  // namespace
+}  // namespace quire::cuda_emulator
