@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/cuda_emulator/access_count.h"
 #include "tests/cuda_emulator/device_memory.h"
 #include "tests/cuda_emulator/fiber.h"
 #include "tests/cuda_emulator/shared_memory.h"
@@ -21,11 +22,13 @@
 namespace quire::cuda_emulator {
 
 constinit thread_local bool is_checking = false;
+bool some_thread_checks = false;
 
 namespace {
 
 constexpr std::uint32_t kBytes = 4;  // of memory, for each cell
 constexpr std::uint32_t kAllBytes = (1u << kBytes) - 1;
+constexpr std::uint32_t kMaxVector = 16;  // bytes of one lane's load or store
 
 // Who accessed which bytes of a cell, and when: 0 for no access.
 class Record {
@@ -215,6 +218,7 @@ void ForEachCell(Cell* cells, std::uint64_t offset, std::uint32_t bytes, Visit v
 void CheckDevice(const Thread& thread, const void* p, std::uint32_t bytes, Access access,
                  const void* code) {
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(p) - device_arena);
+  if (is_counting && bytes <= kMaxVector) CountDevice(thread, p, bytes, code);
   ForEachCell(DeviceCells(), offset, bytes, [&](Cell* cell, std::uint64_t at, std::uint32_t mask) {
     CheckCell(cell, device_arena + at, mask, thread, access, CodeOffset(code));
   });
@@ -224,6 +228,8 @@ void CheckDevice(const Thread& thread, const void* p, std::uint32_t bytes, Acces
 
 void BeginChecks(const KernelLaunch& launch, bool follows) {
   is_checking = true;
+  some_thread_checks = true;
+  BeginCounts(launch.name.c_str());
   launches.first = launches.next_block;
   if (!follows) {
     launches.overlapped = launches.first;
@@ -235,6 +241,8 @@ void BeginChecks(const KernelLaunch& launch, bool follows) {
 
 void EndChecks() {
   is_checking = false;
+  some_thread_checks = false;
+  is_counting = false;
 }
 
 std::uint32_t BeginBlockChecks() {
@@ -248,8 +256,11 @@ void CheckShared(const Thread& thread, std::uint32_t address, std::uint32_t byte
   if (!is_checking) return;
   SharedBytes& states = CurrentSharedBytes();
   const bool reads = access != Access::kWrite;
+  if (is_counting && bytes <= kMaxVector && access != Access::kAsyncRead) {
+    CountShared(thread, address, bytes, code);
+  }
   ForEachCell(SharedCells(), address, bytes, [&](Cell* cell, std::uint64_t at, std::uint32_t mask) {
-    const std::byte* const p = SharedWindowStart() + at;
+    const std::byte* const p = shared_window + at;
     const std::size_t i = at / kBytes;
     if (states.copies[i] != 0) {
       Fatal(absl::StrCat("thread ", thread.index, " ", Verb(access), " ", DescribeMemory(p),
@@ -270,7 +281,7 @@ void CheckAccess(const void* p, std::uint32_t bytes, Access access, const void* 
   const Thread& thread = *current_thread;
   const auto* const at = static_cast<const std::byte*>(p);
   if (IsSharedPointer(p)) {
-    return CheckShared(thread, static_cast<std::uint32_t>(at - SharedWindowStart()), bytes, access,
+    return CheckShared(thread, static_cast<std::uint32_t>(at - shared_window), bytes, access,
                        code);
   }
   if (IsInDeviceArena(p)) return CheckDevice(thread, p, bytes, access, code);

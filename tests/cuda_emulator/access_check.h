@@ -33,6 +33,8 @@ enum class Access : std::uint8_t { kRead, kWrite, kAtomic, kAsyncRead };
 
 // Whether the launch that runs now is checked. All below does nothing when it is not.
 extern constinit thread_local bool is_checking;
+// Whether some thread of the process checks: asked first, since it costs least.
+extern bool some_thread_checks;
 
 // A launch begins: `follows`: it may overlap the one before.
 void BeginChecks(const KernelLaunch& launch, bool follows);

@@ -15,7 +15,8 @@ using emulator::Access;
 namespace {
 
 inline void Observe(const void* p, std::uint32_t bytes, Access access, const void* code) {
-  if (emulator::is_checking && emulator::InThread()) emulator::CheckAccess(p, bytes, access, code);
+  if (!emulator::some_thread_checks || !emulator::is_checking || !emulator::InThread()) return;
+  emulator::CheckAccess(p, bytes, access, code);
 }
 
 // The part of the description of a place that messages need.

@@ -10,6 +10,9 @@
 #include "tests/cuda_emulator/simt.h"
 
 namespace quire::cuda_emulator {
+
+std::byte* shared_window = nullptr;
+
 namespace {
 
 constexpr std::uint32_t kWindow = kSharedWindow;
@@ -40,12 +43,10 @@ Window* NewWindow() {
   return window;
 }
 
-// Never destroyed.
+Window* current = nullptr;
+
 Window& TheWindow() {
-  static Window* windows[kMaxResidentBlocks] = {};
-  Window*& window = windows[CurrentSlot()];
-  if (window == nullptr) window = NewWindow();
-  return *window;
+  return *current;
 }
 
 std::uint32_t GuardEnd(const Window& window) {
@@ -89,8 +90,11 @@ SharedBytes& CurrentSharedBytes() {
   return TheWindow().bytes;
 }
 
-const std::byte* SharedWindowStart() {
-  return TheWindow().base;
+void SelectSharedWindow(std::uint32_t slot) {
+  static Window* windows[kMaxResidentBlocks] = {};  // never destroyed
+  if (windows[slot] == nullptr) windows[slot] = NewWindow();
+  current = windows[slot];
+  shared_window = current->base;
 }
 
 std::byte* SharedStart() {
@@ -135,11 +139,6 @@ std::byte* SharedPointer(std::uint32_t address, std::uint32_t bytes, std::uint32
 
 void Poison(std::uint32_t address, std::uint32_t bytes) {
   std::memset(TheWindow().base + address, kPoison, bytes);
-}
-
-bool IsSharedPointer(const void* p) {
-  const std::int64_t at = static_cast<const std::byte*>(p) - TheWindow().base;
-  return at >= 0 && at < kWindow;
 }
 
 }  // namespace quire::cuda_emulator

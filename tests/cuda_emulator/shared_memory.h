@@ -24,8 +24,10 @@ void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice);
 // Ends the process when bytes around the block's were written.
 void CheckSharedGuards();
 
-// Address 0 of the window.
-const std::byte* SharedWindowStart();
+// Address 0 of the window of the block that runs.
+extern std::byte* shared_window;
+// Makes the window of the slot that of the block that runs.
+void SelectSharedWindow(std::uint32_t slot);
 // First byte, 16-byte aligned.
 std::byte* SharedStart();
 // The same rounded up to a multiple of 1024. Ends the process when the launch reserved nothing for
@@ -44,6 +46,8 @@ std::byte* SharedPointer(std::uint32_t address, std::uint32_t bytes, std::uint32
 void Poison(std::uint32_t address, std::uint32_t bytes);
 
 // Whether p lies anywhere in the window of the block that runs.
-bool IsSharedPointer(const void* p);
+inline bool IsSharedPointer(const void* p) {
+  return p >= shared_window && p < shared_window + kSharedWindow;
+}
 
 }  // namespace quire::cuda_emulator

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/cuda_emulator/access_check.h"
+#include "tests/cuda_emulator/access_count.h"
 #include "tests/cuda_emulator/fiber.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/source_line.h"
@@ -80,6 +81,11 @@ Thread main_thread;
 SimtCounters counters;
 // Whether a thread of the launch has waited for the kernel in front.
 bool waited_in_front = false;
+
+void Select(Block* which) {
+  block = which;
+  SelectSharedWindow(CurrentSlot());
+}
 
 void MakeRunnable(Thread* thread) {
   thread->waits_for = nullptr;
@@ -161,7 +167,7 @@ bool PickBlock(Fits fits) {
   for (std::uint32_t i = 0; i < kMaxResidentBlocks; ++i) {
     Block& candidate = blocks[(from + i) % kMaxResidentBlocks];
     if (candidate.live_threads == 0 || !fits(candidate)) continue;
-    block = &candidate;
+    Select(&candidate);
     return true;
   }
   return false;
@@ -248,6 +254,7 @@ bool CompleteCollective(const Thread& first) {
   }
   warp.joined &= ~lanes;
   ++counters.collectives;
+  if (is_counting && lanes == warp.live) FinishWarp(CurrentSlot(), first.warp);
   reinterpret_cast<CollectiveFunction>(const_cast<void*>(function))(operands, lanes, argument);
   return true;
 }
@@ -270,8 +277,13 @@ bool IsLive(std::uint32_t thread) {
   return (block->warps[thread / kWarpSize].live >> thread % kWarpSize & 1u) != 0;
 }
 
+void FinishWarps() {
+  for (std::uint32_t warp = 0; warp < block->num_warps; ++warp) FinishWarp(CurrentSlot(), warp);
+}
+
 void ReleaseBlockBarrier() {
   block->at_barrier = 0;
+  if (is_counting) FinishWarps();
   Meet(0, launch->threads, IsLive);
   for (std::uint32_t i = 0; i < launch->threads; ++i) {
     if (block->threads[i].waits_for == kBlockBarrier) MakeRunnable(&block->threads[i]);
@@ -358,7 +370,7 @@ void RunBlocks(const std::vector<std::uint32_t>& order) {
       std::min<std::size_t>(order.size(), 1 + launch_random.Below(kMaxResidentBlocks));
   std::size_t started = 0;
   for (; started < resident; ++started) {
-    block = &blocks[started];
+    Select(&blocks[started]);
     start(started);
   }
   for (std::size_t ended = 0; ended < order.size(); ++ended) {
@@ -367,6 +379,7 @@ void RunBlocks(const std::vector<std::uint32_t>& order) {
     // Back here: the current block has ended.
     current_thread = nullptr;
     CheckSharedGuards();
+    if (is_counting) FinishWarps();
     if (started < order.size()) start(started++);
   }
 }
