@@ -58,10 +58,21 @@ set(QUIRE_SM90_ARCHS "-gencode=arch=compute_90a,code=sm_90a")
 set(QUIRE_NVCC_FLAGS --expt-relaxed-constexpr --Werror=all-warnings
                      -Xcompiler=-Wall,-Wextra -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)
 
-# The emulator sees each access to memory through the calls that g++ puts before it for its sanitizers, and names lines
-# (tests/cuda_emulator/access_hooks.cc); nothing else of the sanitizers is there, so headers must not count on them.
-set(QUIRE_EMULATED_FLAGS -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off -g1 -fsanitize=thread -fsanitize=alignment
+# The emulator sees each access to memory through the calls that g++ puts before it for its thread sanitizer, and names lines
+# (tests/cuda_emulator/access_hooks.cc); nothing else of that sanitizer is there, so headers must not count on it.
+# A vector stays one access where structs are not taken apart. Sums of kernels name their fused steps, which are calls
+# without the instruction.
+set(QUIRE_EMULATED_FLAGS -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off -g1 -fsanitize=thread -fno-tree-sra
                          --param=tsan-instrument-func-entry-exit=0 -U__SANITIZE_THREAD__)
+if(QUIRE_HAS_CUDA)
+  include(CheckCXXSourceRuns)
+  set(CMAKE_REQUIRED_FLAGS -mfma)
+  check_cxx_source_runs("int main() { return __builtin_cpu_supports(\"fma\") ? 0 : 1; }" QUIRE_HAS_FMA)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(QUIRE_HAS_FMA)
+    list(APPEND QUIRE_EMULATED_FLAGS -mfma)
+  endif()
+endif()
 
 # quire_cuda_libraries(NAME kernels_x PORTABLE x_cuda.cu SM90 x_sm90.cu SEES base LIBS quire::base): of the objects in
 # quire_kernels_x_objects and the kernels, the two libraries and the name for the one that a program wants.

@@ -281,8 +281,7 @@ void CheckAccess(const void* p, std::uint32_t bytes, Access access, const void* 
   const Thread& thread = *current_thread;
   const auto* const at = static_cast<const std::byte*>(p);
   if (IsSharedPointer(p)) {
-    return CheckShared(thread, static_cast<std::uint32_t>(at - shared_window), bytes, access,
-                       code);
+    return CheckShared(thread, static_cast<std::uint32_t>(at - shared_window), bytes, access, code);
   }
   if (IsInDeviceArena(p)) return CheckDevice(thread, p, bytes, access, code);
   if (StackOf(p) != kMaxFibers) {
@@ -293,6 +292,13 @@ void CheckAccess(const void* p, std::uint32_t bytes, Access access, const void* 
   if (!IsKernelCode(code)) return;
   Fatal(absl::StrCat("thread ", thread.index, " ", Verb(access), " ", bytes, " bytes at ",
                      DescribeAddress(p), ", which is memory of the host"));
+}
+
+void CheckAlignment(const void* p, std::uint32_t alignment) {
+  if (!IsSharedPointer(p) && !IsInDeviceArena(p)) return;
+  Fatal(absl::StrCat("an access of ", alignment, " bytes at ", DescribeMemory(p),
+                     " needs a multiple of ", alignment, " and is ",
+                     reinterpret_cast<std::uintptr_t>(p) % alignment, " bytes beyond one"));
 }
 
 void CheckAtomic(const void* p, std::uint32_t bytes, const void* code) {

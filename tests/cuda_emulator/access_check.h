@@ -1,8 +1,8 @@
 #pragma once
 
-// What kernels do to memory, access by access: kernels are compiled with g++'s -fsanitize=thread
-// and -fsanitize=alignment, whose calls arrive here (access_hooks.cc), and the models of
-// asynchronous instructions tell theirs. Ends the process, naming the kernel and the lines, for
+// What kernels do to memory, access by access: kernels are compiled with g++'s -fsanitize=thread,
+// whose calls arrive here (access_hooks.cc), and the models of asynchronous instructions tell
+// theirs. Ends the process, naming the kernel and the lines, for
 //
 //   - two accesses of which one writes and no synchronisation orders them: threads of a block,
 //     blocks of a launch, a kernel and the one in front of it before DependencyWait;
@@ -45,6 +45,8 @@ std::uint32_t BeginBlockChecks();
 
 // The current thread accesses `bytes` bytes at p. `code`: where, an address in the kernel.
 void CheckAccess(const void* p, std::uint32_t bytes, Access access, const void* code);
+// Ends the process if p, which is no multiple, is memory that threads share.
+void CheckAlignment(const void* p, std::uint32_t alignment);
 // The same for bytes of the block's shared memory, by a thread of it.
 void CheckShared(const Thread& thread, std::uint32_t address, std::uint32_t bytes, Access access,
                  const void* code);

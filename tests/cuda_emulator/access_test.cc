@@ -331,7 +331,7 @@ TEST_F(AccessDeathTest, MisalignedVectors) {
   const DeviceArray<uint4> out(1);
   Run(LoadVector, {.threads = 1}, from.data() + 16, out.data());
   EXPECT_DEATH(Run(LoadVector, {.threads = 1}, from.data() + 8, out.data()),
-               Says("needs an address that is a multiple of 16, this one is 8", kLoadVector));
+               Says("needs a multiple of 16 and is 8 bytes beyond one", kLoadVector));
 }
 
 __global__ void LoadWord(const std::uint32_t* from, std::uint32_t* out) {

@@ -27,7 +27,7 @@ inline constexpr std::uint32_t kWarpSize = 32;
 inline constexpr std::uint32_t kFullMask = 0xffffffffu;
 
 // Not to be mistaken for accesses of the kernel.
-#define QUIRE_NOT_CHECKED __attribute__((no_sanitize("thread", "alignment")))
+#define QUIRE_NOT_CHECKED __attribute__((no_sanitize("thread")))
 
 QUIRE_NOT_CHECKED inline std::uint32_t ThreadIndex() {
   return emulator::current_thread->index;
