@@ -69,6 +69,8 @@ struct Runtime {
   std::set<cudaEvent_t> events;
   std::map<std::string, std::uint64_t> launches;
   std::uint64_t kernels_run = 0;
+  std::uint64_t allocations = 0;   // and frees
+  std::uint64_t pinned_bytes = 0;  // ever allocated
 };
 
 // Never destroyed.
