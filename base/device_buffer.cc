@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status.h"
 #ifdef QUIRE_HAS_CUDA
 #include <cuda_runtime_api.h>
@@ -138,23 +139,31 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(MemoryKind kind, std::int64_
   }
   if (size_bytes == 0) return DeviceBuffer(kind, nullptr, 0);
   QUIRE_ASSIGN_OR_RETURN(void* const data, AllocateAny(kind, size_bytes));
-  return DeviceBuffer(kind, data, size_bytes);
+  DeviceBuffer buffer(kind, data, size_bytes);
+  buffer.block_ = std::shared_ptr<void>(
+      data, [kind, size_bytes](void* block) { Free(kind, block, size_bytes); });
+  return buffer;
+}
+
+DeviceBuffer DeviceBuffer::Part(std::int64_t offset, std::int64_t size_bytes) const {
+  QUIRE_CHECK(offset >= 0 && size_bytes >= 0 && offset <= size_bytes_ - size_bytes);
+  DeviceBuffer part(kind_, static_cast<std::byte*>(data_) + offset, size_bytes);
+  part.block_ = block_;
+  return part;
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : kind_(other.kind_),
+      block_(std::move(other.block_)),
       data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(kind_, other.kind_);
+  std::swap(block_, other.block_);
   std::swap(data_, other.data_);
   std::swap(size_bytes_, other.size_bytes_);
   return *this;
-}
-
-DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) Free(kind_, data_, size_bytes_);
 }
 
 }  // namespace quire

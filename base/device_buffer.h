@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "absl/status/statusor.h"
@@ -11,7 +12,7 @@ namespace quire {
 // Where bytes live: pageable host memory, page-locked host memory, memory of a GPU.
 enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 
-// Owns a block of zeroed memory.
+// Owns a block of zeroed memory, or shares one with other parts of it.
 //
 // Place:      under KvPool, weights and workspaces.
 // Invariants: host memory is aligned to kAlignment, from kHugePageBytes on to kHugePageBytes, where
@@ -19,7 +20,8 @@ enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 //             touched. Memory of the other kinds is aligned to 256 bytes.
 // Threads:    none of its own; the bytes are the owner's business. Device memory belongs to the GPU
 //             that is current for the thread that allocates it (UseDevice).
-// Lifetime:   moving keeps data() valid. Destroying memory that a GPU has work on waits for that
+// Lifetime:   moving keeps data() valid. A block lives until the buffer that was allocated and all
+//             parts of it are destroyed. Destroying memory that a GPU has work on waits for that
 //             work.
 class DeviceBuffer {
  public:
@@ -34,7 +36,10 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
-  ~DeviceBuffer();
+  ~DeviceBuffer() = default;
+
+  // Bytes [offset, offset + size_bytes) of this buffer. REQUIRES: they lie inside.
+  DeviceBuffer Part(std::int64_t offset, std::int64_t size_bytes) const;
 
   void* data() const { return data_; }
   std::int64_t size_bytes() const { return size_bytes_; }
@@ -49,6 +54,7 @@ class DeviceBuffer {
       : kind_(kind), data_(data), size_bytes_(size_bytes) {}
 
   MemoryKind kind_ = MemoryKind::kHost;
+  std::shared_ptr<void> block_;  // frees the whole block; null without one
   void* data_ = nullptr;
   std::int64_t size_bytes_ = 0;
 };

@@ -9,15 +9,10 @@
 #include "base/status.h"
 #include "kernels/backend/proven.h"
 #include "kernels/linear/cublaslt.h"
+#include "runtime/device_plan.h"
 
 namespace quire::models {
 namespace {
-
-kernels::Determinism ToDeterminism(absl::string_view name) {
-  if (name == "strict") return kernels::Determinism::kStrict;
-  if (name == "fast") return kernels::Determinism::kFast;
-  return kernels::Determinism::kBatchInvariant;
-}
 
 absl::Status DeviceError(const absl::Status& status) {
   // A build without CUDA stays one.
@@ -118,7 +113,7 @@ absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {
   if (!stream.ok()) return DeviceError(stream.status());
   stream_.emplace(*std::move(stream));
   absl::StatusOr<kernels::Backend> backend =
-      OpenBackend(*stream_, ToDeterminism(options.determinism), threads_.get());
+      OpenBackend(*stream_, DeterminismOf(options), threads_.get());
   if (!backend.ok()) {
     stream_.reset();
     return backend.status();

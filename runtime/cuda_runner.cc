@@ -124,7 +124,7 @@ absl::Status CudaRunner::State::CheckRoom() const {
 
 absl::Status CudaRunner::State::Allocate() {
   const ModelSpec& spec = model.spec;
-  memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms);
+  memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms, backend.cuda()->determinism);
   QUIRE_RETURN_IF_ERROR(CheckRoom());
   QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
   QUIRE_ASSIGN_OR_RETURN(

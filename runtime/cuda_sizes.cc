@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/pool/lookup_table.h"
-#include "kernels/linear/linear_reduction.h"
 #include "models/blocks/layer_groups.h"
 #include "runtime/cuda_step_inputs.h"
 
@@ -129,7 +128,8 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   return sizes;
 }
 
-RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms) {
+RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms,
+                             kernels::Determinism determinism) {
   RunnerMemory memory;
   memory.activation_bytes = StepBuffers::BytesFor(spec, sizes.buffers) +
                             CudaStepInputs::DeviceBytesFor(sizes.buffers) +
@@ -139,7 +139,7 @@ RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std:
     memory.attention_bytes += kernels::AttentionPlan::BytesFor(limits, num_sms);
   }
   memory.sampler_bytes = kernels::DeviceSampler::BytesFor(sizes.sampler);
-  memory.linear_bytes = kernels::kLinearWorkspaceBytes;
+  memory.linear_bytes = kernels::LinearWorkspaceBytes(determinism);
   memory.graph_bytes = sizes.graph_bytes;
   memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers) +
                         kernels::DeviceSampler::PinnedBytesFor(sizes.sampler);

@@ -7,6 +7,7 @@
 
 #include "cache_manager/views/kv_params.h"
 #include "kernels/attention/attention_plan.h"
+#include "kernels/cuda/context.h"
 #include "kernels/sampling/device_sampler.h"
 #include "models/blocks/step_buffers.h"
 #include "models/config/layer_spec.h"
@@ -39,7 +40,9 @@ struct CudaSizes {
 CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
                        const RunnerOptions& options);
 
-RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms);
+// With what the backend holds for matrix products.
+RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms,
+                             kernels::Determinism determinism);
 
 // Returns INVALID_ARGUMENT unless activations and pages go together.
 absl::Status CheckActivation(DType activation, DType kv_dtype);

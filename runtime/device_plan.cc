@@ -55,6 +55,7 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
   request.prefix_caching = options.pool.prefix_caching;
   request.device_memory_bytes = plan.free_bytes - plan.reserve_bytes;
   request.num_sms = num_sms;
+  request.determinism = DeterminismOf(options.device);
   request.load_mode = LoadModeOf(options.model);
   request.quantization = options.model.quantization;
   request.runner = plan.runner;
@@ -113,6 +114,12 @@ absl::Status CutContext(const RuntimeOptions& options, const formats::ModelFiles
 
 LoadMode LoadModeOf(const ModelOptions& options) {
   return options.dummy_weights ? LoadMode::kDummy : LoadMode::kReal;
+}
+
+kernels::Determinism DeterminismOf(const DeviceOptions& options) {
+  if (options.determinism == "strict") return kernels::Determinism::kStrict;
+  if (options.determinism == "fast") return kernels::Determinism::kFast;
+  return kernels::Determinism::kBatchInvariant;
 }
 
 DType CudaActivationType(const RuntimeOptions& options) {

@@ -19,6 +19,7 @@
 #include "cache_manager/pool/page_demand.h"
 #include "cache_manager/views/kv_params.h"
 #include "formats/model_files.h"
+#include "kernels/cuda/context.h"
 #include "models/blocks/layer_groups.h"
 #include "models/config/layer_spec.h"
 #include "runtime/memory_plan.h"
@@ -81,6 +82,9 @@ std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& pl
 RunnerOptions RunnerOptionsFor(const RuntimeOptions& options, std::int32_t context_tokens);
 
 LoadMode LoadModeOf(const ModelOptions& options);
+
+// engine.determinism.
+kernels::Determinism DeterminismOf(const DeviceOptions& options);
 
 // Type of the activations on a GPU: model.dtype, or what goes with the pages.
 DType CudaActivationType(const RuntimeOptions& options);

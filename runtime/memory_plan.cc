@@ -219,8 +219,9 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& fil
   plan.device_memory_bytes = options.device_memory_bytes;
   plan.layer_groups = PlanLayerGroups(checked.spec);
   QUIRE_ASSIGN_OR_RETURN(plan.weight_bytes, DeviceWeightBytes(files, checked, options));
-  plan.runner = RunnerMemoryFor(
-      checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner), options.num_sms);
+  plan.runner =
+      RunnerMemoryFor(checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner),
+                      options.num_sms, options.determinism);
   QUIRE_RETURN_IF_ERROR(PlanPool(geometry, options.num_blocks, &plan));
   geometry.num_blocks = plan.num_blocks;
   plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,

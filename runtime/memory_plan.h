@@ -13,6 +13,7 @@
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/views/kv_params.h"
 #include "formats/model_files.h"
+#include "kernels/cuda/context.h"
 #include "models/blocks/layer_groups.h"
 #include "models/config/layer_spec.h"
 #include "runtime/model.h"
@@ -74,7 +75,7 @@ struct HostPlanOptions {
 absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
                                       const HostPlanOptions& options);
 
-// What a CudaRunner allocates by itself.
+// What a CudaRunner allocates by itself, and what its backend holds for matrix products.
 struct RunnerMemory {
   std::int64_t activation_bytes = 0;  // activations, logits, step arrays, lookup table
   std::int64_t attention_bytes = 0;   // work lists and partial results
@@ -90,10 +91,11 @@ struct RunnerMemory {
 struct DevicePlanOptions {
   std::uint32_t page_size = 64;
   DType kv_dtype = DType::kBF16;
-  std::uint32_t num_blocks = 0;          // pages with the null page; 0: as many as fit
+  std::uint32_t num_blocks = 0;  // pages with the null page; 0: as many as fit
   bool prefix_caching = true;
   std::int64_t device_memory_bytes = 0;  // what may be used
   std::uint32_t num_sms = 132;
+  kernels::Determinism determinism = kernels::Determinism::kBatchInvariant;
   LoadMode load_mode = LoadMode::kReal;
   Quantization quantization = Quantization::kAuto;
   RunnerOptions runner;

@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
 #include "formats/tensors/gguf_tensors.h"
-#include "kernels/linear/linear_reduction.h"
+#include "kernels/cuda/context.h"
 #include "models/families/registry.h"
 #include "runtime/cpu_runner.h"
 #include "runtime/cuda_runner.h"
@@ -276,7 +276,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
   const Device& device = device_->device();
   QUIRE_ASSIGN_OR_RETURN(std::int64_t free_bytes, FreeDeviceMemory(device));
   // The backend has taken its part of the plan already.
-  free_bytes += kernels::kLinearWorkspaceBytes;
+  free_bytes += kernels::LinearWorkspaceBytes(device_->backend().cuda()->determinism);
   QUIRE_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(options, files, free_bytes, device.num_sms));
   LogPlan(plan);
   context_tokens_ = plan.context_tokens;

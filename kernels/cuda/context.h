@@ -26,6 +26,8 @@ inline constexpr bool kHasCuda = false;
 // What matrix products exchange partial sums through (kernels/linear/linear_reduction.h lays it
 // out).
 inline constexpr std::int64_t kLinearWorkspaceBytes = 20973568;
+// What cuBLASLt works in (kernels/linear/cublaslt.h).
+inline constexpr std::int64_t kCublasLtWorkspaceBytes = std::int64_t{32} << 20;
 
 // How far bits may depend on what else is in a step (README.md, "Numerics").
 enum class Determinism : std::uint8_t {
@@ -33,6 +35,12 @@ enum class Determinism : std::uint8_t {
   kBatchInvariant,  // fixed reduction orders
   kStrict,          // fixed reduction orders, and the row class is part of a page's key
 };
+
+// Device memory that a backend takes for matrix products: its own workspace, and in kFast that of
+// cuBLASLt.
+constexpr std::int64_t LinearWorkspaceBytes(Determinism determinism) {
+  return kLinearWorkspaceBytes + (determinism == Determinism::kFast ? kCublasLtWorkspaceBytes : 0);
+}
 
 // Threads: read-only. Lifetime: the stream outlives it.
 struct CudaContext {

@@ -15,6 +15,7 @@
 #include "base/device_buffer.h"
 #include "base/mutex.h"
 #include "base/stream.h"
+#include "kernels/cuda/context.h"
 #include "kernels/linear/linear.h"
 
 namespace quire::kernels::cuda {
@@ -30,7 +31,7 @@ struct CublasLtApi;
 class CublasLt {
  public:
   static constexpr absl::string_view kLibrary = "libcublasLt.so.13";
-  static constexpr std::int64_t kWorkspaceBytes = std::int64_t{32} << 20;
+  static constexpr std::int64_t kWorkspaceBytes = kCublasLtWorkspaceBytes;
   static constexpr std::uint32_t kPinnedRows = 2048;
 
   // Opens the library. Returns NOT_FOUND, with its name, when it or a function of it is

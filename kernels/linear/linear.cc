@@ -39,7 +39,7 @@ class LinearPacker {
   static absl::StatusOr<PackedLinear> Allocate(DType dtype, std::uint32_t n, std::uint32_t k);
   static absl::StatusOr<PackedLinear> Pack(const Backend& backend,
                                            std::span<const WeightRows> sources, DType dtype,
-                                           std::uint32_t k, DType activations);
+                                           std::uint32_t k, const CudaPacking& cuda);
   static absl::StatusOr<PackedLinear> PackRows(
       const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
       absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
@@ -94,14 +94,14 @@ absl::StatusOr<PackedLinear> LinearPacker::Allocate(DType dtype, std::uint32_t n
 
 absl::StatusOr<PackedLinear> LinearPacker::Pack(const Backend& backend,
                                                 std::span<const WeightRows> sources, DType dtype,
-                                                std::uint32_t k, DType activations) {
+                                                std::uint32_t k, const CudaPacking& cuda) {
   std::int64_t n = 0;
   for (const WeightRows& source : sources) n += source.num_rows;
-  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, activations));
+  QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, cuda.activations));
   QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) {
-      return internal::PackLinearCuda(backend, sources, dtype, k, activations);
+      return internal::PackLinearCuda(backend, sources, dtype, k, cuda);
     }
   }
   QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, static_cast<std::uint32_t>(n), k));
@@ -165,8 +165,13 @@ absl::StatusOr<PackedLinear> LinearPacker::PackRows(
 
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
-                                               std::uint32_t k, DType activations) {
-  return LinearPacker::Pack(backend, sources, dtype, k, activations);
+                                               std::uint32_t k, const CudaPacking& cuda) {
+  return LinearPacker::Pack(backend, sources, dtype, k, cuda);
+}
+
+std::int64_t CudaPlainRoom(DType dtype, std::uint32_t n, std::uint32_t k, DType activations) {
+  return WeightMemory::RoomFor(std::int64_t{n} * k *
+                               DTypeSize(internal::CudaPlainType(dtype, activations)));
 }
 
 absl::StatusOr<PackedLinear> PackPlainRows(
@@ -182,7 +187,7 @@ absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
                                               std::uint32_t n, std::uint32_t k) {
   const WeightRows source{w, n};
-  return LinearPacker::Pack(backend, {&source, 1}, dtype, k, DType::kF32);
+  return LinearPacker::Pack(backend, {&source, 1}, dtype, k, {});
 }
 
 float PackedLinear::QuantizedAt(std::uint32_t n, std::uint32_t k) const {

@@ -16,6 +16,7 @@
 #include "base/weight_format.h"
 #include "kernels/backend/backend.h"
 #include "kernels/backend/float_ptr.h"
+#include "kernels/linear/weight_memory.h"
 
 namespace quire::kernels {
 
@@ -45,7 +46,7 @@ struct LtPlans;
 //             Linear.
 // Invariants: in panels, features beyond N and inputs beyond K have the value zero.
 // Threads:    immutable.
-// Lifetime:   owns its memory; movable.
+// Lifetime:   owns its memory, or shares that of the WeightMemory it was packed into; movable.
 class PackedLinear {
  public:
   static constexpr std::uint32_t kPanel = 16;
@@ -118,14 +119,24 @@ struct WeightRows {
   std::uint32_t num_rows;
 };
 
+// How a plain matrix is packed for a GPU; the CPU ignores it.
+struct CudaPacking {
+  // The type of x that Linear will be given: the tensor cores multiply equal types, so for bf16 the
+  // weights of other types are rounded to bf16 here.
+  DType activations = DType::kF32;
+  WeightMemory* memory = nullptr;  // where the matrix is put; null: in an allocation of its own
+};
+
+// What a plain matrix takes of CudaPacking::memory.
+std::int64_t CudaPlainRoom(DType dtype, std::uint32_t n, std::uint32_t k, DType activations);
+
 // Packs matrices that share K and dtype one below the other, such as Q, K and V, so that one Linear
-// computes them all. `activations` is the type of x that Linear will be given: on CUDA the tensor
-// cores multiply equal types, so for bf16 the weights of other types are rounded to bf16 here. The
-// CPU ignores it. Returns INVALID_ARGUMENT for a dtype other than f32, bf16, f16, for no rows, for
-// K = 0, or for activations of another type than f32 and bf16; RESOURCE_EXHAUSTED without memory.
+// computes them all. Returns INVALID_ARGUMENT for a dtype other than f32, bf16, f16, for no rows,
+// for K = 0, or for activations of another type than f32 and bf16; RESOURCE_EXHAUSTED without
+// memory. REQUIRES: cuda.memory is null or has CudaPlainRoom of these rows left.
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
-                                               std::uint32_t k, DType activations = DType::kF32);
+                                               std::uint32_t k, const CudaPacking& cuda = {});
 // The same row by row, for rows that lie nowhere as a whole: `source` writes the K elements of row
 // `row` of [0, n) and is called once for each, from several threads. `out` is 64-byte aligned.
 // REQUIRES: the backend is the CPU.
@@ -179,11 +190,16 @@ namespace internal {
 
 inline constexpr std::uint32_t kLinearPart = 256;
 
+// Of the elements of a plain matrix on a GPU.
+constexpr DType CudaPlainType(DType dtype, DType activations) {
+  return activations == DType::kBF16 ? DType::kBF16 : dtype;
+}
+
 // The plain reference, one thread.
 void LinearCpu(const LinearParams& params);
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
-                                            std::uint32_t k, DType activations);
+                                            std::uint32_t k, const CudaPacking& packing);
 // Picks one of the three below.
 absl::Status LinearCuda(const CudaContext& context, const LinearParams& params);
 absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params);

@@ -9,6 +9,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/linear/cublaslt.h"
@@ -178,22 +179,20 @@ class CudaLinearPacker {
  public:
   static absl::StatusOr<PackedLinear> Plain(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
-                                            std::uint32_t k, DType activations) {
-    const bool round = activations == DType::kBF16 && dtype != DType::kBF16;
+                                            std::uint32_t k, const CudaPacking& packing) {
     std::uint32_t n = 0;
     for (const WeightRows& source : sources) n += source.num_rows;
     PackedLinear packed;
     packed.n_ = n;
     packed.k_ = k;
     packed.group_ = k;
-    packed.dtype_ = round ? DType::kBF16 : dtype;
+    packed.dtype_ = internal::CudaPlainType(dtype, packing.activations);
     const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(packed.dtype_);
-    QUIRE_ASSIGN_OR_RETURN(packed.data_,
-                           DeviceBuffer::Allocate(MemoryKind::kDevice, n * row_bytes));
+    QUIRE_ASSIGN_OR_RETURN(packed.data_, TakeOrAllocate(n * row_bytes, packing.memory));
     auto* to = static_cast<std::byte*>(packed.data_.data());
     for (const WeightRows& source : sources) {
       const std::int64_t elements = std::int64_t{source.num_rows} * k;
-      if (round) {
+      if (packed.dtype_ != dtype) {
         QUIRE_RETURN_IF_ERROR(
             UploadRounded(backend, reinterpret_cast<BF16*>(to), source.data, dtype, elements));
       } else {
@@ -211,9 +210,11 @@ class CudaLinearPacker {
   // for every thread.
   static absl::StatusOr<PackedLinear> Quantized(const Backend& backend, const QuantizedShape& shape,
                                                 TilePacker::Source source,
-                                                std::span<const std::uint32_t> order) {
+                                                std::span<const std::uint32_t> order,
+                                                WeightMemory* memory) {
     constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
     TilePacker packer(shape, source);
+    const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
     const std::int64_t row_bytes = packer.row_bytes();
     const std::int64_t tiles = cuda::LinearTilesN(shape.n);
     PackedLinear packed;
@@ -227,8 +228,11 @@ class CudaLinearPacker {
                         ? DType::kF32
                     : shape.format == WeightFormat::kFp4E2M1 ? DType::kBF16
                                                              : DType::kF16;
-    QUIRE_ASSIGN_OR_RETURN(packed.data_,
-                           DeviceBuffer::Allocate(MemoryKind::kDevice, tiles * row_bytes));
+    QUIRE_CHECK(parts.codes == tiles * row_bytes &&
+                parts.scales == static_cast<std::int64_t>(packer.scales().size()));
+    QUIRE_ASSIGN_OR_RETURN(packed.data_, TakeOrAllocate(parts.codes, memory));
+    QUIRE_ASSIGN_OR_RETURN(packed.scales_, TakeOrAllocate(parts.scales, memory));
+    QUIRE_ASSIGN_OR_RETURN(packed.order_, TakeOrAllocate(parts.order, memory));
     auto* const to = static_cast<std::byte*>(packed.data_.data());
     const std::int64_t most =
         std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
@@ -251,16 +255,18 @@ class CudaLinearPacker {
                        "] have in row ", packer.bad_zero()->row, " the zero point ",
                        packer.bad_zero()->zero, ", GPUs hold 0 to 255"));
     }
-    const auto scale_bytes = static_cast<std::int64_t>(packer.scales().size());
-    QUIRE_ASSIGN_OR_RETURN(packed.scales_,
-                           DeviceBuffer::Allocate(MemoryKind::kDevice, scale_bytes));
     QUIRE_RETURN_IF_ERROR(
-        Upload(backend, packed.scales_.data(), packer.scales().data(), scale_bytes));
+        Upload(backend, packed.scales_.data(), packer.scales().data(), parts.scales));
     if (!shape.has_order) return packed;
-    const auto order_bytes = static_cast<std::int64_t>(order.size_bytes());
-    QUIRE_ASSIGN_OR_RETURN(packed.order_, DeviceBuffer::Allocate(MemoryKind::kDevice, order_bytes));
-    QUIRE_RETURN_IF_ERROR(Upload(backend, packed.order_.data(), order.data(), order_bytes));
+    QUIRE_RETURN_IF_ERROR(Upload(backend, packed.order_.data(), order.data(), parts.order));
     return packed;
+  }
+
+ private:
+  static absl::StatusOr<DeviceBuffer> TakeOrAllocate(std::int64_t bytes, WeightMemory* memory) {
+    if (bytes == 0) return DeviceBuffer();
+    if (memory != nullptr) return memory->Take(bytes);
+    return DeviceBuffer::Allocate(MemoryKind::kDevice, bytes);
   }
 };
 
@@ -268,15 +274,15 @@ namespace internal {
 
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
-                                            std::uint32_t k, DType activations) {
-  return CudaLinearPacker::Plain(backend, sources, dtype, k, activations);
+                                            std::uint32_t k, const CudaPacking& packing) {
+  return CudaLinearPacker::Plain(backend, sources, dtype, k, packing);
 }
 
 absl::StatusOr<PackedLinear> PackQuantizedCuda(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order) {
-  return CudaLinearPacker::Quantized(backend, shape, source, order);
+    std::span<const std::uint32_t> order, WeightMemory* memory) {
+  return CudaLinearPacker::Quantized(backend, shape, source, order, memory);
 }
 
 namespace {

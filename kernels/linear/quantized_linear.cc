@@ -78,16 +78,27 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
                                                  shape.k, " inputs, GPUs have ", groups));
 }
 
-std::int64_t CudaQuantizedBytes(const QuantizedShape& shape) {
+CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape) {
   const bool four_bits =
       shape.format == WeightFormat::kInt4 || shape.format == WeightFormat::kFp4E2M1;
   const std::int64_t padded_n = std::int64_t{cuda::LinearTilesN(shape.n)} * cuda::kLinearTileN;
   const std::int64_t padded_k = std::int64_t{cuda::LinearTilesK(shape.k)} * cuda::kLinearTileK;
-  const std::int64_t codes = padded_n * padded_k / (four_bits ? 2 : 1);
-  const std::int64_t order = shape.has_order ? std::int64_t{shape.k} * 4 : 0;
-  if (shape.scale_per_feature()) return codes + padded_n * 4 + order;
-  const std::int64_t scale = shape.format == WeightFormat::kFp8E4M3 ? 4 : 2;
-  return codes + order + shape.num_groups() * padded_n * (scale + (shape.has_min ? 1 : 0));
+  const std::int64_t scale =
+      shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2;
+  return {.codes = padded_n * padded_k / (four_bits ? 2 : 1),
+          .scales = shape.num_groups() * padded_n * (scale + (shape.has_min ? 1 : 0)),
+          .order = shape.has_order ? std::int64_t{shape.k} * 4 : 0};
+}
+
+std::int64_t CudaQuantizedBytes(const QuantizedShape& shape) {
+  const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
+  return parts.codes + parts.scales + parts.order;
+}
+
+std::int64_t CudaQuantizedRoom(const QuantizedShape& shape) {
+  const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
+  return WeightMemory::RoomFor(parts.codes) + WeightMemory::RoomFor(parts.scales) +
+         WeightMemory::RoomFor(parts.order);
 }
 
 std::int64_t QuantizedBytes(const QuantizedShape& shape) {
@@ -256,12 +267,12 @@ absl::StatusOr<PackedLinear> QuantizedPacker::Pack(
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order) {
+    std::span<const std::uint32_t> order, WeightMemory* memory) {
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) {
       QUIRE_RETURN_IF_ERROR(CheckCudaQuantizedShape(shape));
       QUIRE_CHECK(order.size() == (shape.has_order ? shape.k : 0));
-      return internal::PackQuantizedCuda(backend, shape, source, order);
+      return internal::PackQuantizedCuda(backend, shape, source, order, memory);
     }
   }
   return QuantizedPacker::Pack(backend, shape, source, order);

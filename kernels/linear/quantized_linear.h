@@ -27,18 +27,28 @@ namespace quire::kernels {
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
 // What PackQuantizedRows will allocate. REQUIRES: CheckQuantizedShape accepts the shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);
-// REQUIRES: CheckCudaQuantizedShape accepts the shape.
+// On a GPU, in bytes. REQUIRES: CheckCudaQuantizedShape accepts the shape.
+struct CudaQuantizedParts {
+  std::int64_t codes = 0;
+  std::int64_t scales = 0;  // and zero points
+  std::int64_t order = 0;
+};
+CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape);
+// Of all parts.
 std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
+// What the parts take of a WeightMemory.
+std::int64_t CudaQuantizedRoom(const QuantizedShape& shape);
 
 // Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
 // several threads; with has_order its values lie in the order given. Returns INVALID_ARGUMENT as
 // CheckQuantizedShape or CheckCudaQuantizedShape, for a min that GPUs do not hold, or on the CPU
-// for a scale of kInt4 that is not finite in f16; RESOURCE_EXHAUSTED. REQUIRES: `order` is a
-// permutation of [0, k) with has_order, else empty.
+// for a scale of kInt4 that is not finite in f16; RESOURCE_EXHAUSTED. `memory`, which the CPU
+// ignores, is where a GPU's matrix is put; null: in allocations of its own. REQUIRES: `order` is a
+// permutation of [0, k) with has_order, else empty; `memory` is null or has CudaQuantizedRoom left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order = {});
+    std::span<const std::uint32_t> order = {}, WeightMemory* memory = nullptr);
 
 // What PackQuantizedRows allocates, all bytes but those of the order zero, for bytes that it once
 // made of such a shape. Errors as there.
@@ -73,7 +83,7 @@ void LinearQuantized(const Backend& backend, const LinearParams& params);
 absl::StatusOr<PackedLinear> PackQuantizedCuda(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
-    std::span<const std::uint32_t> order);
+    std::span<const std::uint32_t> order, WeightMemory* memory);
 
 }  // namespace internal
 }  // namespace quire::kernels

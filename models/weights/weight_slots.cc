@@ -260,15 +260,14 @@ void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
   }
 }
 
-std::int64_t MatrixBytes(const MatrixSlot& slot, const WeightTarget& target) {
+std::int64_t BytesOf(const MatrixSlot& slot, const WeightTarget& target) {
   if (target.cuda && !slot.form.is_plain()) {
-    return kernels::CudaQuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
+    return kernels::CudaQuantizedRoom(slot.form.ShapeOf(slot.n, slot.k));
   }
   if (slot.form.is_fp8()) return kernels::Fp8Bytes(slot.form.Fp8ShapeOf(slot.n, slot.k));
   if (slot.form.is_integer()) return kernels::QuantizedBytes(slot.form.ShapeOf(slot.n, slot.k));
   if (target.cuda) {
-    const DType dtype = target.activation == DType::kBF16 ? DType::kBF16 : slot.form.dtype;
-    return std::int64_t{slot.n} * slot.k * DTypeSize(dtype);
+    return kernels::CudaPlainRoom(slot.form.dtype, slot.n, slot.k, target.activation);
   }
   constexpr std::int64_t kPanel = kernels::PackedLinear::kPanel;
   const std::int64_t panels = (std::int64_t{slot.n} + kPanel - 1) / kPanel;
@@ -347,12 +346,20 @@ CodedMatrices CodedMatricesOf(const WeightSlots& slots) {
   return coded;
 }
 
+std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target) {
+  std::int64_t bytes = 0;
+  for (const MatrixSlot& matrix : slot.matrices) bytes += BytesOf(matrix, target);
+  return bytes;
+}
+
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target) {
   std::int64_t bytes = VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float)) +
                        slots.embedding->num_elements() *
                            DTypeSize(EmbeddingDType(*slots.embedding, target.quantization));
-  ForEachMatrix(slots, [&](const MatrixSlot& slot, bool) { bytes += MatrixBytes(slot, target); });
-  return bytes;
+  for (const LayerSlots& layer : slots.layers) {
+    for (const auto& [name, slot] : LinearsOf(layer)) bytes += MatrixBytes(*slot, target);
+  }
+  return bytes + MatrixBytes(slots.head, target);
 }
 
 }  // namespace quire::models

@@ -16,6 +16,7 @@
 #include "formats/tensors/quantized_tensor.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/linear/quantized_linear.h"
+#include "kernels/linear/weight_memory.h"
 #include "models/weights/stored_rows.h"
 
 namespace quire::models {
@@ -92,16 +93,18 @@ absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
   return buffer;
 }
 
-// The slots of a layer and what becomes of each.
-std::vector<std::pair<const LinearSlot*, LinearWeights*>> Pairs(const LayerSlots& slots,
-                                                                LayerWeights* layer) {
+// A slot and what becomes of it.
+using LinearPair = std::pair<const LinearSlot*, LinearWeights*>;
+
+// Those of a layer.
+std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
   layer->moe.gate_up.resize(slots.moe.gate_up.size());
   layer->moe.down.resize(slots.moe.down.size());
   layer->mla.to_latent.resize(slots.mla.to_latent.size());
   layer->mla.from_latent.resize(slots.mla.from_latent.size());
   const auto from = LinearsOf(slots);
   const auto to = LinearsOf(*layer);
-  std::vector<std::pair<const LinearSlot*, LinearWeights*>> pairs;
+  std::vector<LinearPair> pairs;
   for (std::size_t i = 0; i < from.size(); ++i) pairs.push_back({from[i].linear, to[i].linear});
   return pairs;
 }
@@ -187,20 +190,25 @@ std::span<const std::uint32_t> OrderOf(const MatrixSlot& slot) {
 // Packs the matrices of one model.
 class Packer {
  public:
-  Packer(const kernels::Backend& backend, DType activation, Progress* progress)
-      : backend_(backend), activation_(activation), progress_(progress) {}
+  Packer(const kernels::Backend& backend, const WeightTarget& target, Progress* progress)
+      : backend_(backend), target_(target), progress_(progress) {}
 
-  absl::Status Load(const LinearSlot& slot, LinearWeights* weights) {
-    for (const MatrixSlot& matrix : slot.matrices) {
-      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
-                             matrix.form.is_plain() ? PackPlain(matrix)
-                             : matrix.form.is_fp8() && backend_.cuda() == nullptr
-                                 ? PackFp8(matrix)
-                                 : PackCoded(matrix));
-      weights->matrices.push_back(std::move(packed));
-      for (const formats::StoredTensor* part : matrix.parts) Forget(*part);
+  // Returns the memory that the matrices share: on a GPU one allocation, on the CPU none.
+  absl::StatusOr<DeviceBuffer> Load(std::span<const LinearPair> linears) {
+    if (!target_.cuda) {
+      for (const auto& [slot, weights] : linears) {
+        QUIRE_RETURN_IF_ERROR(LoadOne(*slot, /*memory=*/nullptr, weights));
+      }
+      return DeviceBuffer();
     }
-    return absl::OkStatus();
+    std::int64_t bytes = 0;
+    for (const auto& [slot, weights] : linears) bytes += MatrixBytes(*slot, target_);
+    QUIRE_ASSIGN_OR_RETURN(kernels::WeightMemory memory, kernels::WeightMemory::Allocate(bytes));
+    for (const auto& [slot, weights] : linears) {
+      QUIRE_RETURN_IF_ERROR(LoadOne(*slot, &memory, weights));
+    }
+    QUIRE_CHECK(memory.left_bytes() == 0);
+    return memory.block();
   }
 
   // Rows of the embedding, as stored or, of blocks, in the type given.
@@ -211,6 +219,19 @@ class Packer {
   }
 
  private:
+  absl::Status LoadOne(const LinearSlot& slot, kernels::WeightMemory* memory,
+                       LinearWeights* weights) {
+    for (const MatrixSlot& matrix : slot.matrices) {
+      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
+                             matrix.form.is_plain()                  ? PackPlain(matrix, memory)
+                             : matrix.form.is_fp8() && !target_.cuda ? PackFp8(matrix)
+                                                                     : PackCoded(matrix, memory));
+      weights->matrices.push_back(std::move(packed));
+      for (const formats::StoredTensor* part : matrix.parts) Forget(*part);
+    }
+    return absl::OkStatus();
+  }
+
   // Files need no memory beside the weights that were made of them.
   static void Forget(const formats::StoredTensor& tensor) {
     if (!tensor.is_mapped) return;
@@ -259,7 +280,8 @@ class Packer {
   // On the CPU nothing is held beside the result but the rows of a panel for each thread. On a GPU
   // a matrix that is not of the type wanted, or whose rows lie otherwise, is laid out as a whole
   // before it is uploaded.
-  absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot) {
+  absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot,
+                                                  kernels::WeightMemory* memory) {
     bool as_stored = true;
     for (const formats::StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
@@ -278,7 +300,8 @@ class Packer {
       rows.push_back({data, static_cast<std::uint32_t>(part->shape[0])});
       progress_->Add(static_cast<std::int64_t>(part->bytes.size()));
     }
-    return kernels::PackLinearWeights(backend_, rows, slot.form.dtype, slot.k, activation_);
+    return kernels::PackLinearWeights(backend_, rows, slot.form.dtype, slot.k,
+                                      {.activations = target_.activation, .memory = memory});
   }
 
   // All rows of a tensor in host memory.
@@ -319,7 +342,8 @@ class Packer {
         });
   }
 
-  absl::StatusOr<kernels::PackedLinear> PackCoded(const MatrixSlot& slot) {
+  absl::StatusOr<kernels::PackedLinear> PackCoded(const MatrixSlot& slot,
+                                                  kernels::WeightMemory* memory) {
     for (const formats::StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
     }
@@ -338,7 +362,7 @@ class Packer {
           }
           progress_->Add(static_cast<std::int64_t>(part->bytes.size()) / part->shape[0]);
         },
-        OrderOf(slot));
+        OrderOf(slot), memory);
     if (first_bad.load() == slot.n) return packed;
     const auto [part, part_row] = Locate(slot, first_bad.load());
     return absl::InvalidArgumentError(absl::StrCat(
@@ -366,7 +390,7 @@ class Packer {
   }
 
   const kernels::Backend& backend_;
-  const DType activation_;
+  const WeightTarget target_;
   Progress* const progress_;
 };
 
@@ -404,18 +428,21 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
                                       const WeightTarget& target) {
   Weights weights;
   Progress progress(slots, backend.cuda() == nullptr);
-  Packer packer(backend, target.activation, &progress);
+  QUIRE_CHECK(target.cuda == (backend.cuda() != nullptr));
+  Packer packer(backend, target, &progress);
   weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, target.quantization);
   QUIRE_ASSIGN_OR_RETURN(weights.embedding_,
                          packer.LoadEmbedding(*slots.embedding, weights.embedding_dtype_));
   // Sized once: vectors are pointed to from inside.
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
-    for (const auto& [slot, linear] : Pairs(slots.layers[i], &weights.layers_[i])) {
-      QUIRE_RETURN_IF_ERROR(packer.Load(*slot, linear));
-    }
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer block,
+                           packer.Load(Pairs(slots.layers[i], &weights.layers_[i])));
+    weights.matrices_.push_back(std::move(block));
   }
-  QUIRE_RETURN_IF_ERROR(packer.Load(slots.head, &weights.head_));
+  const LinearPair head{&slots.head, &weights.head_};
+  QUIRE_ASSIGN_OR_RETURN(DeviceBuffer block, packer.Load({&head, 1}));
+  weights.matrices_.push_back(std::move(block));
   const std::vector<VectorPlace> vectors =
       VectorPlaces(slots, weights.layers_, &weights.final_norm_, &weights.head_);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> values,
@@ -482,6 +509,8 @@ std::vector<Weights::Section> Weights::Sections() const {
 
 std::int64_t Weights::size_bytes() const {
   std::int64_t bytes = embedding_.size_bytes() + vectors_.size_bytes();
+  for (const DeviceBuffer& block : matrices_) bytes += block.size_bytes();
+  if (embedding_.kind() == MemoryKind::kDevice) return bytes;
   const auto add = [&](const LinearWeights& linear) {
     for (const kernels::PackedLinear& matrix : linear.matrices) bytes += matrix.size_bytes();
   };

@@ -132,7 +132,10 @@ struct CodedMatrices {
 // Those that FindWeights chose.
 CodedMatrices CodedMatricesOf(const WeightSlots& slots);
 
-// Bytes that Weights::Load will hold.
+// What the matrices of a slot take in memory; on a GPU of the allocation that they share with those
+// of their layer.
+std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target);
+// Bytes that Weights::Load will hold, to the byte what it allocates.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);
 
 // Packed matrices that share their input, with outputs one behind the other, and their bias.
@@ -146,7 +149,8 @@ struct LinearWeights {
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params);
 
-// A mixture of experts; empty where the layer is dense.
+// A mixture of experts; empty where the layer is dense. On a GPU the matrices of one kind lie at
+// equal distances from expert to expert, as long as all experts have the same form.
 struct MoeWeights {
   LinearWeights router;                // [experts, hidden]
   const float* choice_bias = nullptr;  // [experts]
@@ -220,7 +224,9 @@ auto LinearsOf(Layer& layer) {
 // All weights in the layout of the kernels and in the memory of the backend.
 //
 // Place:      made by LoadModel, read by Decoder.
-// Invariants: every value is finite.
+// Invariants: every value is finite. On a GPU the matrices of a layer, experts and heads included,
+//             lie in one allocation, in the order of LinearsOf; those of the head, the embedding
+//             and all vectors in one more each.
 // Threads:    immutable after Load.
 // Lifetime:   owns its memory; the checkpoint may go.
 class Weights {
@@ -255,7 +261,8 @@ class Weights {
 
   DeviceBuffer embedding_;
   DType embedding_dtype_ = DType::kInvalid;
-  DeviceBuffer vectors_;  // norms and biases
+  DeviceBuffer vectors_;                // norms and biases
+  std::vector<DeviceBuffer> matrices_;  // on a GPU: what each layer and then the head lies in
   std::vector<LayerWeights> layers_;
   const float* final_norm_ = nullptr;
   LinearWeights head_;

@@ -41,6 +41,25 @@ TEST(DeviceBufferTest, MovesKeepTheMemory) {
   EXPECT_EQ(assigned.size_bytes(), 100);
 }
 
+// A block that is gone is unmapped, so that the last line would end the process.
+TEST(DeviceBufferTest, PartsKeepTheBlock) {
+  DeviceBuffer part;
+  {
+    auto whole = DeviceBuffer::Allocate(MemoryKind::kHost, 3 * DeviceBuffer::kAlignment);
+    ASSERT_TRUE(whole.ok());
+    whole->bytes()[5000] = std::byte{7};
+    part = whole->Part(4096, 1000);
+    EXPECT_EQ(part.data(), whole->bytes().data() + 4096);
+    // A part of a part, and the end of the block.
+    EXPECT_EQ(part.Part(1000, 0).size_bytes(), 0);
+    EXPECT_EQ(whole->Part(whole->size_bytes() - 1, 1).kind(), MemoryKind::kHost);
+    EXPECT_DEATH(part.Part(1, 1000), "size_bytes");
+    EXPECT_DEATH(part.Part(-1, 1), "size_bytes");
+  }
+  EXPECT_EQ(part.size_bytes(), 1000);
+  EXPECT_EQ(part.bytes()[904], std::byte{7});
+}
+
 TEST(DeviceBufferTest, RefusesWhatItCannotGive) {
   EXPECT_EQ(DeviceBuffer::Allocate(MemoryKind::kHost, -1).status().code(),
             absl::StatusCode::kInvalidArgument);

@@ -65,6 +65,12 @@ std::uint64_t CollectiveCount();
 // Operations that wait on streams until the host waits for them.
 std::uint64_t QueuedOperations();
 std::uint64_t DeviceBytesAllocated();
+// Blocks of device and pinned memory that were allocated, and those that were freed, since the
+// start of the process. The emulated API has no other calls that allocate.
+std::uint64_t AllocationCount();
+// Of all blocks of pinned memory that were allocated since the start of the process, freed ones
+// included.
+std::uint64_t PinnedBytesEverAllocated();
 
 // Default options, no faults, a device that works, counters at 0. Memory and streams stay.
 void Reset();

@@ -46,6 +46,12 @@ std::uint64_t QueuedOperations() {
 std::uint64_t DeviceBytesAllocated() {
   return 0;
 }
+std::uint64_t AllocationCount() {
+  return 0;
+}
+std::uint64_t PinnedBytesEverAllocated() {
+  return 0;
+}
 void Reset() {}
 
 }  // namespace quire::cuda_emulator

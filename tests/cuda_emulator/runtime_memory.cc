@@ -128,7 +128,10 @@ cudaError_t Allocate(Runtime& runtime, MemoryKind kind, void** p, std::size_t by
     if (bytes > free) return cudaErrorMemoryAllocation;
   }
   *p = emulator::AllocateMemory(kind, bytes);
-  return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  if (*p == nullptr) return cudaErrorMemoryAllocation;
+  ++runtime.allocations;
+  if (kind == MemoryKind::kPinned) runtime.pinned_bytes += bytes;
+  return cudaSuccess;
 }
 
 // Everything that is under way may still use the memory, so it is done first.
@@ -136,7 +139,9 @@ cudaError_t Free(Runtime& runtime, MemoryKind kind, void* p) {
   if (p == nullptr) return cudaSuccess;
   const cudaError_t error = emulator::DrainAll(runtime);
   if (error != cudaSuccess) return error;
-  return emulator::FreeMemory(kind, p) ? cudaSuccess : cudaErrorInvalidValue;
+  if (!emulator::FreeMemory(kind, p)) return cudaErrorInvalidValue;
+  ++runtime.allocations;
+  return cudaSuccess;
 }
 
 }  // namespace

@@ -264,6 +264,16 @@ std::uint64_t DeviceBytesAllocated() {
   return DeviceBytesInUse();
 }
 
+std::uint64_t AllocationCount() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return TheRuntime().allocations;
+}
+
+std::uint64_t PinnedBytesEverAllocated() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return TheRuntime().pinned_bytes;
+}
+
 bool IsEmulated() {
   return QuireCudaIsEmulated();
 }

@@ -71,6 +71,8 @@ struct Runtime {
   std::uint64_t kernels_run = 0;
   // The stream of the last operation if that was a launch that was checked; null otherwise.
   CUstream_st* last_checked = nullptr;
+  std::uint64_t allocations = 0;   // and frees
+  std::uint64_t pinned_bytes = 0;  // ever allocated
 };
 
 // Never destroyed.

@@ -13,6 +13,7 @@
 namespace quire::kernels::cuda {
 namespace {
 
+using cuda_emulator::AllocationCount;
 using cuda_emulator::DeviceArray;
 using cuda_emulator::DeviceBytesAllocated;
 using cuda_emulator::EmulatorOptions;
@@ -20,6 +21,7 @@ using cuda_emulator::EncodeTiled;
 using cuda_emulator::GetOptions;
 using cuda_emulator::InjectFault;
 using cuda_emulator::KernelTest;
+using cuda_emulator::PinnedBytesEverAllocated;
 using cuda_emulator::QueuedOperations;
 using cuda_emulator::Reset;
 using cuda_emulator::SetOptions;
@@ -58,6 +60,26 @@ TEST_F(RuntimeTest, DefaultStreamDoesNotWaitForOthers) {
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   ASSERT_EQ(cudaMemcpy(&host, value.data(), 4, cudaMemcpyDefault), cudaSuccess);
   EXPECT_EQ(host, 5u);
+}
+
+TEST_F(RuntimeTest, AllocationsAndFreesAreCounted) {
+  const std::uint64_t before = AllocationCount();
+  const std::uint64_t pinned_before = PinnedBytesEverAllocated();
+  void *device = nullptr, *pinned = nullptr, *none = nullptr;
+  ASSERT_EQ(cudaMalloc(&device, 1), cudaSuccess);
+  EXPECT_EQ(AllocationCount() - before, 1u);
+  ASSERT_EQ(cudaMallocHost(&pinned, 1), cudaSuccess);
+  EXPECT_EQ(AllocationCount() - before, 2u);
+  // What gives or takes no block does not count.
+  ASSERT_EQ(cudaMalloc(&none, 0), cudaSuccess);
+  EXPECT_EQ(cudaMalloc(&none, std::size_t{1} << 40), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaFree(nullptr), cudaSuccess);
+  EXPECT_EQ(cudaFree(pinned), cudaErrorInvalidValue);
+  EXPECT_EQ(AllocationCount() - before, 2u);
+  ASSERT_EQ(cudaFreeHost(pinned), cudaSuccess);
+  ASSERT_EQ(cudaFree(device), cudaSuccess);
+  EXPECT_EQ(AllocationCount() - before, 4u);
+  EXPECT_EQ(PinnedBytesEverAllocated() - pinned_before, 1u);
 }
 
 TEST_F(RuntimeTest, MemoryIsNaNBoundedAndCounted) {

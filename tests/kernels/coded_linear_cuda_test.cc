@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/quantized_linear.h"
+#include "kernels/linear/weight_memory.h"
 #include "tests/kernels/kernel_test_util.h"
 #include "tests/kernels/linear_cuda_fixture.h"
 
@@ -23,14 +24,14 @@ struct Quantized {
   std::vector<std::uint32_t> order;
   std::vector<float> worth;  // each one f32 product
 
-  absl::StatusOr<PackedLinear> Pack(const Backend& backend) const {
+  absl::StatusOr<PackedLinear> Pack(const Backend& backend, WeightMemory* memory = nullptr) const {
     const std::size_t groups = shape.num_groups();
     const auto source = [&](std::uint32_t row, const QuantizedRow& out) {
       std::copy_n(q.begin() + std::ptrdiff_t{row} * shape.k, shape.k, out.q.begin());
       std::copy_n(scales.data() + row * groups, groups, out.scales.begin());
       if (shape.has_min) std::copy_n(mins.data() + row * groups, groups, out.mins.begin());
     };
-    return PackQuantizedRows(backend, shape, source, order);
+    return PackQuantizedRows(backend, shape, source, order, memory);
   }
 };
 
@@ -163,6 +164,47 @@ TEST(CodedLinearCudaTest, CodedWeightsAgreeWithDouble) {
     }
     const std::uint32_t counts[] = {1, 8, 9, 64};
     if (shape.k > 500) ExpectRowsInvariant(cuda, *packed, {.extras = true}, 70, counts);
+  }
+}
+
+// Plain and coded matrices in one allocation, which is gone but for what they hold of it, have the
+// bits of those in allocations of their own.
+TEST(CodedLinearCudaTest, MatricesThatShareAnAllocationKeepTheirBits) {
+  const CudaBackend cuda;
+  constexpr std::uint32_t kPlainN = 7, kPlainK = 24, kRows = 3;
+  const auto plain = Encode(RandomFloats(std::size_t{kPlainN} * kPlainK, 3), DType::kF32);
+  const WeightRows rows{plain.data(), kPlainN};
+  std::int64_t room = 2 * CudaPlainRoom(DType::kF32, kPlainN, kPlainK, DType::kBF16);
+  for (const QuantizedShape& shape : kCodedShapes) room += CudaQuantizedRoom(shape);
+  std::vector<PackedLinear> shared, own;
+  {
+    auto memory = WeightMemory::Allocate(room);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    const auto pack_plain = [&](std::vector<PackedLinear>& to, WeightMemory* from) {
+      to.push_back(*PackLinearWeights(*cuda, {&rows, 1}, DType::kF32, kPlainK,
+                                      {.activations = DType::kBF16, .memory = from}));
+    };
+    for (const auto& [to, from] :
+         {std::pair(&shared, &*memory), std::pair(&own, static_cast<WeightMemory*>(nullptr))}) {
+      pack_plain(*to, from);
+      for (const QuantizedShape& shape : kCodedShapes) {
+        auto packed = MakeQuantized(shape).Pack(*cuda, from);
+        ASSERT_TRUE(packed.ok()) << packed.status();
+        EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(shape));
+        to->push_back(*std::move(packed));
+      }
+      pack_plain(*to, from);
+    }
+    EXPECT_EQ(memory->left_bytes(), 0);
+  }
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    for (const void* const at : {shared[i].data(), shared[i].scales()}) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(at) % 256, 0u);
+    }
+    const Inputs in(kRows, own[i].n(), own[i].k(), DType::kBF16);
+    const auto got = Compute(cuda, shared[i], in, {}, 0, kRows);
+    const auto want = Compute(cuda, own[i], in, {}, 0, kRows);
+    EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0);
   }
 }
 

@@ -294,6 +294,19 @@ TEST_F(CublasLtTest, PinsOneUnsplitAlgorithmPerShapeAndTypeAndUsesItForAllRows) 
   EXPECT_LE(RelativeError(got16, exact16), 3e-3);
 }
 
+// What a memory plan counts for products is what a backend and its library take.
+TEST_F(CublasLtTest, TakesWhatThePlanCounts) {
+  for (const Determinism determinism : {Determinism::kFast, Determinism::kStrict}) {
+    const std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
+    const auto backend = Backend::CreateCuda(stream_, determinism, &pool_);
+    ASSERT_TRUE(backend.ok()) << backend.status();
+    std::shared_ptr<CublasLt> library;
+    if (determinism == Determinism::kFast) library = *CublasLt::Create(stream_, FakeApi());
+    EXPECT_EQ(cuda_emulator::DeviceBytesAllocated() - before,
+              static_cast<std::uint64_t>(LinearWorkspaceBytes(determinism)));
+  }
+}
+
 TEST_F(CublasLtTest, AsksForWholeSumsInAFixedWorkspace) {
   ASSERT_TRUE(library_->Pin(kN, kK).ok());
   EXPECT_EQ(fake.preferences[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES],

@@ -62,7 +62,7 @@ TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
   std::vector<PackedLinear> packed;
   for (const std::vector<BF16>& w : heads.weights) {
     const WeightRows rows{w.data(), c.n};
-    auto made = PackLinearWeights(*cuda, {&rows, 1}, DType::kBF16, c.k, DType::kBF16);
+    auto made = PackLinearWeights(*cuda, {&rows, 1}, DType::kBF16, c.k, {DType::kBF16});
     ASSERT_TRUE(made.ok()) << made.status();
     packed.push_back(*std::move(made));
   }

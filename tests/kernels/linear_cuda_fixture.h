@@ -189,7 +189,7 @@ inline PackedLinear Pack(const CudaBackend& cuda, std::span<const float> w, DTyp
                          std::uint32_t n, std::uint32_t k, DType activations = DType::kBF16) {
   const auto bytes = Encode(w, dtype);
   const WeightRows rows{bytes.data(), n};
-  auto packed = PackLinearWeights(*cuda, {&rows, 1}, dtype, k, activations);
+  auto packed = PackLinearWeights(*cuda, {&rows, 1}, dtype, k, {.activations = activations});
   EXPECT_TRUE(packed.ok()) << packed.status();
   return *std::move(packed);
 }

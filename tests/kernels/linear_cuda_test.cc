@@ -178,7 +178,8 @@ TEST(LinearCudaTest, JoinsMatricesAndReadsMisalignedRows) {
   a.insert(a.begin(), std::byte{0});
   const auto b = Encode({w.data() + 5 * kK, 20 * kK}, DType::kBF16);
   const WeightRows sources[] = {{a.data() + 1, 5}, {b.data(), 20}};
-  const auto packed = PackLinearWeights(*cuda, sources, DType::kBF16, kK, DType::kBF16);
+  const auto packed =
+      PackLinearWeights(*cuda, sources, DType::kBF16, kK, {.activations = DType::kBF16});
   ASSERT_TRUE(packed.ok()) << packed.status();
   const Inputs in(2, 25, kK, DType::kBF16);
   EXPECT_LE(RelativeError(Compute(cuda, *packed, in, {}, 0, 2),

@@ -9,13 +9,17 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/cuda_status.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "models/blocks/layer_groups.h"
 #include "models/weights/weights.h"
 #include "runtime/cpu_runner.h"
 #include "runtime/memory_plan.h"
@@ -55,9 +59,11 @@ class Stage {
     }
   }
 
-  absl::Status Load(const formats::ModelFiles& files, LoadMode mode = LoadMode::kReal) {
-    QUIRE_ASSIGN_OR_RETURN(model_,
-                           LoadModel(files, *backend_, {.mode = mode, .activation = dtype_}));
+  absl::Status Load(const formats::ModelFiles& files, LoadMode mode = LoadMode::kReal,
+                    Quantization quantization = Quantization::kAuto) {
+    QUIRE_ASSIGN_OR_RETURN(
+        model_, LoadModel(files, *backend_,
+                          {.mode = mode, .activation = dtype_, .quantization = quantization}));
     return absl::OkStatus();
   }
 
@@ -71,8 +77,10 @@ class Stage {
     pool_ = std::make_unique<cache::KvPool>(std::move(pool));
     QUIRE_ASSIGN_OR_RETURN(
         cache_, cache::CacheManager::Create({.geometry = geometry,
+                                             .groups = CacheGroupsOf(PlanLayerGroups(model_->spec)),
                                              .max_rows = kRows,
-                                             .max_context_tokens = model_->spec.max_position}));
+                                             .max_context_tokens = model_->spec.max_position,
+                                             .max_row_overlap_tokens = kStepTokens}));
     return absl::OkStatus();
   }
 
@@ -172,6 +180,20 @@ double RelativeTo(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(apart / size);
 }
 
+// From one matrix to the next, and as far from scales to scales.
+void ExpectEqualDistances(const std::vector<LinearWeights>& linears) {
+  const auto at = [&](std::size_t i, bool scales) {
+    const kernels::PackedLinear& matrix = linears[i].matrices[0];
+    return static_cast<const std::byte*>(scales ? matrix.scales() : matrix.data());
+  };
+  for (std::size_t i = 2; i < linears.size(); ++i) {
+    EXPECT_GT(at(1, false), at(0, false));
+    EXPECT_EQ(at(i, false) - at(i - 1, false), at(1, false) - at(0, false));
+    EXPECT_EQ(at(i, true) - at(i - 1, true),
+              at(0, true) == nullptr ? 0 : at(1, false) - at(0, false));
+  }
+}
+
 class CudaRunnerTest : public testing::Test {
  protected:
   void SetUp() override { cuda_emulator::Reset(); }
@@ -184,12 +206,21 @@ class CudaRunnerTest : public testing::Test {
 // Every byte that Create and LoadModel take is in the plan, and none is in it that they do not
 // take.
 TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
-  const std::pair<const char*, DType> cases[] = {{"llama-gqa-tied-bf16", DType::kF32},
-                                                 {"llama-gqa-tied-bf16", DType::kBF16},
-                                                 {"deepseek-v2-lite-bf16", DType::kF32},
-                                                 {"deepseek-v3-bf16", DType::kBF16}};
-  for (const auto& [name, dtype] : cases) {
-    SCOPED_TRACE(name);
+  const std::tuple<const char*, DType, Quantization> cases[] = {
+      {"llama-gqa-tied-bf16", DType::kF32, Quantization::kAuto},
+      {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kAuto},
+      {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kInt4G32},
+      {"mistral-window-bf16", DType::kBF16, Quantization::kInt8},
+      {"mixtral-bf16", DType::kF32, Quantization::kAuto},
+      {"qwen3-moe-bf16", DType::kBF16, Quantization::kAuto},
+      {"qwen3-moe-bf16", DType::kBF16, Quantization::kInt8G32},
+      {"gpt-oss-bf16", DType::kBF16, Quantization::kAuto},
+      {"gpt-oss-mxfp4", DType::kBF16, Quantization::kAuto},
+      {"deepseek-v2-lite-bf16", DType::kF32, Quantization::kAuto},
+      {"deepseek-v3-bf16", DType::kBF16, Quantization::kAuto},
+      {"deepseek-v2-bf16", DType::kBF16, Quantization::kInt8G32}};
+  for (const auto& [name, dtype, quantization] : cases) {
+    SCOPED_TRACE(absl::StrCat(name, " ", DTypeName(dtype), " ", QuantizationName(quantization)));
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
     Stage stage(true, dtype);
     const formats::ModelFiles files = Fixture(name);
@@ -198,6 +229,7 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
                                                .num_blocks = kBlocks,
                                                .device_memory_bytes = std::int64_t{1} << 30,
                                                .num_sms = stage.backend().device().num_sms,
+                                               .quantization = quantization,
                                                .runner = Options(dtype)});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto taken = [&] {
@@ -205,13 +237,17 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
       return static_cast<std::int64_t>(now - std::exchange(before, now));
     };
     EXPECT_EQ(taken(), plan->runner.linear_bytes);
-    ASSERT_TRUE(stage.Load(files).ok());
+    const absl::Status loaded = stage.Load(files, LoadMode::kReal, quantization);
+    ASSERT_TRUE(loaded.ok()) << loaded;
     EXPECT_EQ(taken(), plan->weight_bytes);
     EXPECT_EQ(stage.model().weight_bytes, plan->weight_bytes);
     EXPECT_EQ(stage.model().weights->size_bytes(), plan->weight_bytes);
     ASSERT_TRUE(stage.MakePool().ok());
     EXPECT_EQ(taken(), plan->pool_bytes);
+    const std::uint64_t pinned = cuda_emulator::PinnedBytesEverAllocated();
     ASSERT_TRUE(stage.MakeRunner(Options(dtype)).ok());
+    EXPECT_EQ(cuda_emulator::PinnedBytesEverAllocated() - pinned,
+              static_cast<std::uint64_t>(plan->runner.pinned_bytes));
     EXPECT_EQ(taken(), plan->runner.activation_bytes + plan->runner.attention_bytes +
                            plan->runner.sampler_bytes);
     EXPECT_EQ(stage.cuda().memory().device_bytes(), plan->runner.device_bytes());
@@ -221,6 +257,33 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
     EXPECT_TRUE(stage.pool().CheckIntegrity().ok()) << stage.pool().CheckIntegrity();
   }
   EXPECT_EQ(cuda_emulator::QueuedOperations(), 0u);
+}
+
+// 8 experts, 2 heads: more matrices than allocations. From one expert or head to the next it is as
+// far everywhere, and each matrix begins where every kernel can read it.
+TEST_F(CudaRunnerTest, TheMatricesOfALayerAreOneAllocation) {
+  for (const char* const name : {"qwen3-moe-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16"}) {
+    SCOPED_TRACE(name);
+    Stage stage(true, DType::kBF16);
+    const std::uint64_t before = cuda_emulator::AllocationCount();
+    ASSERT_TRUE(stage.Load(Fixture(name)).ok());
+    const std::span<const LayerWeights> layers = stage.model().weights->layers();
+    // Embedding, head and vectors; the staging of the upload, which is freed.
+    EXPECT_EQ(cuda_emulator::AllocationCount() - before, layers.size() + 3 + 2);
+    for (const LayerWeights& layer : layers) {
+      for (const auto& [part, linear] : LinearsOf(layer)) {
+        for (const kernels::PackedLinear& matrix : linear->matrices) {
+          for (const void* const at : {matrix.data(), matrix.scales()}) {
+            EXPECT_EQ(reinterpret_cast<std::uintptr_t>(at) % 256, 0u) << part;
+          }
+        }
+      }
+      for (const auto* const kind :
+           {&layer.moe.gate_up, &layer.moe.down, &layer.mla.to_latent, &layer.mla.from_latent}) {
+        ExpectEqualDistances(*kind);
+      }
+    }
+  }
 }
 
 TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {

@@ -96,6 +96,20 @@ TEST_F(DevicePlanTest, WeightsOfTheShape) {
   EXPECT_LE(plan->memory.weight_bytes, 2 * matrices + 4 * norms + 32 * 4096);
 }
 
+TEST_F(DevicePlanTest, FastCountsTheWorkspaceOfTheLibrary) {
+  RuntimeOptions options = Options();
+  const auto plan = Plan(1024 * kMiB, options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const char* const level : {"batch_invariant", "strict", "fast"}) {
+    options.device.determinism = level;
+    const auto other = Plan(1024 * kMiB, options);
+    ASSERT_TRUE(other.ok()) << other.status();
+    EXPECT_EQ(other->memory.runner.linear_bytes - plan->memory.runner.linear_bytes,
+              options.device.determinism == "fast" ? 32 * kMiB : 0)
+        << level;
+  }
+}
+
 TEST_F(DevicePlanTest, APoolOfGivenSizeNeedsNoReserveAndMayCutTheContext) {
   const std::int64_t page = 64 * kTokenBytes;
   RuntimeOptions options = Options();

@@ -1,0 +1,383 @@
+// Steps of every kind on an emulated GPU, ten thousand of them: after the first one no memory of
+// the device, and none that is page-locked, is allocated or freed.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/device_buffer.h"
+#include "base/status.h"
+#include "cache_manager/cache_manager.h"
+#include "cache_manager/pool/kv_pool.h"
+#include "runtime/cuda_runner.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/models/test_files.h"
+
+namespace quire::models {
+namespace {
+
+constexpr std::uint32_t kRows = 3;
+constexpr std::uint32_t kStepTokens = 8;
+constexpr std::uint32_t kBlocks = 10;
+constexpr std::uint32_t kPageSize = 16;
+constexpr std::uint32_t kContext = 48;
+constexpr std::int32_t kVocab = 48;
+constexpr int kSteps = 10000;
+// A step of a mixture differs in how its experts are computed; everything else is the same.
+constexpr int kMixtureSteps = 2500;
+
+// One layer, few columns: what a step costs here is the number of its launches.
+constexpr char kDense[] = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 48, "max_position_embeddings": 48,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": true, "torch_dtype": "bfloat16"})";
+constexpr char kMixture[] = R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 48, "max_position_embeddings": 48,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu", "sliding_window": null,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16"})";
+
+// What the steps did, so that a test sees that they were of every kind.
+struct Counts {
+  int prefills = 0;  // rows with prompt tokens
+  int decodes = 0;   // rows with a generated token
+  int fed_back = 0;  // of these, how many of a token that was still in flight
+  int begun = 0;     // sequences
+  int forks = 0;
+  int clears = 0;     // pages
+  int penalties = 0;  // samples, as the next two
+  int filters = 0;
+  int logprobs = 0;
+  int prompt_logprobs = 0;
+  int two_in_flight = 0;  // steps that were launched behind another
+};
+
+// A model on an emulated GPU and sequences that come, run and end at random, as an engine would
+// have them.
+//
+// Invariants: at most one step is launched and not collected when a step is filled.
+class Traffic {
+ public:
+  explicit Traffic(std::uint64_t seed) : random_(seed), threads_(1) {
+    stream_.emplace(*Stream::Create(*OpenCudaDevice(0)));
+    backend_.emplace(
+        *kernels::Backend::CreateCuda(*stream_, kernels::Determinism::kBatchInvariant, &threads_));
+  }
+
+  absl::Status Start(const std::string& config, DType dtype) {
+    EditableFiles files;
+    files.Set("config.json", config);
+    QUIRE_ASSIGN_OR_RETURN(model_, LoadModel(files.Files(), *backend_,
+                                             {.mode = LoadMode::kDummy, .activation = dtype}));
+    QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
+                           KvGeometryFor(model_->spec, kPageSize, dtype, kBlocks));
+    QUIRE_ASSIGN_OR_RETURN(
+        cache::KvPool pool,
+        cache::KvPool::Create(geometry, {.guard_canary = true, .stream = &*stream_}));
+    pool_ = std::make_unique<cache::KvPool>(std::move(pool));
+    QUIRE_ASSIGN_OR_RETURN(
+        cache_, cache::CacheManager::Create(
+                    {.geometry = geometry, .max_rows = kRows, .max_context_tokens = kContext}));
+    QUIRE_ASSIGN_OR_RETURN(runner_, CudaRunner::Create(*model_, *backend_, pool_.get(),
+                                                       {.max_rows = kRows,
+                                                        .max_step_tokens = kStepTokens,
+                                                        .max_logprobs = 5,
+                                                        .activation = dtype}));
+    return absl::OkStatus();
+  }
+
+  // Launches one step and, once two are in flight, waits for the older one; now and then for both.
+  absl::Status Step() {
+    EndAndBegin();
+    Fill();
+    QUIRE_RETURN_IF_ERROR(runner_->Run(batches_[next_batch_]));
+    next_batch_ = 1 - next_batch_;
+    ++in_flight_;
+    counts_.two_in_flight += in_flight_ == 2 ? 1 : 0;
+    const int keep = Chance(0.2) ? 0 : 1;
+    while (in_flight_ > keep) QUIRE_RETURN_IF_ERROR(Collect());
+    return absl::OkStatus();
+  }
+
+  const Counts& counts() const { return counts_; }
+  const CudaRunner& runner() const { return *runner_; }
+  const cache::KvPool& pool() const { return *pool_; }
+  const cache::CacheManager& cache() const { return *cache_; }
+
+ private:
+  struct Row {
+    bool is_live = false;
+    std::uint32_t prompt = 0;     // tokens
+    std::uint32_t end = 0;        // tokens at which it ends
+    std::uint32_t cached = 0;     // tokens, those of the step in flight included
+    int serial = 0;               // of the sequence
+    std::int32_t last_token = 0;  // the newest that is known
+    std::int32_t in_flight = -1;  // its sample of the step in flight; -1: none
+    std::vector<kernels::TokenCount> history;
+  };
+  static constexpr int kNoSequence = 0;
+  // Of a sample.
+  struct Owner {
+    std::uint32_t row;
+    int serial;
+  };
+
+  bool Chance(double p) { return std::bernoulli_distribution(p)(random_); }
+  std::uint32_t Between(std::uint32_t least, std::uint32_t most) {
+    return std::uniform_int_distribution<std::uint32_t>(least, most)(random_);
+  }
+  std::int32_t AnyToken() { return static_cast<std::int32_t>(Between(0, kVocab - 1)); }
+
+  void EndAndBegin() {
+    for (std::uint32_t i = 0; i < kRows; ++i) {
+      Row& row = rows_[i];
+      if (row.is_live && (row.cached >= row.end || Chance(0.01))) {
+        // As after a flag of the sampler: pages that are cleared before they are used again.
+        if (row.cached > 0 && Chance(0.2)) {
+          cache_->Invalidate(BatchRow{i}, {}, {}, 0);
+        } else {
+          cache_->Free(BatchRow{i});
+        }
+        row.is_live = false;
+      }
+      if (!row.is_live && Chance(0.2)) Begin(i);
+    }
+  }
+
+  void Begin(std::uint32_t index) {
+    Row row;
+    row.is_live = true;
+    row.serial = ++counts_.begun;
+    row.history = {{1, 0}, {2, 1}, {5, 3}};
+    // Another choice of a sequence that runs, from its last token on.
+    const std::uint32_t from = Between(0, kRows - 1);
+    const Row& parent = rows_[from];
+    if (from != index && parent.is_live && parent.cached >= parent.prompt && Chance(0.7) &&
+        cache_->Fork(BatchRow{from}, BatchRow{index}, parent.cached).ok()) {
+      ++counts_.forks;
+      row.prompt = parent.prompt;
+      row.cached = parent.cached;
+      row.last_token = parent.last_token;
+      row.in_flight = parent.in_flight;
+    } else {
+      row.prompt = Between(1, 20);
+    }
+    row.end = std::min(row.prompt + Between(1, 20), kContext);
+    rows_[index] = std::move(row);
+  }
+
+  // A step over some of the rows: chunks of prompts, and one token of each answer.
+  void Fill() {
+    StepBatch& batch = batches_[next_batch_];
+    std::vector<Owner>& owners = owners_[next_batch_];
+    batch.Clear();
+    owners.clear();
+    steps_.clear();
+    std::uint32_t budget = kStepTokens;
+    const bool decodes_only = Chance(0.6);
+    for (std::uint32_t i = 0; i < kRows; ++i) {
+      Row& row = rows_[i];
+      const bool is_prompt = row.cached < row.prompt;
+      if (!row.is_live || row.cached >= row.end || budget == 0 || Chance(0.3)) continue;
+      if (is_prompt && decodes_only) continue;
+      const std::uint32_t chunk =
+          is_prompt ? std::min(budget, Between(1, row.prompt - row.cached)) : 1;
+      if (!cache_->Reserve(BatchRow{i}, row.cached + chunk).ok()) continue;
+      AddRow(i, chunk, &batch, &owners);
+      budget -= chunk;
+    }
+    for (Row& row : rows_) row.in_flight = -1;
+    for (std::size_t s = 0; s < owners.size(); ++s) {
+      if (owners[s].serial == kNoSequence) continue;
+      rows_[owners[s].row].in_flight = static_cast<std::int32_t>(s);
+    }
+    batch.copies = cache_->TakeCopies();
+    batch.clears = cache_->TakeClears();
+    counts_.clears += static_cast<int>(batch.clears.size());
+    batch.kv = cache_->PrepareStep(steps_);
+  }
+
+  void AddRow(std::uint32_t index, std::uint32_t chunk, StepBatch* batch,
+              std::vector<Owner>* owners) {
+    Row& row = rows_[index];
+    const bool is_prompt = row.cached < row.prompt;
+    const auto first = static_cast<std::uint32_t>(batch->token_ids.size());
+    for (std::uint32_t t = 0; t < chunk; ++t) {
+      batch->token_ids.push_back(is_prompt            ? AnyToken()
+                                 : row.in_flight >= 0 ? -1 - row.in_flight
+                                                      : row.last_token);
+    }
+    counts_.prefills += is_prompt ? 1 : 0;
+    counts_.decodes += is_prompt ? 0 : 1;
+    counts_.fed_back += !is_prompt && row.in_flight >= 0 ? 1 : 0;
+    batch->rows.push_back({.batch_row = BatchRow{index},
+                           .cache_length = row.cached,
+                           .first_token = first,
+                           .num_tokens = chunk,
+                           .prompt_tokens = is_prompt ? chunk : 0});
+    steps_.push_back({BatchRow{index}, row.cached, chunk});
+    row.cached += chunk;
+    if (is_prompt && chunk > 1 && Chance(0.3)) {
+      batch->logits_tokens.push_back(first);
+      batch->prompt_logprobs.push_back(
+          {.logits_index = static_cast<std::uint32_t>(batch->logits_tokens.size() - 1),
+           .token = AnyToken(),
+           .num_top = static_cast<std::int32_t>(Between(0, 5))});
+      ++counts_.prompt_logprobs;
+    }
+    if (row.cached < row.prompt) return;
+    batch->logits_tokens.push_back(first + chunk - 1);
+    StepSample sample;
+    sample.logits_index = static_cast<std::uint32_t>(batch->logits_tokens.size() - 1);
+    sample.row = AnySampling(row);
+    if (!is_prompt) sample.sample_in_flight = row.in_flight;
+    batch->samples.push_back(sample);
+    owners->push_back({index, row.serial});
+    // Another choice of the same request, which goes no further.
+    if (is_prompt && Chance(0.2)) {
+      sample.row = AnySampling(row);
+      batch->samples.push_back(sample);
+      owners->push_back({index, kNoSequence});
+    }
+  }
+
+  kernels::SamplingRow AnySampling(const Row& row) {
+    static constexpr kernels::LogitBias kBias[] = {{3, 1.5f}, {9, -2.0f}};
+    static constexpr std::int32_t kBanned[] = {0, 7};
+    kernels::SamplingRow sampling;
+    sampling.temperature = Chance(0.8) ? 0.0f : 0.8f;
+    sampling.seed = random_();
+    sampling.position = row.cached;
+    if (Chance(0.05)) {
+      sampling.temperature = 0.9f;
+      sampling.top_k = static_cast<std::int32_t>(Between(1, 20));
+      sampling.top_p = 0.9f;
+      ++counts_.filters;
+    }
+    if (Chance(0.05)) {
+      sampling.repetition_penalty = 1.2f;
+      sampling.frequency_penalty = 0.1f;
+      sampling.history = row.history.data();
+      sampling.history_size = static_cast<std::uint32_t>(row.history.size());
+      ++counts_.penalties;
+    }
+    if (Chance(0.05)) {
+      sampling.bias = kBias;
+      sampling.bias_size = std::size(kBias);
+      sampling.banned = kBanned;
+      sampling.banned_size = std::size(kBanned);
+    }
+    if (Chance(0.05)) {
+      sampling.num_logprobs = static_cast<std::int32_t>(Between(0, 5));
+      ++counts_.logprobs;
+    }
+    return sampling;
+  }
+
+  absl::Status Collect() {
+    const std::size_t oldest = in_flight_ == 2 ? next_batch_ : 1 - next_batch_;
+    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
+    cache_->CompleteStep();
+    --in_flight_;
+    for (std::size_t s = 0; s < owners_[oldest].size(); ++s) {
+      const Owner& owner = owners_[oldest][s];
+      const std::int32_t token = result->samples[s].token;
+      if (token < 0 || token >= kVocab) return absl::InternalError("a sample has no token");
+      Row& row = rows_[owner.row];
+      if (row.serial == owner.serial) row.last_token = token;
+    }
+    if (in_flight_ == 0) {
+      for (Row& row : rows_) row.in_flight = -1;
+    }
+    return absl::OkStatus();
+  }
+
+  std::mt19937_64 random_;
+  ThreadPool threads_;
+  std::optional<Stream> stream_;
+  std::optional<kernels::Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<cache::KvPool> pool_;
+  std::unique_ptr<cache::CacheManager> cache_;
+  std::unique_ptr<CudaRunner> runner_;
+  std::array<Row, kRows> rows_;
+  std::array<StepBatch, 2> batches_;
+  std::array<std::vector<Owner>, 2> owners_;
+  std::vector<cache::RowStep> steps_;
+  std::size_t next_batch_ = 0;
+  int in_flight_ = 0;
+  Counts counts_;
+};
+
+struct Moved {
+  int step = -1;  // the first one after which the count was another; -1: none
+  absl::Status status;
+};
+
+// Runs `steps` steps; before step `planted` a block of `kind` is allocated, never for -1.
+Moved StepsUntilAllocation(Traffic* traffic, int steps, int planted = -1,
+                           MemoryKind kind = MemoryKind::kDevice) {
+  const std::uint64_t before = cuda_emulator::AllocationCount();
+  absl::StatusOr<DeviceBuffer> plant = DeviceBuffer();
+  for (int step = 0; step < steps; ++step) {
+    if (step == planted) plant = DeviceBuffer::Allocate(kind, 1);
+    if (absl::Status status = traffic->Step(); !status.ok()) return {step, status};
+    if (cuda_emulator::AllocationCount() != before) return {step, plant.status()};
+  }
+  return {-1, plant.status()};
+}
+
+class CudaSteadyTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override { cuda_emulator::Reset(); }
+};
+
+TEST_P(CudaSteadyTest, StepsAllocateNothing) {
+  const bool has_experts = GetParam();
+  Traffic traffic(20);
+  const absl::Status started =
+      has_experts ? traffic.Start(kMixture, DType::kBF16) : traffic.Start(kDense, DType::kF32);
+  ASSERT_TRUE(started.ok()) << started;
+  const int steps = has_experts ? kMixtureSteps : kSteps;
+  const Moved moved = StepsUntilAllocation(&traffic, steps);
+  ASSERT_TRUE(moved.status.ok()) << "step " << moved.step << ": " << moved.status;
+  EXPECT_EQ(moved.step, -1);
+
+  // All of this was among them.
+  const Counts& counts = traffic.counts();
+  for (const int count :
+       {counts.prefills, counts.decodes, counts.fed_back, counts.begun, counts.forks, counts.clears,
+        counts.penalties, counts.filters, counts.logprobs, counts.prompt_logprobs}) {
+    EXPECT_GT(count, steps / 200);
+  }
+  EXPECT_GT(counts.two_in_flight, steps / 2);
+  EXPECT_GT(cuda_emulator::LaunchCount("page_copy"), 100u);
+  if (has_experts) {
+    EXPECT_EQ(traffic.runner().graph_steps(), 0u);
+  } else {
+    EXPECT_GT(traffic.runner().graph_steps(), static_cast<std::uint64_t>(steps / 10));
+  }
+  EXPECT_TRUE(traffic.pool().CheckIntegrity().ok()) << traffic.pool().CheckIntegrity();
+  EXPECT_TRUE(traffic.cache().CheckIntegrity().ok()) << traffic.cache().CheckIntegrity();
+
+  // One that is planted is seen, in the step in which it happens.
+  EXPECT_EQ(StepsUntilAllocation(&traffic, 9, 5, MemoryKind::kDevice).step, 5);
+  EXPECT_EQ(StepsUntilAllocation(&traffic, 9, 3, MemoryKind::kPinned).step, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaSteadyTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Mixture" : "Dense"; });
+
+}  // namespace
+}  // namespace quire::models
