@@ -32,8 +32,12 @@ struct AttentionCase {
   bool is_prompt() const { return rows > 1; }
   // Keys that a row sees, on average.
   double keys() const {
-    const double all = cached + (rows + 1) / 2.0;
-    return window == 0 ? all : std::min<double>(all, window);
+    double sum = 0;
+    for (std::uint32_t row = 0; row < rows; ++row) {
+      const std::uint32_t all = cached + row + 1;
+      sum += window == 0 ? all : std::min(all, window);
+    }
+    return sum / rows;
   }
   Work work() const {
     const double tokens =
