@@ -10,8 +10,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "docs"))
+sys.path[:0] = [str(ROOT / "tools" / "docs"), str(ROOT / "tools" / "bench")]
 import benchmark_data  # noqa: E402
+import gpu_report  # noqa: E402
 
 RESULTS = {
     "quire": "0.1.0 abc", "archs": "80,90a", "date": "2026-11-26 00:03 UTC", "minutes": 9.0,
@@ -28,7 +29,8 @@ RESULTS = {
 
 def bench(name, times, rate, flops=0):
     return {"benchmarks": [{"run_name": f"{name}/manual_time", "run_type": "iteration", "real_time": time,
-                            "time_unit": "us", "bytes_per_second": rate, "FLOP/s": flops}
+                            "time_unit": "us", "bytes_per_second": rate, "FLOP/s": flops,
+                            "label": "cuBLASLt"}
                            for time in times]}
 
 
@@ -65,11 +67,16 @@ class GpuReportTest(unittest.TestCase):
         rows = {part["id"]: part["rows"] for part in document["measurements"]}
         self.assertIn(["BM_Linear/n:1", 20.0, 1.5, 0.5, 200.0, 0.25, 10.0, 2.0], rows["kernels"])
         method = next(part["method"] for part in document["measurements"] if part["id"] == "kernels")
-        self.assertIn("is 3.000 TB/s; G, the rate of a bf16 product, 800.0 TFLOP/s.", method)
+        self.assertIn("is 3.000 TB/s; G, the rate of a bf16 product, 800.0 TFLOP/s (cuBLASLt).", method)
         self.assertEqual(rows["stages"][0],
                          ["tests", "FAILED", 1, 2, 2.0, "BTest: ended by signal 11: "])
         self.assertEqual(rows["daemon"], [[32, 4000.0, 12, 8, 0]])
         self.assertIn("| BM_Linear/n:1 | 20.0 | 1.5 | 0.5 | 200.0 | 0.25 | 10.0 | 2.0 |", done.stdout)
+
+    def test_a_probe_that_was_cut_leaves_g_unknown(self):
+        cut = {"facts-BM_DeviceMatmul-1.json": b""}
+        self.assertEqual(gpu_report.product_library(cut), "unknown")
+        self.assertEqual(gpu_report.kernel_rows(cut)[:2], (0, 0))
 
     def test_emulated_times_are_printed_and_never_written(self):
         done, data = self.report(is_emulated=True)

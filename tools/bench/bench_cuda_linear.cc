@@ -72,6 +72,17 @@ void LinearShapes(Benchmark* benchmark) {
 BENCHMARK(Run<PlainLinear>)->Name("BM_Linear")->Apply(LinearShapes);
 BENCHMARK(Run<PlainLinear>)->Name("BM_Linear/tiny")->Args({128, 64, 3})->UseManualTime();
 
+// The library where the loader finds it, else where the CUDA toolkit puts it.
+absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {
+  absl::StatusOr<std::shared_ptr<cuda::CublasLt>> library = cuda::CublasLt::Open(gpu.stream);
+  if (library.ok()) return library;
+  const std::string path =
+      absl::StrCat("/usr/local/cuda/lib64/", std::string(cuda::CublasLt::kLibrary));
+  absl::StatusOr<std::shared_ptr<cuda::CublasLt>> of_toolkit =
+      cuda::CublasLt::Open(gpu.stream, path);
+  return of_toolkit.ok() ? std::move(of_toolkit) : std::move(library);
+}
+
 // G: a product of two square matrices, by cuBLASLt, or where that is missing by the kernel of
 // Linear; the label says which. Argument: the side.
 absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
@@ -79,7 +90,7 @@ absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
   std::optional<Backend> fast;
   std::string label = "Linear";
   if (!gpu.emulated) {
-    absl::StatusOr<std::shared_ptr<cuda::CublasLt>> library = cuda::CublasLt::Open(gpu.stream);
+    absl::StatusOr<std::shared_ptr<cuda::CublasLt>> library = OpenLibrary(gpu);
     if (library.ok()) {
       QUIRE_ASSIGN_OR_RETURN(fast, Backend::CreateCuda(gpu.stream, Determinism::kFast, &gpu.pool));
       fast->UseCublasLt(*std::move(library));

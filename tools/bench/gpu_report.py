@@ -53,6 +53,17 @@ def benchmarks(files):
     return rows
 
 
+def product_library(files):
+    """What multiplied for G: cuBLASLt, or quire's own Linear and why."""
+    for name, content in files.items():
+        if re.match(r"facts-BM_DeviceMatmul.*\.json$", name):
+            try:
+                return json.loads(content)["benchmarks"][0].get("label", "unknown")
+            except (ValueError, KeyError, IndexError):  # of a process that was killed
+                break
+    return "unknown"
+
+
 def kernel_rows(files):
     """(C in bytes/s or 0, G in FLOP/s or 0, rows of KERNELS)."""
     found = benchmarks(files)
@@ -112,7 +123,8 @@ def document(results, files):
     parts = [("stages", "Verdicts of the check", "One process an item.", STAGES,
               stage_rows(results)),
              ("kernels", "Kernels", "Medians of 5 of 10 ms. C, the device's copy bandwidth in this "
-              f"run, is {copy / 1e12:.3f} TB/s; G, the rate of a bf16 product, {product / 1e12:.1f} TFLOP/s.",
+              f"run, is {copy / 1e12:.3f} TB/s; G, the rate of a bf16 product, {product / 1e12:.1f} TFLOP/s "
+              f"({product_library(files)}).",
               KERNELS, kernels),
              ("daemon", "Llama 3.1 8B's shape with made-up weights, 512 tokens in and 128 out",
               "quire bench, four requests a stream after a warm-up.", LOAD, load_rows(files))]
