@@ -78,8 +78,10 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
     if (maps == nullptr) return absl::FailedPreconditionError("no tensor maps on this device");
   }
   const std::int64_t width = std::int64_t{c.heads} * c.head_size;
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer q, Random<BF16>(gpu, c.batch * c.rows * width));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer out, Random<BF16>(gpu, c.batch * c.rows * width));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer q,
+                         Random<BF16>(gpu, std::int64_t{c.batch} * c.rows * width));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer out,
+                         Random<BF16>(gpu, std::int64_t{c.batch} * c.rows * width));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer sinks, Random<float>(gpu, c.heads));
   return Measure(state, gpu, c.work(), [&](int) -> absl::Status {
     // Items are taken from a counter that the planner resets, so each launch needs its plan.

@@ -21,21 +21,26 @@
 namespace quire::kernels {
 namespace {
 
-// Times y = x W^T in bf16, weights taken in turn.
-absl::Status MeasureLinear(benchmark::State& state, Gpu& gpu, const Backend& backend,
-                           const std::vector<PackedLinear>& weights, std::uint32_t rows,
-                           double bytes) {
-  const std::uint32_t n = weights[0].n();
-  const std::uint32_t k = weights[0].k();
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * k));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{rows} * n));
-  return Measure(state, gpu, {.bytes = bytes, .flops = 2.0 * n * k * rows}, [&](int i) {
-    return Linear(backend, {.x = static_cast<const BF16*>(x.data()),
-                            .weight = &weights[static_cast<std::size_t>(i) % weights.size()],
-                            .y = static_cast<BF16*>(y.data()),
-                            .x_stride = k,
-                            .y_stride = n,
-                            .num_rows = rows});
+struct LinearCase {
+  const Backend& backend;
+  const std::vector<PackedLinear>& weights;  // of one shape, taken in turn
+  std::uint32_t rows;
+  double bytes;  // of one matrix, 0: no rate of bytes
+};
+
+// Times y = x W^T in bf16.
+absl::Status MeasureLinear(benchmark::State& state, Gpu& gpu, const LinearCase& c) {
+  const std::uint32_t n = c.weights[0].n();
+  const std::uint32_t k = c.weights[0].k();
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{c.rows} * k));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{c.rows} * n));
+  return Measure(state, gpu, {.bytes = c.bytes, .flops = 2.0 * n * k * c.rows}, [&](int i) {
+    return Linear(c.backend, {.x = static_cast<const BF16*>(x.data()),
+                              .weight = &c.weights[static_cast<std::size_t>(i) % c.weights.size()],
+                              .y = static_cast<BF16*>(y.data()),
+                              .x_stride = k,
+                              .y_stride = n,
+                              .num_rows = c.rows});
   });
 }
 
@@ -58,8 +63,11 @@ absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
   const std::int64_t bytes = std::int64_t{n} * k * 2;
   QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
                          PlainWeights(gpu.backend, CopiesBeyondCache(gpu, bytes), n, k));
-  return MeasureLinear(state, gpu, gpu.backend, weights, static_cast<std::uint32_t>(state.range(2)),
-                       static_cast<double>(bytes));
+  return MeasureLinear(state, gpu,
+                       {.backend = gpu.backend,
+                        .weights = weights,
+                        .rows = static_cast<std::uint32_t>(state.range(2)),
+                        .bytes = static_cast<double>(bytes)});
 }
 void LinearShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
@@ -103,7 +111,8 @@ absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
                          PlainWeights(backend, 1, side, side));
   state.SetLabel(label);
-  return MeasureLinear(state, gpu, backend, weights, side, 0);
+  return MeasureLinear(state, gpu,
+                       {.backend = backend, .weights = weights, .rows = side, .bytes = 0});
 }
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul")->Arg(8192)->UseManualTime();
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul/tiny")->Arg(64)->UseManualTime();
@@ -165,8 +174,11 @@ absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
     weights.push_back(std::move(packed));
   }
   state.SetLabel(std::string(WeightFormatName(shape.format)));
-  return MeasureLinear(state, gpu, gpu.backend, weights, static_cast<std::uint32_t>(state.range(6)),
-                       static_cast<double>(bytes));
+  return MeasureLinear(state, gpu,
+                       {.backend = gpu.backend,
+                        .weights = weights,
+                        .rows = static_cast<std::uint32_t>(state.range(6)),
+                        .bytes = static_cast<double>(bytes)});
 }
 constexpr auto kInt8 = static_cast<std::int64_t>(WeightFormat::kInt8);
 constexpr auto kFp8 = static_cast<std::int64_t>(WeightFormat::kFp8E4M3);

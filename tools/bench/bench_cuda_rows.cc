@@ -112,7 +112,7 @@ absl::Status StoreRows(benchmark::State& state, Gpu& gpu) {
                                                                        .kv_heads = kKvHeads,
                                                                        .head_size = kHeadSize,
                                                                        .is_prompt = false}));
-  constexpr std::int64_t kWidth = (kHeads + 2 * kKvHeads) * kHeadSize;
+  constexpr std::int64_t kWidth = std::int64_t{kHeads + 2 * kKvHeads} * kHeadSize;
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer qkv, Random<BF16>(gpu, batch * kWidth));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer angles,
                          Random<float>(gpu, std::int64_t{batch} * kHeadSize));

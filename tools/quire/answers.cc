@@ -44,7 +44,7 @@ struct Options {
 // Numbers that follow from where they are used.
 class Numbers {
  public:
-  explicit Numbers(std::uint64_t seed) : state_(quire::SplitMix(seed)) {}
+  explicit Numbers(int seed) : state_(quire::SplitMix(static_cast<std::uint64_t>(seed))) {}
   std::int32_t Below(std::int32_t bound) {
     state_ += quire::kSplitMixStep;
     return static_cast<std::int32_t>(quire::SplitMix(state_) % static_cast<std::uint64_t>(bound));
@@ -59,7 +59,7 @@ void AppendTokens(Numbers numbers, int count, std::int32_t vocab, v1::TokenIds* 
 }
 
 v1::GenerateRequest Request(int number, std::int32_t vocab) {
-  Numbers numbers(static_cast<std::uint64_t>(number));
+  Numbers numbers(number);
   v1::GenerateRequest request;
   v1::TokenIds* const prompt = request.mutable_token_ids();
   // One of four prefixes of several pages, or none.
