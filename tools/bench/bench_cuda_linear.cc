@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -91,28 +90,29 @@ absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {
   return of_toolkit.ok() ? std::move(of_toolkit) : std::move(library);
 }
 
-// G: a product of two square matrices, by cuBLASLt, or where that is missing by the kernel of
-// Linear; the label says which. Argument: the side.
+absl::Status MeasureByLibrary(benchmark::State& state, Gpu& gpu, std::uint32_t side) {
+  QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<cuda::CublasLt> library, OpenLibrary(gpu));
+  QUIRE_ASSIGN_OR_RETURN(Backend fast,
+                         Backend::CreateCuda(gpu.stream, Determinism::kFast, &gpu.pool));
+  fast.UseCublasLt(std::move(library));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
+                         PlainWeights(fast, 1, side, side));
+  state.SetLabel("cuBLASLt");
+  return MeasureLinear(state, gpu, {.backend = fast, .weights = weights, .rows = side, .bytes = 0});
+}
+
+// G: a product of two square matrices, by cuBLASLt, or where that is missing or has no algorithm by
+// the kernel of Linear; the label says which. Argument: the side.
 absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
   const auto side = static_cast<std::uint32_t>(state.range(0));
-  std::optional<Backend> fast;
-  std::string label = "Linear";
-  if (!gpu.emulated) {
-    absl::StatusOr<std::shared_ptr<cuda::CublasLt>> library = OpenLibrary(gpu);
-    if (library.ok()) {
-      QUIRE_ASSIGN_OR_RETURN(fast, Backend::CreateCuda(gpu.stream, Determinism::kFast, &gpu.pool));
-      fast->UseCublasLt(*std::move(library));
-      label = "cuBLASLt";
-    } else {
-      label = absl::StrCat("Linear; ", library.status().message());
-    }
-  }
-  const Backend& backend = fast.has_value() ? *fast : gpu.backend;
+  const absl::Status by_library = gpu.emulated ? absl::NotFoundError("the device is emulated")
+                                               : MeasureByLibrary(state, gpu, side);
+  if (!absl::IsNotFound(by_library) && !absl::IsFailedPrecondition(by_library)) return by_library;
   QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
-                         PlainWeights(backend, 1, side, side));
-  state.SetLabel(label);
+                         PlainWeights(gpu.backend, 1, side, side));
+  state.SetLabel(absl::StrCat("Linear; ", by_library.message()));
   return MeasureLinear(state, gpu,
-                       {.backend = backend, .weights = weights, .rows = side, .bytes = 0});
+                       {.backend = gpu.backend, .weights = weights, .rows = side, .bytes = 0});
 }
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul")->Arg(8192)->UseManualTime();
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul/tiny")->Arg(64)->UseManualTime();
@@ -221,6 +221,7 @@ absl::Status HeadProducts(benchmark::State& state, Gpu& gpu) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
                          PlainWeights(gpu.backend, copies * heads, n, k));
   std::vector<const PackedLinear*> pointers;
+  pointers.reserve(weights.size());
   for (const PackedLinear& weight : weights) pointers.push_back(&weight);
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * heads * k));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{rows} * heads * n));
