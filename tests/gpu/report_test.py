@@ -10,8 +10,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "docs"))
+sys.path[:0] = [str(ROOT / "tools" / "docs"), str(ROOT / "tools" / "bench")]
 import benchmark_data  # noqa: E402
+import gpu_report  # noqa: E402
 
 RESULTS = {
     "quire": "0.1.0 abc", "archs": "80,90a", "date": "2026-11-26 00:03 UTC", "minutes": 9.0,
@@ -26,9 +27,10 @@ RESULTS = {
 }
 
 
-def bench(name, times, rate):
-    return {"benchmarks": [{"run_name": f"{name}/manual_time", "run_type": "iteration",
-                            "real_time": time, "time_unit": "us", "bytes_per_second": rate}
+def bench(name, times, rate, flops=0):
+    return {"benchmarks": [{"run_name": f"{name}/manual_time", "run_type": "iteration", "real_time": time,
+                            "time_unit": "us", "bytes_per_second": rate, "FLOP/s": flops,
+                            "label": "cuBLASLt"}
                            for time in times]}
 
 
@@ -36,7 +38,8 @@ class GpuReportTest(unittest.TestCase):
     def report(self, *arguments, **changes):
         files = {"results.json": {**RESULTS, **changes},
                  "facts-BM_DeviceCopy-1.json": bench("BM_DeviceCopy/1", [1], 3e12),
-                 "speed-BM_Linear-n-1.json": bench("BM_Linear/n:1", [30, 10, 20], 1.5e12),
+                 "facts-BM_DeviceMatmul-1.json": bench("BM_DeviceMatmul/1", [1], 0, 8e14),
+                 "speed-BM_Linear-n-1.json": bench("BM_Linear/n:1", [30, 10, 20], 1.5e12, 2e14),
                  "peers.json": {"BM_Linear/n:1": {"peer": "torch", "seconds": 10e-6}},
                  "daemon-32.json": {"output_throughput": 4000.04, "median_ttft_ms": 12,
                                     "median_itl_ms": 8, "failed": 0}}
@@ -62,11 +65,18 @@ class GpuReportTest(unittest.TestCase):
         document = data["2026-11-26-nvidia-h100.json"]
         self.assertEqual(list(benchmark_data.faults("f.json", document)), [])
         rows = {part["id"]: part["rows"] for part in document["measurements"]}
-        self.assertIn(["BM_Linear/n:1", 20.0, 1.5, 0.5, None, 10.0, 2.0], rows["kernels"])
+        self.assertIn(["BM_Linear/n:1", 20.0, 1.5, 0.5, 200.0, 0.25, 10.0, 2.0], rows["kernels"])
+        method = next(part["method"] for part in document["measurements"] if part["id"] == "kernels")
+        self.assertIn("is 3.000 TB/s; G, the rate of a bf16 product, 800.0 TFLOP/s (cuBLASLt).", method)
         self.assertEqual(rows["stages"][0],
                          ["tests", "FAILED", 1, 2, 2.0, "BTest: ended by signal 11: "])
         self.assertEqual(rows["daemon"], [[32, 4000.0, 12, 8, 0]])
-        self.assertIn("| BM_Linear/n:1 | 20.0 | 1.5 | 0.5 |  | 10.0 | 2.0 |", done.stdout)
+        self.assertIn("| BM_Linear/n:1 | 20.0 | 1.5 | 0.5 | 200.0 | 0.25 | 10.0 | 2.0 |", done.stdout)
+
+    def test_a_probe_that_was_cut_leaves_g_unknown(self):
+        cut = {"facts-BM_DeviceMatmul-1.json": b""}
+        self.assertEqual(gpu_report.product_library(cut), "unknown")
+        self.assertEqual(gpu_report.kernel_rows(cut)[:2], (0, 0))
 
     def test_emulated_times_are_printed_and_never_written(self):
         done, data = self.report(is_emulated=True)

@@ -3,63 +3,17 @@
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "bench"))
-import gpu_manifest  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from fake_bundle import DEVICE, Bundle, gpu_manifest  # noqa: E402
 
 RUNNER = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
-PROGRAMS = ("quired", "quire", "quire_gpu_tests", "bench_kernels_cuda",
-            "bench_kernels_cuda_emulated")
-DEVICE = {"name": "Fake 90", "compute_capability": 90, "num_sms": 132, "memory_bytes": 8e10,
-          "free_bytes": 7e10, "driver_version": 13000}
 HANG = "exec tail -f /dev/null"
-
-
-class Bundle:
-    """A folder like a bundle, of shell scripts."""
-
-    def __init__(self, folder, archs="80+ptx,90a"):
-        self.folder, self.archs = folder, archs
-        shutil.copy(RUNNER, folder / "run")
-        for name in PROGRAMS:
-            self.program(name, "exit 0")
-        self.device(f"echo '{json.dumps(DEVICE)}'")
-
-    def program(self, name, text):
-        path = self.folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-
-    def device(self, answer, tiny="exit 0"):
-        self.program("bench_kernels_cuda", f"""case $1 in
-            --device) {answer} ;;
-            --benchmark_list_tests) echo BM_A/tiny/1; echo BM_B/tiny/2; echo BM_C/n:1 ;;
-            *BM_B/tiny*) {tiny} ;;
-            esac""")
-
-    def tests(self, suites):
-        """{suite: what its process does}."""
-        listing = "\n".join(f"echo {name}.; echo '  Test'" for name in suites)
-        cases = "\n".join(f"--gtest_filter={name}.*) {text} ;;" for name, text in suites.items())
-        self.program("quire_gpu_tests",
-                     f"case $1 in\n--gtest_list_tests) {listing} ;;\n{cases}\nesac")
-
-    def run(self, *arguments, seal=True):
-        if seal:
-            gpu_manifest.write(self.folder, "0 test", self.archs)
-        done = subprocess.run([self.folder / "run", *arguments], cwd=self.folder.parent, text=True,
-                              capture_output=True, timeout=60, check=False)
-        with tarfile.open(self.folder.parent / "results.tar.gz") as archive:
-            results = json.load(archive.extractfile("results/results.json"))
-            names = archive.getnames()
-        return done.returncode, done.stdout, results, names
 
 
 class RunnerTest(unittest.TestCase):
@@ -70,7 +24,7 @@ class RunnerTest(unittest.TestCase):
         self.folder.mkdir()
 
     def bundle(self, **options):
-        return Bundle(self.folder, **options)
+        return Bundle(RUNNER, self.folder, **options)
 
     def stage(self, results, name):
         return next(stage for stage in results["stages"] if stage["name"] == name)
@@ -176,6 +130,34 @@ class RunnerTest(unittest.TestCase):
         status, output, _, _ = bundle.run("smoke")
         self.assertEqual(status, 1, output)
         self.assertIn("smoke BM_B/tiny/2: FAILED, BM_B ERROR OCCURRED: 'bad'", output)
+
+    def test_a_shape_without_memory_is_skipped_and_said(self):
+        bundle = self.bundle()
+        bundle.device(f"echo '{json.dumps(DEVICE)}'",
+                      tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"")
+        status, output, results, _ = bundle.run("smoke")
+        self.assertEqual(status, 0, output)
+        verdicts = {item["name"]: item["verdict"] for item in self.stage(results, "smoke")["items"]}
+        self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "skipped"})
+        self.assertIn("1 skipped: BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'", output)
+
+    def test_answers_that_differ_and_a_daemon_that_does_not_answer_fail_the_stage(self):
+        bundle = self.bundle()
+        bundle.tests({"LlamaCudaTest": "exit 0"})
+        (self.folder / "testdata/models/llama-theta500k-multieos-bf16").mkdir(parents=True)
+        ready = self.folder.parent / "ready"
+        bundle.program("quire", f'test "$7" != health || test -e {ready}')
+        bundle.program("quired", 'test "$1" = --version && exit 0\ntail -f /dev/null &\n'
+                       f"trap 'kill $!; rm {ready}; exit 0' TERM\ntouch {ready}\nwait")
+        bundle.program("quire_answers", 'test "$1" != --compare || { echo "error: 1 of 2"; exit 1; }')
+        status, output, results, _ = bundle.run("runner")
+        self.assertEqual(status, 1, output)
+        self.assertIn("runner overlap on and off: FAILED, error: 1 of 2", output)
+        bundle.program("quire_answers", 'test "$1" != --address || { echo "error: no"; exit 1; }')
+        status, output, results, _ = bundle.run("runner")
+        self.assertEqual(status, 1, output)
+        self.assertIn("runner answers-overlap: FAILED, error: no", output)
+        self.assertNotIn("overlap on and off", output)
 
     def test_after_a_lost_gpu_nothing_starts_and_results_stay(self):
         bundle = self.bundle()

@@ -14,6 +14,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "checks"))
 import cuda_gate  # noqa: E402
+import machine_code  # noqa: E402
 
 # _Z1Kv is K().
 REPORT = """ptxas info    : Compiling entry function '_Z1Kv' for 'sm_90'
@@ -25,7 +26,7 @@ CLEAN = {"stack": 0, "spills": 0, "registers": 32, "shared": 16}
 TABLE = {"x_cuda.cu": {"instructions": ["HMMA"], "kernels": {"K": {"sm_90": [32, 16]}}}}
 
 
-class CudaGateTest(unittest.TestCase):
+class GateCase(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -44,6 +45,8 @@ class CudaGateTest(unittest.TestCase):
             status = cuda_gate.main()
         return status, output.getvalue()
 
+
+class CudaGateTest(GateCase):
     def test_clean_report_passes(self):
         status, output = self.gate(REPORT.format(**CLEAN))
         self.assertEqual((status, output), (0, "1 checks, 0 failed; kernels: 1 for sm_90\n"))
@@ -93,6 +96,117 @@ class CudaGateTest(unittest.TestCase):
             tool.chmod(0o755)
             self.assertEqual(
                 self.gate(REPORT.format(**CLEAN), None, "--cuobjdump", str(tool))[0], status, code)
+
+
+# A kernel whose tile loop branches over a copy, has a wait behind the kernel's end, and a rare path. Addresses are 16
+# apart; `{extra}` is one more instruction of every tile.
+LOOP = """	code for sm_90
+		Function : _Z1Kv
+        /*0000*/                   S2R R0, SR_TID.X ;
+        /*0010*/                   ISETP.GE.AND P0, PT, R0, 0x20, PT ;
+        /*0020*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R2], R3 ;
+        /*0030*/              @!P1 BRA 0x120 ;
+        /*0040*/               @P0 BRA 0x60 ;
+        /*0050*/                   LDGSTS.E.128 [R4], desc[UR4][R6.64] ;
+        /*0060*/                   {extra} ;
+        /*0070*/                   LDSM.16.M88.4 R8, [R5] ;
+        /*0080*/                   HMMA.16816.F32.BF16 R12, R8, R10, R12 ;
+        /*0090*/              @!P2 BRA 0xd0 ;
+        /*00a0*/                   FADD R12, R12, R13 ;
+        /*00b0*/                   FADD R12, R12, R13 ;
+        /*00c0*/                   FADD R12, R12, R13 ;
+        /*00d0*/                   UIADD3 UR4, UR4, 0x1, URZ ;
+        /*00e0*/               @P3 BRA 0x20 ;
+        /*00f0*/                   STG.E desc[UR4][R2.64], R12 ;
+        /*0100*/                   EXIT ;
+        /*0110*/                   BRA 0x110;
+        /*0120*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R2], R3 ;
+        /*0130*/              @!P1 BRA 0x120 ;
+        /*0140*/                   BRA 0x40 ;
+"""
+PTX = ".version 9.0\n mma.sync.aligned\n"
+# Wait, branch, branch, copy, extra, LDSM, HMMA, branch, UIADD3, branch: ten; neither the wait behind the end nor the sums.
+TILE = {"all": 10, "tensor": 1, "shared": 1, "global": 1, "integer": 2, "control": 5}
+LOOPS = {"K": {"tile_bytes": 40, "warps": 8, "instructions_per_tile": {"sm_90": TILE},
+               "instructions_per_byte": {"sm_90": 2.0}}}
+
+
+class LoopTest(GateCase):
+    def loop(self, extra="MOV R1, R2", loops=LOOPS, arguments=(), listing=LOOP):
+        tool = self.build / "cuobjdump"
+        (self.objects / "x_cuda.cu.o").write_text("")
+        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{listing.replace('{extra}', extra)}{PTX}\nEND\n")
+        tool.chmod(0o755)
+        table = {"x_cuda.cu": TABLE["x_cuda.cu"] | {"loops": loops}}
+        return self.gate(REPORT.format(**CLEAN), table, "--cuobjdump", str(tool), *arguments)
+
+    def test_a_loop_as_in_the_table_passes(self):
+        self.assertEqual(self.loop()[0], 0, self.loop()[1])
+
+    def test_an_instruction_more_fails(self):
+        twice = "MOV R1, R2 ;\n        /*0068*/                   MOV R1, R3"
+        status, output = self.loop(twice)
+        self.assertEqual(status, 1)
+        self.assertIn("x_cuda.cu: loop of K for sm_90: instructions a tile: all 11, the table allows 10; "
+                      "integer 3, the table allows 2", output)
+
+    def test_another_class_at_the_same_length_fails(self):
+        self.assertIn("float 1, the table allows 0", self.loop("FADD R1, R2, R3")[1])
+
+    def test_tensor_cores_need_a_row(self):
+        status, output = self.loop(loops={})
+        self.assertEqual(status, 1)
+        self.assertIn("K for sm_90: tensor cores, and no loop in resources.json", output)
+
+    def test_a_row_without_its_loop_fails(self):
+        straight = LOOP.replace("@P3 BRA 0x20", "@P3 BRA 0x100")
+        self.assertIn("K for sm_90: no loop with products", self.loop(listing=straight)[1])
+
+    def test_bytes_follow_from_the_count(self):
+        wrong = {"K": LOOPS["K"] | {"instructions_per_byte": {"sm_90": 1.0}}}
+        self.assertIn("2.0 instructions a byte, the table has another figure", self.loop(loops=wrong)[1])
+
+    def test_what_is_not_known_is_said(self):
+        self.assertIn("TCGEN05 is in no class", self.loop("TCGEN05 R1")[1])
+        table = LOOP.replace("@P3 BRA 0x20", "BRX R2 -0x20")
+        self.assertIn("BRX at 0xe0, a jump through a table", self.loop(listing=table)[1])
+
+    def test_update_writes_what_the_next_run_allows(self):
+        bare = {"K": {"tile_bytes": 40, "warps": 8}}
+        self.assertEqual(self.loop(loops=bare)[0], 1)
+        self.assertEqual(self.loop(loops=bare, arguments=["--update"])[0], 0)
+        self.assertEqual(json.loads(self.table.read_text())["x_cuda.cu"]["loops"], LOOPS)
+
+    def test_a_number_of_loads_names_the_path(self):
+        without = {"K": LOOPS["K"] | {"loads": 0, "instructions_per_tile": {"sm_90": {
+            "all": 9, "tensor": 1, "shared": 1, "integer": 2, "control": 5}}, "instructions_per_byte": {"sm_90": 1.8}}}
+        self.assertEqual(self.loop(loops=without)[0], 0, self.loop(loops=without)[1])
+        self.assertIn("2 loads in one iteration, possible are [0, 1]",
+                      self.loop(loops={"K": LOOPS["K"] | {"loads": 2}})[1])
+
+    def test_a_loop_inside_counts_as_often_as_it_runs(self):
+        inner = LOOP.replace("@!P2 BRA 0xd0", "@P2 BRA 0x80")  # the product, twice
+        twice = {"K": LOOPS["K"] | {"trips": 2, "instructions_per_tile": {"sm_90": {
+            "all": 15, "tensor": 2, "shared": 1, "global": 1, "float": 3, "integer": 2, "control": 6}},
+            "instructions_per_byte": {"sm_90": 3.0}}}
+        status, output = self.loop(loops=twice, listing=inner)
+        self.assertEqual(status, 0, output)
+
+    def test_a_barrier_of_divergence_leads_where_its_bssy_says(self):
+        code = machine_code.functions("""	code for sm_90
+		Function : K
+        /*0000*/                   BSSY B0, 0x40 ;
+        /*0010*/               @P0 BRA 0x50 ;
+        /*0020*/                   NOP ;
+        /*0030*/                   BSYNC B0 ;
+        /*0040*/                   EXIT ;
+        /*0050*/                   NOP ;
+        /*0060*/                   BSYNC B0 ;
+""")["K", "sm_90"]
+        graph = machine_code.Graph(code)
+        ends = [graph.index[0x40]]
+        self.assertEqual([sorted(graph.next[graph.index[a]]) for a in (0x20, 0x50)], [ends, ends])
+
 
 
 class LauncherTest(unittest.TestCase):

@@ -5,8 +5,9 @@
                                             default, and prints the table in Markdown
     gpu_report.py --print results.tar.gz    prints only
 
-Rates are given as shares of the copy bandwidth measured in the same run, times as ratios to torch's
-of the same shape. Results of the emulated device are printed, never written: its times mean nothing.
+Rates are given as shares of C and G, the copy bandwidth and the rate of a large matrix product that were measured in
+the same run, times as ratios to torch's of the same shape. Results of the emulated device are printed, never written:
+its times mean nothing.
 """
 
 import argparse
@@ -18,8 +19,8 @@ import sys
 import tarfile
 
 UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-KERNELS = ["benchmark", "time_us", "TB_per_s", "share_of_C", "TFLOP_per_s", "torch_us",
-           "time_by_torch"]
+KERNELS = ["benchmark", "time_us", "TB_per_s", "share_of_C", "TFLOP_per_s", "share_of_G",
+           "torch_us", "time_by_torch"]
 STAGES = ["stage", "verdict", "passed", "items", "seconds", "why"]
 LOAD = ["streams", "output_tokens_per_s", "median_ttft_ms", "median_itl_ms", "failed"]
 
@@ -52,11 +53,24 @@ def benchmarks(files):
     return rows
 
 
+def product_library(files):
+    """What multiplied for G: cuBLASLt, or quire's own Linear and why."""
+    for name, content in files.items():
+        if re.match(r"facts-BM_DeviceMatmul.*\.json$", name):
+            try:
+                return json.loads(content)["benchmarks"][0].get("label", "unknown")
+            except (ValueError, KeyError, IndexError):  # of a process that was killed
+                break
+    return "unknown"
+
+
 def kernel_rows(files):
-    """(C in bytes/s or 0, rows of KERNELS)."""
+    """(C in bytes/s or 0, G in FLOP/s or 0, rows of KERNELS)."""
     found = benchmarks(files)
     copy = max((rate for name, (_, rate, _) in found.items() if name.startswith("BM_DeviceCopy")),
                default=0)
+    product = max((flops for name, (_, _, flops) in found.items() if name.startswith("BM_DeviceMatmul")),
+                  default=0)
     peers = json.loads(files.get("peers.json", b"{}"))
     rows = []
     for name, (seconds, rate, flops) in sorted(found.items()):
@@ -65,9 +79,10 @@ def kernel_rows(files):
                      round(rate / 1e12, 3) if rate else None,
                      round(rate / copy, 3) if rate and copy else None,
                      round(flops / 1e12, 1) if flops else None,
+                     round(flops / product, 3) if flops and product else None,
                      round(peer * 1e6, 2) if peer else None,
                      round(seconds / peer, 3) if peer else None])
-    return copy, rows
+    return copy, product, rows
 
 
 def stage_rows(results):
@@ -96,7 +111,7 @@ def load_rows(files):
 def document(results, files):
     """As tools/docs/benchmark_data.py describes it."""
     device = results["device"] or {"name": "no device"}
-    copy, kernels = kernel_rows(files)
+    copy, product, kernels = kernel_rows(files)
     gigabytes = device.get("memory_bytes", 0) / 1e9
     common = {
         "machine": f"{device['name']}, {device.get('num_sms', 0)} multiprocessors, "
@@ -108,7 +123,9 @@ def document(results, files):
     parts = [("stages", "Verdicts of the check", "One process an item.", STAGES,
               stage_rows(results)),
              ("kernels", "Kernels", "Medians of 5 of 10 ms. C, the device's copy bandwidth in this "
-              f"run, is {copy / 1e12:.3f} TB/s.", KERNELS, kernels),
+              f"run, is {copy / 1e12:.3f} TB/s; G, the rate of a bf16 product, {product / 1e12:.1f} TFLOP/s "
+              f"({product_library(files)}).",
+              KERNELS, kernels),
              ("daemon", "Llama 3.1 8B's shape with made-up weights, 512 tokens in and 128 out",
               "quire bench, four requests a stream after a warm-up.", LOAD, load_rows(files))]
     return {"title": f"CUDA kernels on {device['name']}",

@@ -4,11 +4,14 @@
 From the reports of ptxas that cmake/nvcc_report.sh keeps beside the objects: no spill, no stack, registers and static
 shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 104
 kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
-are there, portable units carry PTX for later GPUs, and no kernel reads or writes local memory.
+are there, portable units carry PTX for later GPUs, no kernel reads or writes local memory, and the inner loops of
+products and attention issue no more instructions than the table says (machine_code.py; kernels/cuda/README.md,
+"Instructions of a tile").
 
     tools/checks/cuda_gate.py build/ci                         the reports
     tools/checks/cuda_gate.py build/ci --cuobjdump PATH        and the machine code
     tools/checks/cuda_gate.py build/ci --update                writes the table from the reports
+    tools/checks/cuda_gate.py build/ci --update --cuobjdump PATH    and from the machine code
 
 Exit status 1 with one line per violation.
 """
@@ -19,6 +22,8 @@ import pathlib
 import re
 import subprocess
 import sys
+
+import machine_code
 
 MAX_KERNELS = 104  # per architecture (kernels/cuda/README.md)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -80,7 +85,8 @@ def read_reports(build):
             for unit, kernels in units.items()}
 
 
-def update_table(units):
+def update_table(units, loops):
+    """`loops`, of count_loops, or None when the machine code was not read."""
     old = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
     table = {}
     for unit, kernels in sorted(units.items()):
@@ -88,9 +94,18 @@ def update_table(units):
         for (name, arch), use in sorted(kernels.items()):
             rows.setdefault(name, {})[arch] = [use["registers"], use["shared"]]
         table[unit] = {"instructions": old.get(unit, {}).get("instructions", []), "kernels": rows}
+        tiles = {name: row for name, row in old.get(unit, {}).get("loops", {}).items() if name in rows}
+        for name, row in tiles.items():
+            counted = {} if loops is None else loops.get(unit, {}).get(name, {})
+            if counted:
+                row["instructions_per_tile"] = {arch: counts for arch, (counts, _) in counted.items()}
+                row["instructions_per_byte"] = {arch: rate for arch, (_, rate) in counted.items()}
+        if tiles:
+            table[unit]["loops"] = dict(sorted(tiles.items()))
     text = json.dumps(table, indent=1)
-    # Lists on one line.
-    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{re.sub(chr(10) + ' *', ' ', m[1])}]", text)
+    # What holds no other list or object on one line.
+    text = re.sub(r"([\[{])\s+([^\[\]{}]*?)\s+([\]}])",
+                  lambda m: m[1] + re.sub(r"\n *", " ", m[2]) + m[3], text)
     TABLE.write_text(text + "\n", encoding="utf-8")
 
 
@@ -128,37 +143,107 @@ def check_reports(units, table):
     return errors, checks, counts
 
 
+def disassemble(build, unit, cuobjdump):
+    """The listing of a unit's object; empty when there is none."""
+    found = list(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"))
+    if not found:
+        return ""
+    return subprocess.run([cuobjdump, "-sass", str(found[0])], capture_output=True, text=True, check=True).stdout
+
+
+def count_loop(code, row):
+    """(instructions of one tile by class, instructions of the block a byte). None for a kernel without products; a
+    CodeError says what cannot be read."""
+    graph = machine_code.Graph(code)
+    found = machine_code.work_loop(graph)
+    if found is None:
+        return None
+    loop, work = found
+    counts = graph.iteration(loop, work, row.get("trips", 1), row.get("loads"))
+    result = machine_code.by_class(counts)
+    size = row["tile_bytes"] if "tile_bytes" in row else row["bytes_per_product"] * counts["FFMA"]
+    return result, round(result["all"] * row["warps"] / size, 4)
+
+
+def count_loops(listing, rows):
+    """({kernel: {architecture: what count_loop says}} of the kernels that have a row, errors)."""
+    result, errors = {}, []
+    kernels = machine_code.functions(listing)
+    plain = demangle(sorted({name for name, _ in kernels}))
+    for (mangled, arch), code in sorted(kernels.items()):
+        name = plain[mangled]
+        has_products = any(machine_code.CLASS_OF.get(i.opcode) == "tensor" for i in code)
+        if name not in rows:
+            if has_products:
+                errors.append(f"{name} for {arch}: tensor cores, and no loop in {TABLE.name}")
+            continue
+        try:
+            counted = count_loop(code, rows[name])
+        except machine_code.CodeError as error:
+            errors.append(f"{name} for {arch}: {error}")
+            continue
+        if counted is None:
+            errors.append(f"{name} for {arch}: no loop with products")
+        else:
+            result.setdefault(name, {})[arch] = counted
+    return result, errors
+
+
+def compare_loops(unit, counted, rows):
+    """What grew, and what the table does not have or has too much of."""
+    errors, checks = [], 0
+    for name, row in rows.items():
+        table = row.get("instructions_per_tile", {})
+        for arch in sorted(set(table) | set(counted.get(name, {}))):
+            where = f"{unit}: loop of {name} for {arch}"
+            checks += 1
+            if arch not in table or arch not in counted.get(name, {}):
+                errors.append(f"{where}: only in the {'table' if arch in table else 'machine code'}")
+                continue
+            counts, rate = counted[name][arch]
+            grown = [f"{kind} {count}, the table allows {table[arch].get(kind, 0)}"
+                     for kind, count in counts.items() if count > table[arch].get(kind, 0)]
+            if grown:
+                errors.append(f"{where}: instructions a tile: {'; '.join(grown)}")
+            elif counts == table[arch] and rate != row.get("instructions_per_byte", {}).get(arch):
+                errors.append(f"{where}: {rate} instructions a byte, the table has another figure")
+    return errors, checks
+
+
 def check_code(build, table, cuobjdump):
-    """The machine code: what must be there, and local memory, which must not."""
+    """The machine code: what must be there, local memory, which must not, and how long loops are."""
     errors, checks = [], 0
     for unit, row in table.items():
-        found = list(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"))
-        if not found:
-            errors.append(f"{unit}: no object")
-            continue
-        code = subprocess.run([cuobjdump, "-sass", str(found[0])], capture_output=True, text=True,
-                              check=True).stdout
+        code = disassemble(build, unit, cuobjdump)
         if "Function :" not in code:
-            errors.append(f"{unit}: {cuobjdump} shows no machine code")
+            errors.append(f"{unit}: {cuobjdump} shows no machine code of an object")
             continue
         for instruction in row["instructions"]:
             checks += 1
             if not re.search(rf"\b{instruction}\b", code):
                 errors.append(f"{unit}: no {instruction} in the machine code")
-        ptx = subprocess.run([cuobjdump, "-ptx", str(found[0])], capture_output=True, text=True,
-                             check=True).stdout
-        if ".version" in ptx:
-            for instruction in filter(IN_PTX.get, row["instructions"]):
-                checks += 1
-                if IN_PTX[instruction] not in ptx:
-                    errors.append(f"{unit}: no {IN_PTX[instruction]} in the PTX")
-        elif "_sm90" not in unit:
-            errors.append(f"{unit}: no PTX, later GPUs cannot run it")
+        checks_of_ptx, more = check_ptx(build, unit, row["instructions"], cuobjdump)
+        checks += checks_of_ptx
+        errors += more
         for instruction in ("LDL", "STL"):
             checks += 1
             if re.search(rf"\b{instruction}\b", code):
                 errors.append(f"{unit}: {instruction}, local memory, in the machine code")
+        counted, unread = count_loops(code, row.get("loops", {}))
+        errors += [f"{unit}: {error}" for error in unread]
+        grown, compared = compare_loops(unit, counted, row.get("loops", {}))
+        errors += grown
+        checks += compared
     return errors, checks
+
+
+def check_ptx(build, unit, instructions, cuobjdump):
+    found = next(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"))
+    ptx = subprocess.run([cuobjdump, "-ptx", str(found)], capture_output=True, text=True, check=True).stdout
+    if ".version" not in ptx:
+        return 0, [] if "_sm90" in unit else [f"{unit}: no PTX, later GPUs cannot run it"]
+    wanted = [IN_PTX[instruction] for instruction in instructions if instruction in IN_PTX]
+    return len(wanted), [f"{unit}: no {text} in the PTX" for text in wanted if text not in ptx]
 
 
 def main():
@@ -173,7 +258,12 @@ def main():
         print(f"{args.build}: no reports of ptxas; was it built with CUDA?")
         return 1
     if args.update:
-        update_table(units)
+        loops = None
+        if args.cuobjdump:
+            old = json.loads(TABLE.read_text(encoding="utf-8"))
+            loops = {unit: count_loops(disassemble(args.build, unit, args.cuobjdump), row["loops"])[0]
+                     for unit, row in old.items() if "loops" in row}
+        update_table(units, loops)
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     errors, checks, counts = check_reports(units, table)
     if args.cuobjdump:

@@ -25,6 +25,7 @@ using nlohmann::json;
 // Time kept for the archive and the table.
 constexpr Seconds kReserve{3};
 constexpr Seconds kProbeLimit{15};
+constexpr char kNothingToRun[] = "the program names nothing to run";
 
 enum class Verdict { kPassed, kFailed, kSkipped, kNotRun };
 constexpr const char* kVerdictNames[] = {"passed", "FAILED", "skipped", "not run"};
@@ -89,6 +90,10 @@ Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
   } else if (*status == 77) {
     outcome.verdict = Verdict::kSkipped;
     outcome.why = Reason(log);
+  } else if (*status == 0 &&
+             log.find("ERROR OCCURRED: 'out of device memory") != std::string::npos) {
+    outcome.verdict = Verdict::kSkipped;
+    outcome.why = Reason(log);
   } else if (*status != 0 || log.find("ERROR OCCURRED") != std::string::npos) {
     outcome.verdict = Verdict::kFailed;
     outcome.why = *status > 128 ? "ended by signal " + std::to_string(*status - 128) + ": " : "";
@@ -126,8 +131,12 @@ class Checker {
   void FindTools();
   void ChooseCxxRuntime();
   void OpenDevice(StageResult* stage);
+  void RunnerStage(const std::string& listing, std::size_t jobs, StageResult* stage);
   void DaemonStage(StageResult* stage);
-  bool AwaitDaemon(pid_t pid, const std::string& run, StageResult* stage);
+  bool Serve(const Command& daemon, const std::string& run, const std::string& prefix,
+             const std::vector<Item>& items, StageResult* stage);
+  bool AwaitDaemon(pid_t pid, const Command& daemon, const std::string& run,
+                   const std::string& name, StageResult* stage);
   std::string Listing(const Command& command);
   Command DeviceCommand(const std::string& log) const { return setup_.Bench({"--device"}, log); }
   int ExitStatus() const;
@@ -292,14 +301,34 @@ void Checker::Facts(StageResult* stage) {
   ChooseCxxRuntime();
   RunItems(StartItems(setup_), 4, stage);
   OpenDevice(stage);
-  if (!device_.is_null()) RunItems({ProbeItem(setup_)}, 1, stage);
+  if (!device_.is_null()) RunItems(ProbeItems(setup_), 1, stage);
 }
 
+// Below /tmp, since names of sockets have at most 107 bytes. Ends with it all that lies there.
+class RunFolder {
+ public:
+  RunFolder() { is_made_ = mkdtemp(path_) != nullptr; }
+  ~RunFolder() {
+    std::error_code error;
+    if (is_made_) std::filesystem::remove_all(path_, error);
+  }
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  bool is_made() const { return is_made_; }
+  std::string path() const { return path_; }
+
+ private:
+  char path_[32] = "/tmp/quire-gpu-XXXXXX";
+  bool is_made_ = false;
+};
+
 // Waits until it serves; records why it does not.
-bool Checker::AwaitDaemon(pid_t pid, const std::string& run, StageResult* stage) {
+bool Checker::AwaitDaemon(pid_t pid, const Command& daemon, const std::string& run,
+                          const std::string& name, StageResult* stage) {
   const Command health = DaemonHealth(setup_, run);
   const TimePoint start = Clock::now();
-  Outcome outcome{.name = "start"};
+  Outcome outcome{.name = name};
   std::optional<int> ended;
   while (!is_over() && Clock::now() < stage_end_ && !(ended = processes_.TakeStatus(pid))) {
     if (processes_.Run(health, stage_end_).value_or(1) == 0) {
@@ -311,7 +340,7 @@ bool Checker::AwaitDaemon(pid_t pid, const std::string& run, StageResult* stage)
   outcome.seconds = Seconds(Clock::now() - start).count();
   if (outcome.verdict != Verdict::kPassed) {
     outcome.verdict = Verdict::kFailed;
-    const std::string reason = Reason(ReadFile(Daemon(setup_, run).log));
+    const std::string reason = Reason(ReadFile(daemon.log));
     outcome.why = (ended ? "quired has ended: " : "quired does not serve: ") + reason;
     if (!ended) processes_.Kill(pid);
   }
@@ -319,28 +348,57 @@ bool Checker::AwaitDaemon(pid_t pid, const std::string& run, StageResult* stage)
   return outcome.verdict == Verdict::kPassed;
 }
 
+// Starts a daemon, runs items against it and stops it; names of what is recorded begin with
+// `prefix`. Returns whether all of it passed.
+bool Checker::Serve(const Command& daemon, const std::string& run, const std::string& prefix,
+                    const std::vector<Item>& items, StageResult* stage) {
+  const std::size_t passed = stage->Count(Verdict::kPassed);
+  const pid_t pid = processes_.Start(daemon);
+  if (AwaitDaemon(pid, daemon, run, prefix + "start", stage)) {
+    RunItems(items, 1, stage);
+    kill(pid, SIGTERM);
+    const TimePoint until = After(Seconds(10));
+    std::optional<int> status;
+    while (!(status = processes_.TakeStatus(pid)) && Clock::now() < until) processes_.Wait(until);
+    if (!status) processes_.Kill(pid);
+    Record(Judge({.name = prefix + "stop", .command = daemon}, status, 0), stage);
+  }
+  return stage->Count(Verdict::kPassed) == passed + items.size() + 2;
+}
+
+// Fixtures, then the daemon with and without overlap scheduling.
+void Checker::RunnerStage(const std::string& listing, std::size_t jobs, StageResult* stage) {
+  const std::vector<Item> fixtures = RunnerItems(setup_, listing);
+  if (fixtures.empty()) Record({"list", Verdict::kFailed, kNothingToRun}, stage);
+  RunItems(fixtures, jobs, stage);
+  const Item compare = CompareItem(setup_);
+  for (const bool has_overlap : {true, false}) {
+    if (!compare.skipped.empty()) break;
+    if (is_over() || Clock::now() + Seconds(1) >= stage_end_) {
+      return RecordRest({compare}, 0, stage);
+    }
+    const RunFolder run;
+    const std::string prefix = has_overlap ? "overlap on " : "overlap off ";
+    if (!run.is_made()) {
+      return Record({prefix + "folder", Verdict::kFailed, "/tmp cannot be written"}, stage);
+    }
+    if (!Serve(OverlapDaemon(setup_, run.path(), has_overlap), run.path(), prefix,
+               {AnswersItem(setup_, run.path(), has_overlap)}, stage)) {
+      return;  // what failed is said
+    }
+  }
+  RunItems({compare}, 1, stage);
+}
+
 void Checker::DaemonStage(StageResult* stage) {
-  // A short path: names of sockets have at most 107 bytes.
-  char folder[] = "/tmp/quire-gpu-XXXXXX";
-  if (mkdtemp(folder) == nullptr) {
+  const RunFolder run;
+  if (!run.is_made()) {
     Record({.name = "folder", .verdict = Verdict::kFailed, .why = "/tmp cannot be written"}, stage);
     return;
   }
-  RunItems({MakeModelItem(setup_, folder)}, 1, stage);
-  if (stage->Count(Verdict::kPassed) == 1) {
-    const pid_t pid = processes_.Start(Daemon(setup_, folder));
-    if (AwaitDaemon(pid, folder, stage)) {
-      RunItems(LoadItems(setup_, folder), 1, stage);
-      kill(pid, SIGTERM);
-      const TimePoint until = After(Seconds(10));
-      std::optional<int> status;
-      while (!(status = processes_.TakeStatus(pid)) && Clock::now() < until) processes_.Wait(until);
-      if (!status) processes_.Kill(pid);
-      Record(Judge({.name = "stop", .command = Daemon(setup_, folder)}, status, 0), stage);
-    }
-  }
-  std::error_code error;
-  std::filesystem::remove_all(folder, error);
+  RunItems({MakeModelItem(setup_, run.path())}, 1, stage);
+  if (stage->Count(Verdict::kPassed) != 1) return;
+  Serve(LoadDaemon(setup_, run.path()), run.path(), "", LoadItems(setup_, run.path()), stage);
 }
 
 // Why a stage cannot begin; empty: it can.
@@ -398,8 +456,11 @@ void Checker::RunStages() {
     } else if (name == "tests" || name == "runner") {
       const Command list = setup_.Program("quire_gpu_tests", {"--gtest_list_tests"}, "list-tests");
       const std::string listing = Listing(list);
-      RunItems(name == "tests" ? TestItems(setup_, listing) : RunnerItems(setup_, listing), jobs,
-               &result);
+      if (name == "tests") {
+        RunItems(TestItems(setup_, listing), jobs, &result);
+      } else {
+        RunnerStage(listing, jobs, &result);
+      }
     } else if (name == "tools") {
       RunItems(ToolItems(setup_), jobs, &result);
     } else if (name == "speed") {
@@ -412,7 +473,7 @@ void Checker::RunStages() {
       if (processes_.interrupted()) {
         result.skipped = "interrupted";
       } else {
-        Record({"list", Verdict::kFailed, "the program names nothing to run"}, &result);
+        Record({"list", Verdict::kFailed, kNothingToRun}, &result);
       }
     }
     result.seconds = Seconds(Clock::now() - start).count();
@@ -494,7 +555,8 @@ int Checker::Run() {
   setup_ = {.bundle = options_.bundle,
             .testdata = testdata != nullptr ? testdata : options_.bundle + "/testdata",
             .results = options_.archive + ".parts",
-            .is_emulated = options_.is_emulated};
+            .is_emulated = options_.is_emulated,
+            .prompts = options_.prompts};
   std::error_code error;
   std::filesystem::create_directories(setup_.results, error);
   if (error) {

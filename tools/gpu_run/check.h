@@ -14,6 +14,7 @@ namespace quire::gpu_run {
 struct Options {
   double minutes = 9;
   double item_seconds = 600;  // no item takes longer, whatever its own limit
+  int prompts = 1000;         // that two daemons answer in the stage of the runner
   bool is_emulated = false;
   std::string bundle;  // folder
   std::string archive;

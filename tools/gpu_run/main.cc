@@ -22,6 +22,9 @@ int main(int argc, char** argv) {
   app.add_option("--item-seconds", options.item_seconds, "no process gets more than this")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
+  app.add_option("--prompts", options.prompts, "prompts of the comparison with and without overlap")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
   app.add_option("--out", options.archive, "the archive of results")->capture_default_str();
   app.add_flag("--emulated", options.is_emulated, "facts and smoke, on an emulated GPU");
   app.add_option("stages", options.stages, "which to run; none: all")->check(CLI::IsMember(names));

@@ -53,7 +53,7 @@ constexpr std::array kFirstShapes = {
     "BM_RmsNorm/rows:8192",
     "BM_SiluProduct/rows:4096",
     "BM_QkvStore/rows:4096",
-    "BM_Sample/rows:1/",
+    "BM_Sample/rows:1/vocab:128256/k:0/p:100/t:0",
     "BM_Sample/rows:64/vocab:128256/k:40",
     "BM_PlanAttention/batch:512",
 };
@@ -159,6 +159,7 @@ std::vector<Item> StartItems(const Setup& setup) {
   std::vector<Item> items;
   for (const auto& [name, argument] : {std::pair{"quired", "--version"},
                                        {"quire", "--version"},
+                                       {"quire_answers", "--help"},
                                        {"quire_gpu_tests", "--gtest_list_tests"},
                                        {"bench_kernels_cuda", "--benchmark_list_tests"},
                                        {"bench_kernels_cuda_emulated", "--benchmark_list_tests"}}) {
@@ -169,10 +170,15 @@ std::vector<Item> StartItems(const Setup& setup) {
   return items;
 }
 
-Item ProbeItem(const Setup& setup) {
-  return BenchItem(setup, "facts",
-                   setup.is_emulated ? "BM_DeviceCopy/tiny/4096/manual_time"
-                                     : "BM_DeviceCopy/2147483648/manual_time");
+std::vector<Item> ProbeItems(const Setup& setup) {
+  std::vector<Item> items;
+  for (const auto& [large, tiny] :
+       {std::pair{"BM_DeviceCopy/2147483648", "BM_DeviceCopy/tiny/4096"},
+        {"BM_DeviceMatmul/8192", "BM_DeviceMatmul/tiny/64"}}) {
+    items.push_back(
+        BenchItem(setup, "facts", std::string(setup.is_emulated ? tiny : large) + "/manual_time"));
+  }
+  return items;
 }
 
 std::vector<Item> SmokeItems(const Setup& setup, const std::string& listing) {
@@ -243,7 +249,7 @@ std::vector<Item> ToolItems(const Setup& setup) {
 std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
   std::vector<std::string> names;
   for (const std::string& name : Benchmarks(listing)) {
-    if (!Has(name, "/tiny") && !Has(name, "BM_DeviceCopy")) names.push_back(name);
+    if (!Has(name, "/tiny") && !Has(name, "BM_Device")) names.push_back(name);
   }
   std::stable_sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
     return RankOf(a) < RankOf(b);
@@ -268,7 +274,11 @@ std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
 
 namespace {
 
+// Of the daemon under load. Comparisons may run side by side, so theirs is a socket of their own.
 constexpr char kAddress[] = "127.0.0.1:50951";
+std::string OwnAddress(const std::string& run) {
+  return "unix:" + run + "/grpc.sock";
+}
 
 Command Client(const Setup& setup, const std::string& run, std::vector<std::string> arguments,
                const std::string& log) {
@@ -279,6 +289,69 @@ Command Client(const Setup& setup, const std::string& run, std::vector<std::stri
 
 }  // namespace
 
+Command DaemonHealth(const Setup& setup, const std::string& run) {
+  return Client(setup, run, {"--timeout", "2", "health"}, "daemon-health");
+}
+
+namespace {
+
+Command Quired(const Setup& setup, const std::string& run, std::vector<std::string> keys,
+               const std::string& log) {
+  keys.push_back("device.type=cuda");
+  keys.push_back("server.http.listen=127.0.0.1:0");
+  keys.push_back("server.admin.listen=[unix:" + run + "/admin.sock]");
+  std::vector<std::string> arguments;
+  for (std::string& key : keys) {
+    arguments.push_back("--set");
+    arguments.push_back(std::move(key));
+  }
+  return setup.Program("quired", arguments, log);
+}
+
+constexpr char kOverlapModel[] = "llama-theta500k-multieos-bf16";
+
+std::string AnswersName(bool has_overlap) {
+  return std::string("answers-") + (has_overlap ? "overlap" : "one-step");
+}
+
+}  // namespace
+
+Item CompareItem(const Setup& setup) {
+  Item item{.name = "overlap on and off",
+            .command = setup.Program("quire_answers",
+                                     {"--compare", setup.results + "/" + AnswersName(true) + ".txt",
+                                      setup.results + "/" + AnswersName(false) + ".txt"},
+                                     "answers-compare"),
+            .limit = Seconds(20)};
+  const std::vector<std::string> fixtures = Fixtures(setup.testdata);
+  std::string name = kOverlapModel;
+  std::replace(name.begin(), name.end(), '-', '_');
+  if (std::find(fixtures.begin(), fixtures.end(), name) == fixtures.end()) {
+    item.skipped = "its fixture is not in the bundle";
+  }
+  return item;
+}
+
+Command OverlapDaemon(const Setup& setup, const std::string& run, bool has_overlap) {
+  return Quired(setup, run,
+                {"model.path=" + setup.testdata + "/models/" + kOverlapModel,
+                 "server.grpc.listen=[" + OwnAddress(run) + "]", "kv_cache.capacity_bytes=64MiB",
+                 "shutdown.pre_drain_delay=0s",
+                 std::string("engine.overlap_scheduling=") + (has_overlap ? "true" : "false")},
+                AnswersName(has_overlap) + "-quired");
+}
+
+Item AnswersItem(const Setup& setup, const std::string& run, bool has_overlap) {
+  const std::string name = AnswersName(has_overlap);
+  return {.name = name,
+          .command = setup.Program(
+              "quire_answers",
+              {"--address", OwnAddress(run), "--requests", std::to_string(setup.prompts), "--out",
+               setup.results + "/" + name + ".txt"},
+              name),
+          .limit = Seconds(90)};
+}
+
 Item MakeModelItem(const Setup& setup, const std::string& run) {
   return {.name = "make-model",
           .command = setup.Program(
@@ -286,21 +359,11 @@ Item MakeModelItem(const Setup& setup, const std::string& run) {
               "daemon-make-model")};
 }
 
-Command Daemon(const Setup& setup, const std::string& run) {
-  std::vector<std::string> arguments;
-  for (const std::string& key :
-       {"model.path=" + run + "/model", std::string("model.load_mode=dummy"),
-        std::string("device.type=cuda"), std::string("server.grpc.listen=[") + kAddress + "]",
-        std::string("server.http.listen=127.0.0.1:0"),
-        "server.admin.listen=[unix:" + run + "/admin.sock]"}) {
-    arguments.push_back("--set");
-    arguments.push_back(key);
-  }
-  return setup.Program("quired", arguments, "daemon-quired");
-}
-
-Command DaemonHealth(const Setup& setup, const std::string& run) {
-  return Client(setup, run, {"--timeout", "2", "health"}, "daemon-health");
+Command LoadDaemon(const Setup& setup, const std::string& run) {
+  return Quired(setup, run,
+                {"model.path=" + run + "/model", "model.load_mode=dummy",
+                 std::string("server.grpc.listen=[") + kAddress + "]"},
+                "daemon-quired");
 }
 
 std::vector<Item> LoadItems(const Setup& setup, const std::string& run) {

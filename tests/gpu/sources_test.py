@@ -1,0 +1,43 @@
+"""The sources of a bundle: nvcc compiles a unit from them alone, into the kernels of the build."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools" / "bench"), str(ROOT / "tools" / "checks")]
+import cuda_gate  # noqa: E402
+import gpu_sources  # noqa: E402
+
+BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
+UNIT = "kernels/rope/rope_cuda.cu"
+
+
+class SourcesTest(unittest.TestCase):
+    def test_a_unit_compiles_from_the_pack_alone(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name, "sources")
+            self.assertEqual(gpu_sources.pack(BUILD, folder), [])
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            self.assertLess(sum(path.stat().st_size for path in files), 3 << 20)
+            units = {path.name for path in files if path.suffix == ".cu"}
+            table = json.loads(cuda_gate.TABLE.read_text())
+            self.assertEqual(units, set(table))
+            environment = {key: os.environ[key] for key in ("PATH", "NVCC", "HOME") if key in os.environ}
+            done = subprocess.run([folder / "rebuild", f"quire/{UNIT}"], cwd="/", env=environment,
+                                  capture_output=True, text=True, timeout=300, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue((folder / "build/rope_cuda.cu.o").exists())
+            kernels = table["rope_cuda.cu"]["kernels"]
+            self.assertEqual(
+                sorted(map(int, re.findall(r"Used (\d+) registers", done.stdout + done.stderr))),
+                sorted(use[0] for archs in kernels.values() for use in archs.values()))
+
+
+if __name__ == "__main__":
+    unittest.main()

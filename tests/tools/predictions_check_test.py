@@ -1,0 +1,82 @@
+"""The check of the page of predictions finds names that nothing has, and rows that say too little."""
+
+import contextlib
+import io
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "checks"))
+import predictions_check  # noqa: E402
+
+ROW = "| a rate | `BM_Linear/n:1/` | B / C | 3 us |"
+PAGE = """# Predictions
+
+| symbol | what |
+|---|---|
+| C | `BM_Gone` is looked up in no table without the column |
+
+| what | measured by | formula | expected |
+|---|---|---|---|
+{row}
+"""
+
+
+class PredictionsCheckTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.bench = self.program("bench", "BM_Linear/n:1/m:1/manual_time")
+        self.tests = self.program("tests", "Shapes/ATest.\n  Works/0  # GetParam() = 1\n  Works/1\nBTest.\n  Fails")
+        self.runner = self.program("runner", "Positionals:\n  stages TEXT:{facts,smoke} ...")
+
+    def program(self, name, output):
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def check(self, row):
+        page = self.folder / "gpu_queue.md"
+        page.write_text(PAGE.format(row=row))
+        output = io.StringIO()
+        arguments = ["check", "--bench", self.bench, "--runner", self.runner, "--tests", self.tests]
+        with mock.patch.object(predictions_check, "PAGE", page), mock.patch.object(sys, "argv", arguments), \
+                contextlib.redirect_stdout(output):
+            return predictions_check.main(), output.getvalue()
+
+    def test_names_that_exist_pass(self):
+        for name in ("BM_Linear/n:1/", "BM_Linear", "Shapes/ATest.Works/1", "Shapes/ATest.*", "BTest.Fails", "run smoke",
+                     "daemon-32.json"):
+            status, output = self.check(ROW.replace("BM_Linear/n:1/", name))
+            self.assertEqual((status, output), (0, "predictions_check: 1 rows, 0 violations\n"), name)
+
+    def test_names_that_do_not_exist_fail(self):
+        for name, fault in (("BM_Linear/n:2/", "no such benchmark"), ("BM_Gone", "no such benchmark"),
+                            ("ATest.Works", "no such test"), ("CTest.*", "no such test"),
+                            ("run speedy", "the runner has no such stage")):
+            status, output = self.check(ROW.replace("BM_Linear/n:1/", name))
+            self.assertEqual(status, 1, name)
+            self.assertIn(f"gpu_queue.md:9: {name}: {fault}\n", output)
+        status, output = self.check(ROW.replace("`BM_Linear/n:1/`", "`BM_Linear/n:1/`, `BM_Linear/n:2/`"))
+        self.assertEqual(status, 1, output)
+
+    def test_a_row_says_what_measures_it_how_and_what_is_expected(self):
+        for text, fault in (("| a rate | by hand | B / C | 3 us |", "names nothing that measures it"),
+                            ("| a rate | `free memory` | B / C | 3 us |", "names nothing that measures it"),
+                            ("| a rate | `BM_Linear` |  | 3 us |", "has no formula"),
+                            ("| a rate | `BM_Linear` | B / C |  |", "expects nothing")):
+            status, output = self.check(text)
+            self.assertEqual(status, 1, text)
+            self.assertIn(f"gpu_queue.md:9: {fault}\n", output)
+
+    def test_a_page_without_rows_fails(self):
+        self.assertEqual(self.check("")[0], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,252 @@
+// Matrix products: weights of every format, products of heads, and G.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/linear/cublaslt.h"
+#include "kernels/linear/head_linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/quantized_linear.h"
+#include "tools/bench/bench_cuda.h"
+
+namespace quire::kernels {
+namespace {
+
+struct LinearCase {
+  const Backend& backend;
+  const std::vector<PackedLinear>& weights;  // of one shape, taken in turn
+  std::uint32_t rows;
+  double bytes;  // of one matrix, 0: no rate of bytes
+};
+
+// Times y = x W^T in bf16.
+absl::Status MeasureLinear(benchmark::State& state, Gpu& gpu, const LinearCase& c) {
+  const std::uint32_t n = c.weights[0].n();
+  const std::uint32_t k = c.weights[0].k();
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{c.rows} * k));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{c.rows} * n));
+  return Measure(state, gpu, {.bytes = c.bytes, .flops = 2.0 * n * k * c.rows}, [&](int i) {
+    return Linear(c.backend, {.x = static_cast<const BF16*>(x.data()),
+                              .weight = &c.weights[static_cast<std::size_t>(i) % c.weights.size()],
+                              .y = static_cast<BF16*>(y.data()),
+                              .x_stride = k,
+                              .y_stride = n,
+                              .num_rows = c.rows});
+  });
+}
+
+absl::StatusOr<std::vector<PackedLinear>> PlainWeights(const Backend& backend, std::size_t copies,
+                                                       std::uint32_t n, std::uint32_t k) {
+  const auto host = RandomValues<BF16>(std::int64_t{n} * k, 0.05f);
+  std::vector<PackedLinear> weights;
+  for (std::size_t i = 0; i < copies; ++i) {
+    QUIRE_ASSIGN_OR_RETURN(PackedLinear packed,
+                           PackLinearWeight(backend, host.data(), DType::kBF16, n, k));
+    weights.push_back(std::move(packed));
+  }
+  return weights;
+}
+
+// Arguments: N, K, rows. bf16 in and out, as qkv and gate_up.
+absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
+  const auto n = static_cast<std::uint32_t>(state.range(0));
+  const auto k = static_cast<std::uint32_t>(state.range(1));
+  const std::int64_t bytes = std::int64_t{n} * k * 2;
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
+                         PlainWeights(gpu.backend, CopiesBeyondCache(gpu, bytes), n, k));
+  return MeasureLinear(state, gpu,
+                       {.backend = gpu.backend,
+                        .weights = weights,
+                        .rows = static_cast<std::uint32_t>(state.range(2)),
+                        .bytes = static_cast<double>(bytes)});
+}
+void LinearShapes(Benchmark* benchmark) {
+  benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
+  // Llama 3.1 8B: qkv, o, gate and up, down; its head below.
+  for (const auto& [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+    for (const int rows : {1, 8, 16, 32, 64, 512, 4096}) benchmark->Args({n, k, rows});
+  }
+  benchmark->Args({128256, 4096, 1});
+}
+BENCHMARK(Run<PlainLinear>)->Name("BM_Linear")->Apply(LinearShapes);
+BENCHMARK(Run<PlainLinear>)->Name("BM_Linear/tiny")->Args({128, 64, 3})->UseManualTime();
+
+// The library where the loader finds it, else where the CUDA toolkit puts it.
+absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {
+  absl::StatusOr<std::shared_ptr<cuda::CublasLt>> library = cuda::CublasLt::Open(gpu.stream);
+  if (library.ok()) return library;
+  const std::string path =
+      absl::StrCat("/usr/local/cuda/lib64/", std::string(cuda::CublasLt::kLibrary));
+  absl::StatusOr<std::shared_ptr<cuda::CublasLt>> of_toolkit =
+      cuda::CublasLt::Open(gpu.stream, path);
+  return of_toolkit.ok() ? std::move(of_toolkit) : std::move(library);
+}
+
+absl::Status MeasureByLibrary(benchmark::State& state, Gpu& gpu, std::uint32_t side) {
+  QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<cuda::CublasLt> library, OpenLibrary(gpu));
+  QUIRE_ASSIGN_OR_RETURN(Backend fast,
+                         Backend::CreateCuda(gpu.stream, Determinism::kFast, &gpu.pool));
+  fast.UseCublasLt(std::move(library));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
+                         PlainWeights(fast, 1, side, side));
+  state.SetLabel("cuBLASLt");
+  return MeasureLinear(state, gpu, {.backend = fast, .weights = weights, .rows = side, .bytes = 0});
+}
+
+// G: a product of two square matrices, by cuBLASLt, or where that is missing or has no algorithm by
+// the kernel of Linear; the label says which. Argument: the side.
+absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
+  const auto side = static_cast<std::uint32_t>(state.range(0));
+  const absl::Status by_library = gpu.emulated ? absl::NotFoundError("the device is emulated")
+                                               : MeasureByLibrary(state, gpu, side);
+  if (!absl::IsNotFound(by_library) && !absl::IsFailedPrecondition(by_library)) return by_library;
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
+                         PlainWeights(gpu.backend, 1, side, side));
+  state.SetLabel(absl::StrCat("Linear; ", by_library.message()));
+  return MeasureLinear(state, gpu,
+                       {.backend = gpu.backend, .weights = weights, .rows = side, .bytes = 0});
+}
+BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul")->Arg(8192)->UseManualTime();
+BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul/tiny")->Arg(64)->UseManualTime();
+
+// Codes of made-up weights, rows of the matrix at different places of one block.
+class Codes {
+ public:
+  explicit Codes(const QuantizedShape& shape) : shape_(shape), codes_(1 << 20) {
+    std::mt19937 generator(2);
+    for (std::uint8_t& code : codes_) code = static_cast<std::uint8_t>(generator());
+  }
+
+  void Fill(std::uint32_t row, const QuantizedRow& out) const {
+    const bool is_int4 = shape_.format == WeightFormat::kInt4;
+    std::size_t at = std::size_t{row} * 4099;
+    for (std::int8_t& q : out.q) {
+      const std::uint8_t code = codes_[at++ % codes_.size()];
+      if (shape_.format == WeightFormat::kFp8E4M3) {
+        q = static_cast<std::int8_t>(code & 0xbf);  // no NaN
+      } else if (shape_.format == WeightFormat::kInt8) {
+        q = static_cast<std::int8_t>(code);
+      } else {
+        q = static_cast<std::int8_t>(code % 16 - (is_int4 && !shape_.has_min ? 8 : 0));
+      }
+    }
+    std::fill(out.scales.begin(), out.scales.end(), 0.015625f);
+    std::fill(out.mins.begin(), out.mins.end(), -7.0f);
+  }
+
+ private:
+  const QuantizedShape shape_;
+  std::vector<std::uint8_t> codes_;
+};
+
+// Arguments: format, inputs that share a scale (0: all), whether there are zero points and an
+// order, N, K, rows. bf16 in and out.
+absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
+  const auto group = static_cast<std::uint32_t>(state.range(1));
+  const auto k = static_cast<std::uint32_t>(state.range(5));
+  const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),
+                             .n = static_cast<std::uint32_t>(state.range(4)),
+                             .k = k,
+                             .group = group == 0 ? k : group,
+                             .has_min = state.range(2) != 0,
+                             .min_in_steps = state.range(2) != 0,
+                             .has_order = state.range(3) != 0};
+  std::vector<std::uint32_t> order(shape.has_order ? k : 0);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), std::mt19937(2));
+  const Codes codes(shape);
+  const std::int64_t bytes = CudaQuantizedBytes(shape);
+  std::vector<PackedLinear> weights;
+  for (std::size_t i = 0; i < CopiesBeyondCache(gpu, bytes); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(
+        PackedLinear packed,
+        PackQuantizedRows(
+            gpu.backend, shape,
+            [&codes](std::uint32_t row, const QuantizedRow& out) { codes.Fill(row, out); }, order));
+    weights.push_back(std::move(packed));
+  }
+  state.SetLabel(std::string(WeightFormatName(shape.format)));
+  return MeasureLinear(state, gpu,
+                       {.backend = gpu.backend,
+                        .weights = weights,
+                        .rows = static_cast<std::uint32_t>(state.range(6)),
+                        .bytes = static_cast<double>(bytes)});
+}
+constexpr auto kInt8 = static_cast<std::int64_t>(WeightFormat::kInt8);
+constexpr auto kFp8 = static_cast<std::int64_t>(WeightFormat::kFp8E4M3);
+constexpr auto kInt4 = static_cast<std::int64_t>(WeightFormat::kInt4);
+constexpr auto kFp4 = static_cast<std::int64_t>(WeightFormat::kFp4E2M1);
+void CodedShapes(Benchmark* benchmark) {
+  benchmark->ArgNames({"format", "group", "zeros", "order", "n", "k", "m"})->UseManualTime();
+  struct Coded {
+    std::int64_t format, group, zeros, order;
+  };
+  for (const Coded& c : {Coded{kInt8, 0, 0, 0},
+                         {kInt8, 32, 0, 0},
+                         {kInt8, 128, 0, 0},
+                         {kFp8, 0, 0, 0},
+                         {kFp8, 128, 0, 0},
+                         {kInt4, 32, 0, 0},
+                         {kInt4, 128, 0, 0},
+                         {kInt4, 128, 1, 0},
+                         {kInt4, 128, 1, 1},
+                         {kFp4, 32, 0, 0}}) {
+    for (const int rows : {1, 8, 64, 2048}) {
+      benchmark->Args({c.format, c.group, c.zeros, c.order, 28672, 4096, rows});
+    }
+  }
+}
+BENCHMARK(Run<CodedLinear>)->Name("BM_CodedLinear")->Apply(CodedShapes);
+BENCHMARK(Run<CodedLinear>)
+    ->Name("BM_CodedLinear/tiny")
+    ->Args({kInt4, 32, 1, 1, 128, 64, 3})
+    ->UseManualTime();
+
+// Arguments: heads, N, K, rows. What latent attention does with the parts of kv_b.
+absl::Status HeadProducts(benchmark::State& state, Gpu& gpu) {
+  const auto heads = static_cast<std::uint32_t>(state.range(0));
+  const auto n = static_cast<std::uint32_t>(state.range(1));
+  const auto k = static_cast<std::uint32_t>(state.range(2));
+  const auto rows = static_cast<std::uint32_t>(state.range(3));
+  const std::int64_t bytes = std::int64_t{heads} * n * k * 2;
+  const std::size_t copies = CopiesBeyondCache(gpu, bytes);
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
+                         PlainWeights(gpu.backend, copies * heads, n, k));
+  std::vector<const PackedLinear*> pointers;
+  pointers.reserve(weights.size());
+  for (const PackedLinear& weight : weights) pointers.push_back(&weight);
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * heads * k));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{rows} * heads * n));
+  return Measure(
+      state, gpu, {.bytes = static_cast<double>(bytes), .flops = 2.0 * heads * n * k * rows},
+      [&](int i) {
+        const std::size_t first = static_cast<std::size_t>(i) % copies * heads;
+        return HeadLinear(gpu.backend, {.weights = std::span(pointers).subspan(first, heads),
+                                        .x = static_cast<const BF16*>(x.data()),
+                                        .y = static_cast<BF16*>(y.data()),
+                                        .x_stride = std::int64_t{heads} * k,
+                                        .y_stride = std::int64_t{heads} * n,
+                                        .x_head_stride = k,
+                                        .y_head_stride = n,
+                                        .num_rows = rows});
+      });
+}
+BENCHMARK(Run<HeadProducts>)
+    ->Name("BM_HeadLinear")
+    ->ArgNames({"heads", "n", "k", "m"})
+    ->Args({16, 512, 128, 1})
+    ->Args({16, 128, 512, 1})
+    ->Args({16, 128, 512, 64})
+    ->UseManualTime();
+BENCHMARK(Run<HeadProducts>)->Name("BM_HeadLinear/tiny")->Args({2, 32, 16, 3})->UseManualTime();
+
+}  // namespace
+}  // namespace quire::kernels

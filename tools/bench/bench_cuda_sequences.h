@@ -1,0 +1,52 @@
+#pragma once
+
+// Pages and lengths of equal sequences in device memory, for the benchmarks that read or write KV.
+//
+// Threads: one. Lifetime: the views point into it.
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/attention_plan.h"
+#include "kernels/kv_store/kv_dispatch.h"
+#include "tools/bench/bench_cuda.h"
+
+namespace quire::kernels {
+
+struct SequencesShape {
+  std::uint32_t batch;
+  std::uint32_t cached;  // tokens of each before the step
+  std::uint32_t rows;    // tokens of each in it
+  std::uint32_t kv_heads;
+  std::uint32_t head_size;
+  bool is_prompt;
+};
+
+class Sequences {
+ public:
+  static constexpr std::uint32_t kPage = 64;
+
+  // One layer of random K and V. RESOURCE_EXHAUSTED without memory.
+  static absl::StatusOr<Sequences> Create(const Gpu& gpu, DType dtype, const SequencesShape& shape);
+
+  AttentionPlanParams Lengths(bool is_prompt) const {
+    return {.row_offsets = static_cast<const std::uint32_t*>(row_offsets_.data()),
+            .cache_lengths = static_cast<const std::uint32_t*>(lengths_.data()),
+            .prefill_tokens = static_cast<const std::uint32_t*>(prefill_tokens_.data()),
+            .batch_size = batch_,
+            .has_prompt_rows = is_prompt,
+            .has_generated_rows = !is_prompt};
+  }
+
+  std::optional<AnyKvCollection> collection;
+
+ private:
+  explicit Sequences(std::uint32_t batch) : batch_(batch) {}
+
+  std::uint32_t batch_;
+  DeviceBuffer pool_, scales_, table_, lengths_, row_offsets_, prefill_tokens_;
+};
+
+}  // namespace quire::kernels

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Packs what the CUDA kernels are made of: `gpu_sources.py BUILD FOLDER`.
+
+FOLDER/quire gets the units and every header of this tree that they include, FOLDER/include the headers of libraries
+that a machine with a CUDA toolkit does not have, FOLDER/rebuild the script that compiles them there. What a unit
+includes is read from the build: the compiler has written it down. Exit status 1 for a header of unknown origin.
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Of the C++ compiler, the C library and the CUDA toolkit: any machine that compiles has its own.
+OWN = re.compile(r"^/usr/(lib/|local/cuda|include/(c\+\+|x86_64-linux-gnu|aarch64-linux-gnu|asm-generic|linux)/|"
+                 r"include/[^/]+\.h$)|^/opt/|/cuda[^/]*/")
+PACKED = pathlib.Path("/usr/include/absl")
+
+
+def included(build):
+    """Units and the headers that they include, with links resolved."""
+    objects = [f"{path.parent.relative_to(build).as_posix()}/{path.name.removesuffix('.ptxas')}"
+               for path in sorted(build.glob("kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/*.cu.o.ptxas"))]
+    if not objects:
+        sys.exit(f"{build}: no compiled kernels; was it built with CUDA?")
+    listing = subprocess.run(["ninja", "-C", build, "-t", "deps", *objects], capture_output=True, text=True,
+                             check=True).stdout
+    return {(build / line.strip()).resolve() for line in listing.splitlines() if line.startswith("    ")}
+
+
+def pack(build, folder):
+    strange = []
+    for path in sorted(included(build)):
+        if path.is_relative_to(ROOT):
+            target = folder / "quire" / path.relative_to(ROOT)
+        elif path.is_relative_to(PACKED):
+            target = folder / "include" / path.relative_to(PACKED.parent)
+        elif OWN.search(path.as_posix()):
+            continue
+        else:
+            strange.append(path)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "tools" / "gpu_run" / "rebuild", folder)
+    shutil.copy(ROOT / "LICENSE", folder)
+    return strange
+
+
+def main():
+    strange = pack(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]))
+    for path in strange:
+        print(f"{path}: neither of this tree nor of a library that is packed", file=sys.stderr)
+    return 1 if strange else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""Loops of machine code, from the listing of `cuobjdump -sass`: what one iteration issues, by class.
+
+Control flow comes from the branches of the listing; a loop is a natural one (a branch back to a block that is on every
+path to it), so code that ptxas moved behind the end of a kernel belongs to the loop that it serves. An iteration is
+the path from a loop's head to its branch back that holds the most work (products and loads from global memory), and of
+those the one with the fewest instructions: the tile that is neither masked nor the last of a span.
+"""
+
+import collections
+import dataclasses
+import re
+
+FUNCTION = re.compile(r"Function : (\S+)")
+TARGET = re.compile(r"code for (sm_\w+)")
+LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+INSTRUCTION = re.compile(r"(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*)")
+ADDRESS = re.compile(r"0x([0-9a-f]+)")
+CLASSES = {
+    "tensor": "HMMA IMMA DMMA HGMMA IGMMA QGMMA",
+    # What goes through the shared memory's data path.
+    "shared": "LDS LDSM STS STSM ATOMS SHFL MOVM",
+    "global": "LDG LDGSTS STG LD ST ATOM ATOMG RED UTMALDG UBLKCP UTMASTG UTMAPF CCTL",
+    "float": "FADD FMUL FFMA FMNMX FSETP FSEL FSET FCHK MUFU HADD2 HMUL2 HFMA2 HSETP2 HSET2 HMNMX2 F2FP F2F F2I I2F "
+             "I2FP FADD2 FMUL2 FFMA2 DADD DMUL DFMA DSETP FRND",
+    "integer": "IMAD IADD IADD3 IABS ISETP IMNMX VIMNMX VIADD VIADDMNMX LOP3 LOP PLOP3 PRMT SHF SHL SHR SEL SGXT MOV LEA "
+               "BMSK BREV FLO POPC R2P P2R S2R S2UR CS2R R2UR LDC LDCU UMOV UIMAD UIADD3 ULOP3 UPLOP3 UPRMT USHF USEL "
+               "ULEA ULDC UISETP USGXT UFLO UPOPC VOTE VOTEU REDUX IDP IDP4A MATCH UP2UR UR2UP UBMSK UIMNMX R2B B2R "
+               "UF2FP UIADD UVIADD VABSDIFF IMMA32",
+    "control": "BRA BRX BRXU JMP JMX EXIT RET CALL BSSY BSYNC BREAK BMOV BAR SYNCS WARPSYNC WARPGROUP DEPBAR LDGDEPBAR "
+               "LDTDEPBAR ARRIVES FENCE MEMBAR ERRBAR NOP YIELD NANOSLEEP ELECT ACQBULK PREEXIT USETMAXREG UCGABAR CGAERRBAR "
+               "UTMACMDFLUSH UTMACCTL BPT",
+}
+CLASS_OF = {opcode: name for name, opcodes in CLASSES.items() for opcode in opcodes.split()}
+
+
+@dataclasses.dataclass
+class Work:
+    products: set  # opcodes
+    loads: set
+
+
+class CodeError(Exception):
+    """The listing holds what this reading of it does not know."""
+
+
+@dataclasses.dataclass
+class Instruction:
+    address: int
+    guard: str
+    opcode: str  # without modifiers
+    operands: str
+
+    def is_always(self):
+        return not self.guard or "PT" in self.guard
+
+    def target(self):
+        found = ADDRESS.findall(self.operands)
+        return int(found[-1], 16) if found else None
+
+
+def functions(listing):
+    """{(mangled name, target): [Instruction]} of a listing."""
+    result, target, code = {}, None, None
+    for line in listing.splitlines():
+        if match := TARGET.search(line):
+            target, code = match[1], None
+        elif match := FUNCTION.search(line):
+            code = result[match[1], target] = []
+        elif code is not None and (match := LINE.match(line)):
+            guard, opcode, operands = INSTRUCTION.match(match[2]).groups()
+            code.append(Instruction(int(match[1], 16), guard or "", opcode.split(".")[0], operands))
+    return result
+
+
+@dataclasses.dataclass
+class Loop:
+    head: int
+    body: set
+
+
+class Graph:
+    """Basic blocks of a kernel, their successors and its loops. Blocks are named by their index."""
+
+    def __init__(self, code):
+        self.code = code
+        starts = {code[0].address}
+        for here, after in zip(code, code[1:]):
+            if here.opcode in ("BRA", "JMP", "EXIT", "RET", "BSYNC", "BRX", "JMX"):
+                starts.add(after.address)
+            if here.opcode in ("BRA", "JMP", "BSSY"):
+                starts.add(here.target())
+        order = sorted(starts)
+        self.index = {address: i for i, address in enumerate(order)}
+        self.blocks = [[] for _ in order]
+        at = -1
+        for instruction in code:
+            if instruction.address in self.index:
+                at = self.index[instruction.address]
+            self.blocks[at].append(instruction)
+        self.next = self.successors()
+        self.order = self.reverse_postorder()
+        self.loops = self.natural_loops()
+
+    def successors(self):
+        """Where each block goes. A BSYNC goes where the BSSY of its barrier that reaches it says."""
+        edges = [set() for _ in self.blocks]
+        reach = [collections.defaultdict(set) for _ in self.blocks]
+        todo = [0]
+        seen = {0}
+        while todo:
+            block = todo.pop()
+            barriers = {name: set(targets) for name, targets in reach[block].items()}
+            for instruction in self.blocks[block]:
+                if instruction.opcode == "BSSY":
+                    barriers[instruction.operands.split(",")[0]] = {instruction.target()}
+            last = self.blocks[block][-1]
+            for target in self.targets(block, last, barriers):
+                edges[block].add(target)
+                grown = target not in seen
+                for name, targets in barriers.items():
+                    grown = grown or not targets <= reach[target][name]
+                    reach[target][name] |= targets
+                if grown:
+                    seen.add(target)
+                    todo.append(target)
+        return edges
+
+    def targets(self, block, last, barriers):
+        after = [block + 1] if block + 1 < len(self.blocks) else []
+        if last.opcode in ("BRX", "JMX", "BRXU"):
+            raise CodeError(f"{last.opcode} at {last.address:#x}, a jump through a table")
+        if last.opcode in ("EXIT", "RET"):
+            return [] if last.is_always() else after
+        if last.opcode in ("BRA", "JMP"):
+            taken = [self.index[last.target()]]
+            is_plain = last.is_always() and last.operands.strip().startswith("0x")
+            return taken if is_plain else taken + after
+        if last.opcode == "BSYNC":
+            taken = [self.index[target] for target in barriers.get(last.operands.strip(), ())]
+            return taken if last.is_always() and taken else taken + after
+        return after
+
+    def reverse_postorder(self):
+        order, seen, stack = [], {0}, [(0, iter(sorted(self.next[0])))]
+        while stack:
+            block, rest = stack[-1]
+            for follower in rest:
+                if follower not in seen:
+                    seen.add(follower)
+                    stack.append((follower, iter(sorted(self.next[follower]))))
+                    break
+            else:
+                order.append(block)
+                stack.pop()
+        return order[::-1]
+
+    def natural_loops(self):
+        place = {block: i for i, block in enumerate(self.order)}
+        before = collections.defaultdict(set)
+        for block in self.order:
+            for follower in self.next[block]:
+                before[follower].add(block)
+        dominator = {0: 0}
+        changed = True
+        while changed:
+            changed = False
+            for block in self.order[1:]:
+                known = [b for b in before[block] if b in dominator]
+                new = known[0]
+                for other in known[1:]:
+                    while new != other:
+                        while place[new] > place[other]:
+                            new = dominator[new]
+                        while place[other] > place[new]:
+                            other = dominator[other]
+                if dominator.get(block) != new:
+                    dominator[block] = new
+                    changed = True
+
+        def dominates(a, b):
+            while place[b] > place[a]:
+                b = dominator[b]
+            return a == b
+
+        bodies = {}
+        for block in self.order:
+            for head in self.next[block]:
+                if not dominates(head, block):
+                    continue
+                body = bodies.setdefault(head, {head})
+                todo = [block]
+                while todo:
+                    member = todo.pop()
+                    if member not in body:
+                        body.add(member)
+                        todo.extend(before[member])
+        return [Loop(head, body) for head, body in bodies.items()]
+
+    def inside(self, loop):
+        """The loops directly inside."""
+        inner = [other for other in self.loops if other.head != loop.head and other.body < loop.body]
+        return [a for a in inner if not any(a is not b and a.body < b.body for b in inner)]
+
+    def holds(self, loop, opcodes):
+        return sum(i.opcode in opcodes for block in loop.body for i in self.blocks[block])
+
+    def iteration(self, loop, work, trips=1, loads=None):
+        """Counter of opcodes of one iteration: of the paths through the loop those with the most products, of these
+        those with `loads` loads (None: the most), of these the shortest. `trips` iterations of loops inside that hold
+        products, one of others."""
+        paths = self.paths(loop, work, trips)
+        most = max(products for products, _ in paths)
+        counts = [count for products, count in paths if products == most]
+        if loads is None:
+            loads = max(counts)
+        if loads not in counts:
+            raise CodeError(f"{loads} loads in one iteration, possible are {sorted(counts)}")
+        return paths[most, loads]
+
+    def paths(self, loop, work, trips):
+        """{(products, loads): Counter of the shortest such path from the loop's head to its branch back}."""
+        inner = self.inside(loop)
+        name_of = {block: other.head for other in inner for block in other.body}
+        weights = {block: collections.Counter(i.opcode for i in self.blocks[block])
+                   for block in loop.body - set(name_of)}
+        for other in inner:
+            one = self.iteration(other, work)
+            count = trips if one.keys() & work.products else 1
+            weights[other.head] = collections.Counter({opcode: n * count for opcode, n in one.items()})
+        edges = collections.defaultdict(set)
+        ends = set()
+        for block in loop.body:
+            here = name_of.get(block, block)
+            for follower in self.next[block] & loop.body:
+                there = name_of.get(follower, follower)
+                if follower == loop.head:
+                    ends.add(here)
+                elif here != there:
+                    edges[here].add(there)
+        best = collections.defaultdict(dict)
+        result = {}
+        keep_shortest(best[loop.head], weights[loop.head], work)
+        for block in self.topological(loop.head, edges):
+            for path in best[block].values():
+                if block in ends:
+                    keep_shortest(result, path, work)
+                for follower in edges[block]:
+                    keep_shortest(best[follower], path + weights[follower], work)
+        return result
+
+    def topological(self, head, edges):
+        order, state = [], {}
+        stack = [(head, iter(sorted(edges[head])))]
+        state[head] = 1
+        while stack:
+            block, rest = stack[-1]
+            for follower in rest:
+                if state.get(follower) == 1:
+                    raise CodeError(f"a loop with two heads at {self.blocks[follower][0].address:#x}")
+                if follower not in state:
+                    state[follower] = 1
+                    stack.append((follower, iter(sorted(edges[follower]))))
+                    break
+            else:
+                state[block] = 2
+                order.append(block)
+                stack.pop()
+        return order[::-1]
+
+
+def keep_shortest(paths, path, work):
+    """Puts `path` into {(products, loads): path} unless a shorter one is there."""
+    key = tuple(sum(path[opcode] for opcode in opcodes) for opcodes in (work.products, work.loads))
+    if key not in paths or sum(path.values()) < sum(paths[key].values()):
+        paths[key] = path
+
+
+def work_loop(graph):
+    """The innermost loop that holds most products, of several the shortest, and its Work. Products are those of tensor
+    cores, where a kernel has none multiply-adds; loads are those that go past the registers, where it has none
+    others. None for a kernel without products in a loop."""
+    for products in (set(CLASSES["tensor"].split()), {"FFMA"}):
+        # A loop with MUFU divides.
+        other = {"MUFU"} if "FFMA" in products else set()
+        found = [loop for loop in graph.loops if graph.holds(loop, products) and not graph.holds(loop, other)]
+        innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]
+        if not innermost:
+            continue
+        loop = min(innermost, key=lambda a: (-graph.holds(a, products), sum(len(graph.blocks[b]) for b in a.body)))
+        # A part of the tile's products in a loop of its own: the tile is what the loop around it loads.
+        around = [a for a in found if a is not loop and loop.body < a.body]
+        copies = {"LDGSTS", "UTMALDG", "UBLKCP"}
+        tile = min(around, key=lambda a: len(a.body), default=None)
+        if tile is not None and graph.holds(tile, copies) and not graph.holds(loop, copies | {"LDG", "SYNCS"}):
+            loop = tile
+        return loop, Work(products, copies if graph.holds(loop, copies) else {"LDG"})
+    return None
+
+
+def by_class(counter):
+    """{class: instructions}, and all of them. CodeError for an instruction of no class."""
+    counts = dict.fromkeys(CLASSES, 0)
+    for opcode, count in counter.items():
+        if opcode not in CLASS_OF:
+            raise CodeError(f"{opcode} is in no class of tools/checks/machine_code.py")
+        counts[CLASS_OF[opcode]] += count
+    return {"all": sum(counts.values()), **{name: count for name, count in counts.items() if count}}

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Ties docs/benchmarks/gpu_queue.md to what the check on a GPU machine measures.
+
+Every row of a table with a column "measured by" names, in backticks, a benchmark of bench_kernels_cuda (the beginning of
+its name), a filter for its GPU tests, a stage of the runner as `run STAGE`, or a file of its results; each must exist,
+and the row must have a rule or formula and an expectation. Programs are asked for what they have:
+
+    tools/checks/predictions_check.py --bench bench_kernels_cuda_emulated --runner quire_gpu_run --tests X_gpu Y_gpu ...
+
+Exit status 1 with one line per violation.
+"""
+
+import argparse
+import fnmatch
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks" / "gpu_queue.md"
+NAME = re.compile(r"`([^`]+)`")
+RESULT = re.compile(r"daemon-(1|32|128)\.json")
+
+
+def ask(program, *arguments):
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def tests_of(listing):
+    """`Suite.Test` of every test that --gtest_list_tests shows."""
+    suite, names = "", []
+    for line in listing.splitlines():
+        if line.startswith("  "):
+            names.append(suite + line.split("#")[0].strip())
+        elif "." in line:
+            suite = line.split("#")[0].strip()
+    return names
+
+
+def stages_of(usage):
+    found = re.search(r"stages TEXT:\{([^}]*)\}", usage)
+    return found[1].split(",") if found else []
+
+
+def rows_of(page):
+    """(line number, {column: cell}) of the rows of tables with a column "measured by"."""
+    columns = None
+    for number, line in enumerate(page.splitlines(), 1):
+        if not line.startswith("|"):
+            columns = None
+            continue
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if columns is None:
+            columns = cells
+        elif "measured by" in columns and not set(line) <= set("|-: "):
+            yield number, dict(zip(columns, cells))
+
+
+class Programs:
+    def __init__(self, benchmarks, tests, stages):
+        self.benchmarks, self.tests, self.stages = benchmarks, tests, stages
+
+    def fault(self, name):
+        """Why nothing measures `name`; empty: something does. None when it is no name of a measurement."""
+        if name.startswith("BM_"):
+            return "" if any(known.startswith(name) for known in self.benchmarks) else "no such benchmark"
+        if name.startswith("run "):
+            return "" if name[4:] in self.stages else "the runner has no such stage"
+        if RESULT.fullmatch(name):
+            return ""
+        if re.fullmatch(r"[A-Z][\w/]*\.[\w*/]+", name):
+            return "" if any(fnmatch.fnmatchcase(known, name) for known in self.tests) else "no such test"
+        return None
+
+
+def check(page, programs):
+    errors, rows = [], 0
+    for number, row in rows_of(page):
+        rows += 1
+        found = [(name, programs.fault(name)) for name in NAME.findall(row["measured by"])]
+        errors += [f"{PAGE.name}:{number}: {name}: {fault}" for name, fault in found if fault]
+        if not any(fault is not None for _, fault in found):
+            errors.append(f"{PAGE.name}:{number}: names nothing that measures it")
+        if not row.get("expected", "") and not row.get("expected on H200", ""):
+            errors.append(f"{PAGE.name}:{number}: expects nothing")
+        if "formula" in row and not row["formula"]:
+            errors.append(f"{PAGE.name}:{number}: has no formula")
+    return errors, rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", required=True)
+    parser.add_argument("--runner", required=True)
+    parser.add_argument("--tests", required=True, nargs="+")
+    arguments = parser.parse_args()
+    tests = [name for program in arguments.tests for name in tests_of(ask(program, "--gtest_list_tests"))]
+    programs = Programs(ask(arguments.bench, "--benchmark_list_tests").split(), tests,
+                        stages_of(ask(arguments.runner, "--help")))
+    errors, rows = check(PAGE.read_text(encoding="utf-8"), programs)
+    for error in errors:
+        print(error)
+    print(f"predictions_check: {rows} rows, {len(errors)} violations")
+    return 1 if errors or rows == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

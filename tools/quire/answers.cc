@@ -1,0 +1,238 @@
+// quire_answers: what a daemon says to a thousand seeded requests, bit for bit, so that two daemons
+// can be compared that must not differ.
+//
+//   quire_answers --address 127.0.0.1:50051 --requests 1000 --out FILE
+//   quire_answers --compare FILE FILE
+//
+// A request is a function of its number and the vocabulary: penalties, three choices, stop tokens,
+// greedy and drawn, with prefixes that several requests share. A line holds one choice: request,
+// choice, why it ended, then each token with the bits of its log-probability and those of the two
+// best. 32 requests are in flight, so the steps of no two runs hold the same rows.
+
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/split_mix.h"
+#include "quire/v1/generation.grpc.pb.h"
+
+namespace {
+
+namespace v1 = quire::v1;
+
+struct Options {
+  std::string address = "127.0.0.1:50051";
+  int requests = 1000;
+  int concurrency = 32;
+  int timeout_seconds = 120;
+  std::string out;
+  std::vector<std::string> compare;
+};
+
+// Numbers that follow from where they are used.
+class Numbers {
+ public:
+  explicit Numbers(int seed) : state_(quire::SplitMix(static_cast<std::uint64_t>(seed))) {}
+  std::int32_t Below(std::int32_t bound) {
+    state_ += quire::kSplitMixStep;
+    return static_cast<std::int32_t>(quire::SplitMix(state_) % static_cast<std::uint64_t>(bound));
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+void AppendTokens(Numbers numbers, int count, std::int32_t vocab, v1::TokenIds* out) {
+  for (int i = 0; i < count; ++i) out->add_ids(numbers.Below(vocab));
+}
+
+v1::GenerateRequest Request(int number, std::int32_t vocab) {
+  Numbers numbers(number);
+  v1::GenerateRequest request;
+  v1::TokenIds* const prompt = request.mutable_token_ids();
+  // One of four prefixes of several pages, or none.
+  const std::int32_t prefix = numbers.Below(8);
+  if (prefix < 4) AppendTokens(Numbers(1'000'000 + prefix), 40, vocab, prompt);
+  AppendTokens(Numbers(2'000'000 + number), 1 + numbers.Below(48), vocab, prompt);
+  v1::SamplingParams* const sampling = request.mutable_sampling();
+  sampling->set_seed(number);
+  sampling->set_temperature(number % 4 == 0 ? 0.0f : 0.8f);
+  if (number % 4 == 1) sampling->set_top_p(0.9f);
+  if (number % 4 == 2) sampling->set_top_k(20);
+  if (number % 3 == 1) {
+    sampling->set_repetition_penalty(1.2f);
+    sampling->set_presence_penalty(0.5f);
+    sampling->set_frequency_penalty(0.25f);
+  }
+  if (number % 5 == 2) sampling->set_choice_count(3);
+  v1::StoppingParams* const stopping = request.mutable_stopping();
+  stopping->set_max_tokens(1 + numbers.Below(24));
+  if (number % 2 == 0) {
+    for (int i = 0; i < 32; ++i) stopping->add_stop_token_ids(numbers.Below(vocab));
+  }
+  request.mutable_output()->set_token_ids(true);
+  request.mutable_output()->set_logprobs(2);
+  return request;
+}
+
+std::string Bits(float x) {
+  return absl::StrCat(absl::Hex(std::bit_cast<std::uint32_t>(x), absl::kZeroPad8));
+}
+
+std::string Line(int number, const v1::Completed& completed) {
+  std::string line = absl::StrCat(number, " ", completed.index(), " ",
+                                  v1::FinishReason_Name(completed.finish_reason()));
+  for (const v1::TokenLogprob& token : completed.logprobs()) {
+    absl::StrAppend(&line, " ", token.token_id(), ":", Bits(token.logprob()));
+    for (const v1::TopLogprob& top : token.top()) {
+      absl::StrAppend(&line, ",", top.token_id(), ":", Bits(top.logprob()));
+    }
+  }
+  return line;
+}
+
+class Asker {
+ public:
+  explicit Asker(const Options& options)
+      : options_(options),
+        stub_(v1::GenerationService::NewStub(
+            grpc::CreateChannel(options.address, grpc::InsecureChannelCredentials()))),
+        lines_(static_cast<std::size_t>(options.requests)) {}
+
+  // Returns the exit status.
+  int Run() {
+    v1::GetModelResponse model;
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    context.set_wait_for_ready(true);
+    const grpc::Status status = stub_->GetModel(&context, {}, &model);
+    if (!status.ok()) return Fail("GetModel", status);
+    vocab_ = model.model().vocab_size();
+    std::vector<std::thread> threads;
+    for (int i = 0; i < options_.concurrency; ++i) threads.emplace_back([this] { AskMany(); });
+    for (std::thread& thread : threads) thread.join();
+    if (has_failed_) return 1;
+    std::ofstream file(options_.out);
+    std::int64_t tokens = 0;
+    for (const std::vector<std::string>& of_request : lines_) {
+      for (const std::string& line : of_request) {
+        file << line << "\n";
+        tokens += std::count(line.begin(), line.end(), ' ') - 2;
+      }
+    }
+    file.close();
+    if (!file) {
+      std::fprintf(stderr, "error: %s cannot be written\n", options_.out.c_str());
+      return 1;
+    }
+    std::printf("%d requests, %lld tokens\n", options_.requests, static_cast<long long>(tokens));
+    return 0;
+  }
+
+ private:
+  void SetDeadline(grpc::ClientContext* context) const {
+    context->set_deadline(std::chrono::system_clock::now() +
+                          std::chrono::seconds(options_.timeout_seconds));
+  }
+
+  int Fail(const std::string& what, const grpc::Status& status) {
+    if (!has_failed_.exchange(true)) {
+      std::fprintf(stderr, "error: %s: %s\n", what.c_str(), status.error_message().c_str());
+    }
+    return 1;
+  }
+
+  void AskMany() {
+    for (int i = next_++; i < options_.requests && !has_failed_; i = next_++) {
+      grpc::ClientContext context;
+      SetDeadline(&context);
+      std::vector<std::string>& lines = lines_[static_cast<std::size_t>(i)];
+      const auto reader = stub_->Generate(&context, Request(i, vocab_));
+      v1::GenerateResponse response;
+      while (reader->Read(&response)) {
+        if (response.has_completed()) lines.push_back(Line(i, response.completed()));
+      }
+      const grpc::Status status = reader->Finish();
+      if (!status.ok()) Fail(absl::StrCat("request ", i), status);
+      // Choices end in any order.
+      std::sort(lines.begin(), lines.end());
+    }
+  }
+
+  const Options& options_;
+  const std::unique_ptr<v1::GenerationService::Stub> stub_;
+  std::int32_t vocab_ = 0;
+  std::atomic<int> next_{0};
+  std::atomic<bool> has_failed_{false};
+  std::vector<std::vector<std::string>> lines_;
+};
+
+std::vector<std::string> ReadLines(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+// 0 when both files hold the same answers, and any at all.
+int Compare(const std::string& one, const std::string& other) {
+  const std::vector<std::string> a = ReadLines(one);
+  const std::vector<std::string> b = ReadLines(other);
+  if (a.empty() || a.size() != b.size()) {
+    std::fprintf(stderr, "error: %zu and %zu choices\n", a.size(), b.size());
+    return 1;
+  }
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    if (different++ == 0) std::fprintf(stderr, "%s\n%s\n", a[i].c_str(), b[i].c_str());
+  }
+  if (different > 0) {
+    std::fprintf(stderr, "error: %zu of %zu choices differ\n", different, a.size());
+    return 1;
+  }
+  std::printf("%zu choices are the same\n", a.size());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Asks quired seeded requests and writes the answers, or compares two such files");
+  app.add_option("--address", options.address, "data listener")->capture_default_str();
+  app.add_option("--requests", options.requests, "how many")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--concurrency", options.concurrency, "requests in flight")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--timeout", options.timeout_seconds, "of a call, in seconds")
+      ->check(CLI::Range(1, 3600))
+      ->capture_default_str();
+  CLI::Option* const out = app.add_option("--out", options.out, "file for the answers");
+  app.add_option("--compare", options.compare, "two files of answers")->expected(2)->excludes(out);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (!options.compare.empty()) return Compare(options.compare[0], options.compare[1]);
+  if (options.out.empty()) {
+    std::fprintf(stderr, "error: neither --out nor --compare\n");
+    return 2;
+  }
+  return Asker(options).Run();
+}
