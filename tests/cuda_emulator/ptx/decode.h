@@ -1,0 +1,29 @@
+#pragma once
+
+// Instructions by concept. Each function returns the step of an instruction of its own and an empty
+// step for one of another; what it does not know of its own it reports to the form. The meaning is
+// that of the PTX ISA; what goes beyond one thread is asked of the emulator's models.
+
+#include <cstdint>
+
+#include "tests/cuda_emulator/ptx/form.h"
+
+namespace quire::cuda_emulator::ptx {
+
+// Moves, integers, floats, conversions, comparisons, branches.
+Step DecodeArithmetic(Form* form);
+// Loads, stores, atomics, addresses, fences.
+Step DecodeMemory(Form* form);
+// Shuffles, votes, barriers of threads, matrices of a warp.
+Step DecodeWarp(Form* form);
+// cp.async, mbarrier, bulk copies, warpgroup products, launches that overlap, register budgets.
+Step DecodeAsync(Form* form);
+
+// The bytes behind a shared address, unchecked: for addresses whose use another model checks.
+std::byte* AtShared(std::uint64_t address);
+
+// Checks that a policy of L2 is one of those that the wrappers name, and notes that it was used.
+// There is no cache here whose lines it could keep.
+void UsePolicy(Frame& frame, std::uint64_t policy);
+
+}  // namespace quire::cuda_emulator::ptx
