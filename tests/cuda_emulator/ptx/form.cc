@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/cuda_emulator/shared_memory.h"
 #include "tests/cuda_emulator/simt.h"
 
@@ -51,6 +51,13 @@ void Form::Fail(const std::string& problem) {
   if (problem_.empty()) problem_ = problem;
 }
 
+void Form::FailAtModifier(const std::string& expected) {
+  const auto& modifiers = instruction_.modifiers;
+  Fail(absl::StrCat(expected, " is expected, not ",
+                    next_modifier_ < modifiers.size() ? absl::StrCat(".", modifiers[next_modifier_])
+                                                      : std::string("the end of the modifiers")));
+}
+
 const std::string& Form::Problem() {
   if (next_modifier_ < instruction_.modifiers.size()) {
     Fail(absl::StrCat("modifier .", instruction_.modifiers[next_modifier_], " is not known here"));
@@ -71,7 +78,7 @@ bool Form::Take(absl::string_view modifier) {
 }
 
 void Form::Expect(absl::string_view modifier) {
-  if (!Take(modifier)) Fail(absl::StrCat("modifier .", modifier, " is missing"));
+  if (!Take(modifier)) FailAtModifier(absl::StrCat(".", modifier));
 }
 
 void Form::Expect(std::initializer_list<absl::string_view> modifiers) {
@@ -84,7 +91,7 @@ std::size_t Form::TakeOneOf(std::initializer_list<absl::string_view> modifiers) 
     if (Take(modifier)) return i;
     ++i;
   }
-  Fail(absl::StrCat("one modifier of .", *modifiers.begin(), " and its kind is missing"));
+  FailAtModifier(absl::StrCat("one of .", absl::StrJoin(modifiers, " .")));
   return 0;
 }
 
@@ -97,7 +104,7 @@ Type Form::TakeType() {
   for (const Type& type : kTypes) {
     if (Take(type.name)) return type;
   }
-  Fail("a type is missing");
+  FailAtModifier("a type");
   return kTypes[2];
 }
 

@@ -119,6 +119,7 @@ class Form {
   const std::string& Problem();
 
  private:
+  void FailAtModifier(const std::string& expected);
   const Operand* TakeOperand();
   Value ToValue(const Operand& operand, const Type& type);
 

@@ -503,54 +503,80 @@ Unit Tma(const char* name, Mapped* twin) {
           .map_rank = kRank,
           .expected = TmaExpected<kRank>};
 }
-template <std::size_t kIn>
-Unit Threads(const char* name, Plain* twin, std::uint32_t threads, std::size_t out_words,
-             Words (*expected)(const Words&), std::uint32_t shared_bytes = 0) {
+Unit Threads(const char* name, Plain* twin, std::uint32_t threads,
+             Words (*make_input)(std::mt19937& random), std::size_t out_words,
+             Words (*expected)(const Words& in), std::uint32_t shared_bytes = 0) {
   return {.name = name,
           .shape = {.threads = threads, .shared_bytes = shared_bytes},
           .out_words = out_words,
-          .make_input = AnyWords<kIn>,
+          .make_input = make_input,
           .twin = twin,
           .expected = expected};
 }
+Unit Where() {
+  Unit unit = Threads("WhereUnit", WhereUnit, 96, AnyWords<1>, 6 * 96 * 10, WhereExpected,
+                      kSharedAlignment + 64);
+  unit.shape.blocks_x = 3;
+  unit.shape.blocks_y = 2;
+  return unit;
+}
+Unit Dependency() {
+  Unit unit = Threads("DependencyUnit", DependencyUnit, 64, AnyWords<64>, 64, Same);
+  unit.shape.programmatic = true;
+  return unit;
+}
+Unit Approx() {
+  Unit unit = Threads("ApproxUnit", ApproxUnit, 64, Exponents, 64 * 2, ApproxExpected);
+  unit.tolerance = 1e-6f;
+  unit.ulps = 2;
+  return unit;
+}
+Unit WithPolicy(std::uint64_t policy, Unit unit) {
+  unit.policies = {policy};
+  return unit;
+}
 
 std::vector<Unit> PortableUnits() {
-  std::vector<Unit> units = {
-      Threads<1>("WhereUnit", WhereUnit, 96, 6 * 96 * 10, WhereExpected, kSharedAlignment + 64),
-      Threads<96>("ShuffleUnit", ShuffleUnit, 32, 32 * 11, ShuffleExpected),
-      Threads<64>("AtomicUnit", AtomicUnit, 64, 12, AtomicExpected, 16),
-      Threads<128>("NamedBarrierUnit", NamedBarrierUnit, 64, 128, Same, 128),
-      Threads<64>("DependencyUnit", DependencyUnit, 64, 64, Same),
-      Threads<256>("LoadUnit", LoadUnit, 64, 64 * 6, LoadExpected),
-      Copy<4>("CpAsync16Unit", CpAsync16Unit),
-      Copy<1>("CpAsync4Unit", CpAsync4Unit),
-      LdMatrix<4, false>("LdMatrixX4Unit", LdMatrixX4Unit),
-      LdMatrix<2, false>("LdMatrixX2Unit", LdMatrixX2Unit),
-      LdMatrix<4, true>("LdMatrixX4TransUnit", LdMatrixX4TransUnit),
-      LdMatrix<2, true>("LdMatrixX2TransUnit", LdMatrixX2TransUnit),
-      Threads<32>("MovMatrixUnit", MovMatrixUnit, 32, 32, MovMatrixExpected),
-      Mma<BF16>("MmaBF16Unit", MmaBF16Unit),
-      Mma<F16>("MmaF16Unit", MmaF16Unit),
-      Threads<192>("ArithmeticUnit", ArithmeticUnit, 64, 64 * 8, ArithmeticExpected),
-      Threads<64>("ApproxUnit", ApproxUnit, 64, 64 * 2, ApproxExpected),
-      Threads<128>("FloatPairUnit", FloatPairUnit, 64, 64 * 5, FloatPairExpected),
-      Threads<192>("HalfPairUnit", HalfPairUnit, 64, 64 * 5, HalfPairExpected),
-      Threads<1>("E4M3Unit", E4M3Unit, 256, 256, E4M3Expected),
-      Threads<128>("BitsUnit", BitsUnit, 64, 64 * 5, BitsExpected)};
-  for (Unit& unit : units) {
-    if (unit.name == "WhereUnit") unit.shape.blocks_x = 3;
-    if (unit.name == "WhereUnit") unit.shape.blocks_y = 2;
-    if (unit.name == "DependencyUnit") unit.shape.programmatic = true;
-    if (unit.name == "ArithmeticUnit") unit.make_input = AnyFloats<192>;
-    if (unit.name == "FloatPairUnit") unit.make_input = AnyFloats<128>;
-    if (unit.name == "HalfPairUnit") unit.make_input = AnyHalves<192>;
-    if (unit.name == "LoadUnit") unit.policies = {kEvictFirst};
-    if (unit.name != "ApproxUnit") continue;
-    unit.make_input = Exponents;
-    unit.tolerance = 1e-6f;
-    unit.ulps = 2;
-  }
-  return units;
+  return {Where(),
+          Threads("ShuffleUnit", ShuffleUnit, 32, AnyWords<96>, 32 * 11, ShuffleExpected),
+          Threads("AtomicUnit", AtomicUnit, 64, AnyWords<64>, 12, AtomicExpected, 16),
+          Threads("NamedBarrierUnit", NamedBarrierUnit, 64, AnyWords<128>, 128, Same, 128),
+          Dependency(),
+          WithPolicy(kEvictFirst,
+                     Threads("LoadUnit", LoadUnit, 64, AnyWords<256>, 64 * 6, LoadExpected)),
+          Copy<4>("CpAsync16Unit", CpAsync16Unit),
+          Copy<1>("CpAsync4Unit", CpAsync4Unit),
+          LdMatrix<4, false>("LdMatrixX4Unit", LdMatrixX4Unit),
+          LdMatrix<2, false>("LdMatrixX2Unit", LdMatrixX2Unit),
+          LdMatrix<4, true>("LdMatrixX4TransUnit", LdMatrixX4TransUnit),
+          LdMatrix<2, true>("LdMatrixX2TransUnit", LdMatrixX2TransUnit),
+          Threads("MovMatrixUnit", MovMatrixUnit, 32, AnyWords<32>, 32, MovMatrixExpected),
+          Mma<BF16>("MmaBF16Unit", MmaBF16Unit),
+          Mma<F16>("MmaF16Unit", MmaF16Unit),
+          Threads("ArithmeticUnit", ArithmeticUnit, 64, AnyFloats<192>, 64 * 8, ArithmeticExpected),
+          Approx(),
+          Threads("FloatPairUnit", FloatPairUnit, 64, AnyFloats<128>, 64 * 5, FloatPairExpected),
+          Threads("HalfPairUnit", HalfPairUnit, 64, AnyHalves<192>, 64 * 5, HalfPairExpected),
+          Threads("E4M3Unit", E4M3Unit, 256, AnyWords<1>, 256, E4M3Expected),
+          Threads("BitsUnit", BitsUnit, 64, AnyWords<128>, 64 * 5, BitsExpected)};
+}
+
+std::vector<Unit> Sm90Units() {
+  return {Threads("BarrierRingUnit", BarrierRingUnit, 64, AnyWords<192>, 192, Same,
+                  kSharedAlignment + 512),
+          WithPolicy(kEvictFirst, Threads("BulkLoadUnit", BulkLoadUnit, 32, AnyWords<128>, 128,
+                                          Same, kSharedAlignment + 1024)),
+          WithPolicy(kNormal, Tma<2>("TmaLoad2DUnit", TmaLoad2DUnit)),
+          WithPolicy(kEvictLast, Tma<3>("TmaLoad3DUnit", TmaLoad3DUnit)),
+          Threads("RegistersUnit", RegistersUnit, 384, AnyWords<384>, 384, Same),
+          Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
+          Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
+          Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),
+          Wgmma<F16, 128, true>("WgmmaSharedF16N128Unit", WgmmaSharedF16N128Unit),
+          Wgmma<BF16, 64, false>("WgmmaRegistersBF16N64Unit", WgmmaRegistersBF16N64Unit),
+          Wgmma<BF16, 128, false>("WgmmaRegistersBF16N128Unit", WgmmaRegistersBF16N128Unit),
+          Wgmma<F16, 64, false>("WgmmaRegistersF16N64Unit", WgmmaRegistersF16N64Unit),
+          Wgmma<F16, 128, false>("WgmmaRegistersF16N128Unit", WgmmaRegistersF16N128Unit)};
 }
 
 }  // namespace
@@ -558,26 +584,8 @@ std::vector<Unit> PortableUnits() {
 const std::vector<Unit>& Units() {
   static const auto& units = *new std::vector<Unit>([] {
     std::vector<Unit> all = PortableUnits();
-    const std::vector<Unit> sm90 = {
-        Threads<192>("BarrierRingUnit", BarrierRingUnit, 64, 192, Same, kSharedAlignment + 512),
-        Threads<128>("BulkLoadUnit", BulkLoadUnit, 32, 128, Same, kSharedAlignment + 1024),
-        Tma<2>("TmaLoad2DUnit", TmaLoad2DUnit),
-        Tma<3>("TmaLoad3DUnit", TmaLoad3DUnit),
-        Threads<384>("RegistersUnit", RegistersUnit, 384, 384, Same),
-        Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
-        Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
-        Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),
-        Wgmma<F16, 128, true>("WgmmaSharedF16N128Unit", WgmmaSharedF16N128Unit),
-        Wgmma<BF16, 64, false>("WgmmaRegistersBF16N64Unit", WgmmaRegistersBF16N64Unit),
-        Wgmma<BF16, 128, false>("WgmmaRegistersBF16N128Unit", WgmmaRegistersBF16N128Unit),
-        Wgmma<F16, 64, false>("WgmmaRegistersF16N64Unit", WgmmaRegistersF16N64Unit),
-        Wgmma<F16, 128, false>("WgmmaRegistersF16N128Unit", WgmmaRegistersF16N128Unit)};
+    const std::vector<Unit> sm90 = Sm90Units();
     all.insert(all.end(), sm90.begin(), sm90.end());
-    for (Unit& unit : all) {
-      if (unit.name == "BulkLoadUnit") unit.policies = {kEvictFirst};
-      if (unit.name == "TmaLoad2DUnit") unit.policies = {kNormal};
-      if (unit.name == "TmaLoad3DUnit") unit.policies = {kEvictLast};
-    }
     return all;
   }());
   return units;
