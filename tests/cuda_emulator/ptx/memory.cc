@@ -3,6 +3,7 @@
 // runs at a time, so a fence has no effect here; its text is read all the same.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -75,7 +76,7 @@ Step DecodeLoad(Form* form) {
                                    : Locate(space, from.Read(frame), bytes * count, "ld");
     for (std::uint32_t i = 0; i < count; ++i) {
       std::uint64_t bits = 0;
-      std::memcpy(&bits, p + i * bytes, bytes);
+      std::memcpy(&bits, p + std::size_t{i} * bytes, bytes);
       Write(frame, to[i], bits);
     }
   };
@@ -94,7 +95,7 @@ Step DecodeStore(Form* form) {
     std::byte* const p = Locate(space, to.Read(frame), bytes * count, "st");
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint64_t bits = values[i].Read(frame);
-      std::memcpy(p + i * bytes, &bits, bytes);
+      std::memcpy(p + std::size_t{i} * bytes, &bits, bytes);
     }
   };
 }

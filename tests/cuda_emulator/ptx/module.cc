@@ -19,7 +19,8 @@ namespace quire::cuda_emulator::ptx {
 namespace {
 
 bool IsNameCharacter(char c) {
-  return absl::ascii_isalnum(c) || c == '_' || c == '$' || c == '%' || c == '.';
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%' ||
+         c == '.';
 }
 
 // Parts between commas that no bracket encloses.
@@ -70,7 +71,8 @@ class Parser {
   // the compiler's: an empty asm has no other trace.
   bool SkipBlanks() {
     for (;;) {
-      while (at_ < text_.size() && absl::ascii_isspace(text_[at_])) ++at_;
+      while (at_ < text_.size() && absl::ascii_isspace(static_cast<unsigned char>(text_[at_])))
+        ++at_;
       if (!absl::StartsWith(text_.substr(at_), "//")) break;
       const absl::string_view comment = TakeUntil('\n');
       if (comment == "// begin inline asm") Emit({.text = "asm"});
@@ -285,7 +287,8 @@ class Parser {
       return operand;
     }
     if (operand.negated) return absl::InvalidArgumentError(absl::StrCat("no predicate: ", text));
-    if (absl::ascii_isdigit(text[0]) || text[0] == '-') return ParseImmediate(text);
+    if (absl::ascii_isdigit(static_cast<unsigned char>(text[0])) || text[0] == '-')
+      return ParseImmediate(text);
     if (!std::all_of(text.begin(), text.end(), IsNameCharacter)) {
       return absl::InvalidArgumentError(absl::StrCat("not an operand: ", text));
     }

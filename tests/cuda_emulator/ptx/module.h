@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,7 +25,9 @@ struct SourceLine {
   std::uint32_t line = 0;
 
   std::string ToString() const;
-  friend auto operator<=>(const SourceLine&, const SourceLine&) = default;
+  friend bool operator<(const SourceLine& a, const SourceLine& b) {
+    return std::tie(a.file, a.line) < std::tie(b.file, b.line);
+  }
 };
 
 struct Operand {

@@ -455,80 +455,48 @@ constexpr std::uint64_t kNormal = 0x1000000000000000;
 constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
 constexpr std::uint64_t kEvictLast = 0x14F0000000000000;
 
+using kernels::cuda::LaunchShape;
+
+Unit Of(const char* name, Plain* twin, const LaunchShape& shape,
+        Words (*make_input)(std::mt19937& random), Words (*expected)(const Words& in)) {
+  return {
+      .name = name, .shape = shape, .make_input = make_input, .twin = twin, .expected = expected};
+}
 template <typename T, std::size_t kN, bool kShared>
 Unit Wgmma(const char* name, Plain* twin) {
-  return {.name = name,
-          .shape = {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows * 128},
-          .out_words = 128 * kN,
-          .make_input = WgmmaInput<T, kN>,
-          .twin = twin,
-          .expected = WgmmaExpected<T, kN, kShared>,
-          .tolerance = 4e-6f};
+  Unit unit = Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows * 128},
+                 WgmmaInput<T, kN>, WgmmaExpected<T, kN, kShared>);
+  unit.tolerance = 4e-6f;
+  return unit;
 }
 template <std::size_t kCount, bool kTransposed>
 Unit LdMatrix(const char* name, Plain* twin) {
-  return {.name = name,
-          .shape = {.threads = 32, .shared_bytes = 512},
-          .out_words = 32 * kCount,
-          .make_input = AnyWords<128>,
-          .twin = twin,
-          .expected = LdMatrixExpected<kCount, kTransposed>};
+  return Of(name, twin, {.threads = 32, .shared_bytes = 512}, AnyWords<128>,
+            LdMatrixExpected<kCount, kTransposed>);
 }
 template <std::size_t kWords>
 Unit Copy(const char* name, Plain* twin) {
-  return {.name = name,
-          .shape = {.threads = 32, .shared_bytes = 32 * 3 * 4 * kWords},
-          .out_words = 32 * 3 * kWords,
-          .make_input = CopyInput<kWords>,
-          .twin = twin,
-          .expected = CopyExpected<kWords>};
+  return Of(name, twin, {.threads = 32, .shared_bytes = 32 * 3 * 4 * kWords}, CopyInput<kWords>,
+            CopyExpected<kWords>);
 }
 template <typename T>
 Unit Mma(const char* name, Plain* twin) {
-  return {.name = name,
-          .shape = {.threads = 32},
-          .out_words = 128,
-          .make_input = MmaInput<T>,
-          .twin = twin,
-          .expected = MmaExpected<T>,
-          .tolerance = 1e-6f};
-}
-template <std::uint32_t kRank>
-Unit Tma(const char* name, Mapped* twin) {
-  return {.name = name,
-          .shape = {.threads = 64, .shared_bytes = kSharedAlignment + 1024 + 64},
-          .out_words = 256,
-          .make_input = Coordinates,
-          .mapped_twin = twin,
-          .map_rank = kRank,
-          .expected = TmaExpected<kRank>};
-}
-Unit Threads(const char* name, Plain* twin, std::uint32_t threads,
-             Words (*make_input)(std::mt19937& random), std::size_t out_words,
-             Words (*expected)(const Words& in), std::uint32_t shared_bytes = 0) {
-  return {.name = name,
-          .shape = {.threads = threads, .shared_bytes = shared_bytes},
-          .out_words = out_words,
-          .make_input = make_input,
-          .twin = twin,
-          .expected = expected};
-}
-Unit Where() {
-  Unit unit = Threads("WhereUnit", WhereUnit, 96, AnyWords<1>, 6 * 96 * 10, WhereExpected,
-                      kSharedAlignment + 64);
-  unit.shape.blocks_x = 3;
-  unit.shape.blocks_y = 2;
-  return unit;
-}
-Unit Dependency() {
-  Unit unit = Threads("DependencyUnit", DependencyUnit, 64, AnyWords<64>, 64, Same);
-  unit.shape.programmatic = true;
+  Unit unit = Of(name, twin, {.threads = 32}, MmaInput<T>, MmaExpected<T>);
+  unit.tolerance = 1e-6f;
   return unit;
 }
 Unit Approx() {
-  Unit unit = Threads("ApproxUnit", ApproxUnit, 64, Exponents, 64 * 2, ApproxExpected);
+  Unit unit = Of("ApproxUnit", ApproxUnit, {.threads = 64}, Exponents, ApproxExpected);
   unit.tolerance = 1e-6f;
   unit.ulps = 2;
+  return unit;
+}
+template <std::uint32_t kRank>
+Unit Tma(const char* name, Mapped* twin) {
+  Unit unit = Of(name, nullptr, {.threads = 64, .shared_bytes = kSharedAlignment + 1024 + 64},
+                 Coordinates, TmaExpected<kRank>);
+  unit.mapped_twin = twin;
+  unit.map_rank = kRank;
   return unit;
 }
 Unit WithPolicy(std::uint64_t policy, Unit unit) {
@@ -537,38 +505,44 @@ Unit WithPolicy(std::uint64_t policy, Unit unit) {
 }
 
 std::vector<Unit> PortableUnits() {
-  return {Where(),
-          Threads("ShuffleUnit", ShuffleUnit, 32, AnyWords<96>, 32 * 11, ShuffleExpected),
-          Threads("AtomicUnit", AtomicUnit, 64, AnyWords<64>, 12, AtomicExpected, 16),
-          Threads("NamedBarrierUnit", NamedBarrierUnit, 64, AnyWords<128>, 128, Same, 128),
-          Dependency(),
+  return {Of("WhereUnit", WhereUnit,
+             {.blocks_x = 3, .blocks_y = 2, .threads = 96, .shared_bytes = kSharedAlignment + 64},
+             AnyWords<1>, WhereExpected),
+          Of("ShuffleUnit", ShuffleUnit, {.threads = 32}, AnyWords<96>, ShuffleExpected),
+          Of("AtomicUnit", AtomicUnit, {.threads = 64, .shared_bytes = 16}, AnyWords<64>,
+             AtomicExpected),
+          Of("NamedBarrierUnit", NamedBarrierUnit, {.threads = 64, .shared_bytes = 128},
+             AnyWords<128>, Same),
+          Of("DependencyUnit", DependencyUnit, {.threads = 64, .programmatic = true}, AnyWords<64>,
+             Same),
           WithPolicy(kEvictFirst,
-                     Threads("LoadUnit", LoadUnit, 64, AnyWords<256>, 64 * 6, LoadExpected)),
+                     Of("LoadUnit", LoadUnit, {.threads = 64}, AnyWords<256>, LoadExpected)),
           Copy<4>("CpAsync16Unit", CpAsync16Unit),
           Copy<1>("CpAsync4Unit", CpAsync4Unit),
           LdMatrix<4, false>("LdMatrixX4Unit", LdMatrixX4Unit),
           LdMatrix<2, false>("LdMatrixX2Unit", LdMatrixX2Unit),
           LdMatrix<4, true>("LdMatrixX4TransUnit", LdMatrixX4TransUnit),
           LdMatrix<2, true>("LdMatrixX2TransUnit", LdMatrixX2TransUnit),
-          Threads("MovMatrixUnit", MovMatrixUnit, 32, AnyWords<32>, 32, MovMatrixExpected),
+          Of("MovMatrixUnit", MovMatrixUnit, {.threads = 32}, AnyWords<32>, MovMatrixExpected),
           Mma<BF16>("MmaBF16Unit", MmaBF16Unit),
           Mma<F16>("MmaF16Unit", MmaF16Unit),
-          Threads("ArithmeticUnit", ArithmeticUnit, 64, AnyFloats<192>, 64 * 8, ArithmeticExpected),
+          Of("ArithmeticUnit", ArithmeticUnit, {.threads = 64}, AnyFloats<192>, ArithmeticExpected),
           Approx(),
-          Threads("FloatPairUnit", FloatPairUnit, 64, AnyFloats<128>, 64 * 5, FloatPairExpected),
-          Threads("HalfPairUnit", HalfPairUnit, 64, AnyHalves<192>, 64 * 5, HalfPairExpected),
-          Threads("E4M3Unit", E4M3Unit, 256, AnyWords<1>, 256, E4M3Expected),
-          Threads("BitsUnit", BitsUnit, 64, AnyWords<128>, 64 * 5, BitsExpected)};
+          Of("FloatPairUnit", FloatPairUnit, {.threads = 64}, AnyFloats<128>, FloatPairExpected),
+          Of("HalfPairUnit", HalfPairUnit, {.threads = 64}, AnyHalves<192>, HalfPairExpected),
+          Of("E4M3Unit", E4M3Unit, {.threads = 256}, AnyWords<1>, E4M3Expected),
+          Of("BitsUnit", BitsUnit, {.threads = 64}, AnyWords<128>, BitsExpected)};
 }
 
 std::vector<Unit> Sm90Units() {
-  return {Threads("BarrierRingUnit", BarrierRingUnit, 64, AnyWords<192>, 192, Same,
-                  kSharedAlignment + 512),
-          WithPolicy(kEvictFirst, Threads("BulkLoadUnit", BulkLoadUnit, 32, AnyWords<128>, 128,
-                                          Same, kSharedAlignment + 1024)),
+  return {Of("BarrierRingUnit", BarrierRingUnit,
+             {.threads = 64, .shared_bytes = kSharedAlignment + 512}, AnyWords<192>, Same),
+          WithPolicy(kEvictFirst, Of("BulkLoadUnit", BulkLoadUnit,
+                                     {.threads = 32, .shared_bytes = kSharedAlignment + 1024},
+                                     AnyWords<128>, Same)),
           WithPolicy(kNormal, Tma<2>("TmaLoad2DUnit", TmaLoad2DUnit)),
           WithPolicy(kEvictLast, Tma<3>("TmaLoad3DUnit", TmaLoad3DUnit)),
-          Threads("RegistersUnit", RegistersUnit, 384, AnyWords<384>, 384, Same),
+          Of("RegistersUnit", RegistersUnit, {.threads = 384}, AnyWords<384>, Same),
           Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
           Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
           Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),

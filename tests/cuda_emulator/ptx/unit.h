@@ -20,7 +20,6 @@ using Words = std::vector<std::uint32_t>;
 struct Unit {
   std::string name{};
   kernels::cuda::LaunchShape shape{};
-  std::size_t out_words = 0;
   Words (*make_input)(std::mt19937& random) = nullptr;
   // The function that the host compiler made of the kernel; `mapped` for one whose first argument
   // is a tensor map.
