@@ -149,7 +149,8 @@ void Load(const Frame& frame, HeldRegisters* held) {
   }
 }
 
-// Where the product keeps its accumulators: a device leaves them in the registers.
+// Where the product keeps its accumulators, which a device leaves in the registers. The model holds
+// on to the address of `values`, which does not change when other entries come and go.
 HeldRegisters& Accumulators(Frame& frame, const std::vector<std::uint32_t>& registers) {
   for (HeldRegisters& held : frame.accumulators) {
     if (held.registers == registers) return held;
@@ -173,8 +174,8 @@ void Store(Frame& frame) {
 
 struct Product {
   std::vector<std::uint32_t> d{};
-  std::vector<Value> a_registers{};  // or a descriptor,
-  Value a{};                         // a descriptor
+  std::vector<Value> a_registers{};  // empty when A lies in shared memory
+  Value a{};                         // its descriptor there
   Value b{};
   Value accumulate{};
   bool is_bf16 = false;

@@ -64,6 +64,7 @@ Step DecodeLoad(Form* form) {
   const bool has_policy = space == Space::kGlobal && form->Take("L2::cache_hint");
   const std::uint32_t count = TakeVectorLength(form);
   const Type type = form->TakeType();
+  if (type.IsSigned() && type.bits < 32) form->Fail("sign extension is not interpreted");
   const std::vector<std::uint32_t> to =
       count > 1 ? form->TakeRegisters(count) : std::vector<std::uint32_t>{form->TakeRegister()};
   const Address from = form->TakeAddress();

@@ -83,21 +83,20 @@ bool SameWithin(std::uint32_t a, std::uint32_t b, std::uint32_t ulps) {
 class PtxTest : public KernelTest {
  protected:
   // What the unit's kernel in `program` gives.
-  Words RunPtx(const Unit& unit, const std::string& program_name, const Words& in) {
-    Program& program = Loaded(program_name);
+  Words RunPtx(const Unit& unit, Program* program, const Words& in) {
     KernelLaunch launch = Shape(unit);
     // Below 9.0 a launch overlaps nothing, and the wrapper is empty.
-    launch.programmatic = launch.programmatic && absl::StrContains(program_name, "90a");
+    launch.programmatic = launch.programmatic && program != &Loaded("units_80");
     return Launch(std::move(launch), unit, in,
                   [&](const CUtensorMap& map, const std::uint32_t* from, std::uint32_t* to) {
                     alignas(128) std::byte arguments[256] = {};
                     std::byte* next = arguments;
                     if (unit.map_rank != 0) next = Append(next, map);
                     next = Append(Append(next, from), to);
-                    const bool fits = program.ParameterBytes(unit.name) ==
+                    const bool fits = program->ParameterBytes(unit.name) ==
                                       static_cast<std::uint32_t>(next - arguments);
                     EXPECT_TRUE(fits) << unit.name << " has other parameters";
-                    program.RunThread(unit.name, arguments);
+                    program->RunThread(unit.name, arguments);
                   });
   }
   // What its twin gives.
@@ -126,7 +125,7 @@ class PtxTest : public KernelTest {
     const Words in = unit.make_input(random);
     Loaded(program).TakeExecuted();
     Loaded(program).TakePolicies(unit.name);
-    const Words ptx = RunPtx(unit, program, in);
+    const Words ptx = RunPtx(unit, &Loaded(program), in);
     const Words twin = RunTwin(unit, in);
     const auto say = [&](std::size_t i, const char* other, std::uint32_t word) {
       return absl::StrCat("kernel ", unit.name, " of ", program, ".ptx, seed ", seed, ": word ", i,
@@ -248,7 +247,7 @@ TEST_F(PtxTest, EveryInlineAssemblyStatementRuns) {
     for (const Unit& unit : Units()) {
       if (!Loaded(program).Has(unit.name)) continue;
       std::mt19937 random(1);
-      RunPtx(unit, program, unit.make_input(random));
+      RunPtx(unit, &Loaded(program), unit.make_input(random));
     }
     executed.merge(TakeExecuted(Loaded(program)));
   }
@@ -258,9 +257,12 @@ TEST_F(PtxTest, EveryInlineAssemblyStatementRuns) {
   std::size_t count = 0;
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(paths::Source("kernels"))) {
-    const std::string extension = entry.path().extension();
-    if (extension != ".cuh" && extension != ".cu") continue;
-    for (const Statement& statement : FindStatements(Relative(entry.path()))) {
+    const std::string path = entry.path();
+    // Headers of the CPU's instruction sets are included once for each, and end so.
+    const bool is_device_code = absl::EndsWith(path, ".cuh") || absl::EndsWith(path, ".cu") ||
+                                (absl::EndsWith(path, ".h") && !absl::EndsWith(path, "-inl.h"));
+    if (!is_device_code) continue;
+    for (const Statement& statement : FindStatements(Relative(path))) {
       ++count;
       EXPECT_TRUE(statement.IsAmong(executed))
           << "no unit of tests/cuda_emulator/ptx runs the assembly of " << statement.function
@@ -409,6 +411,22 @@ TEST_F(PtxTest, MistakesThatGiveOtherValues) {
                 AllOf(HasSubstr(absl::StrCat("kernel ", mistake.unit, " of")),
                       ContainsRegex(LinesOf(FindPlanted(mistake.wrapper, mistake.nth)))));
   }
+}
+
+// A register of A is written before the wait.
+TEST_F(PtxDeathTest, RegistersOfAProductUnderWay) {
+  const Unit& unit = FindUnit("WgmmaRegistersF16N64Unit");
+  std::string text = ReadFile(QUIRE_PTX_FOLDER "/units_sm90_90a.ptx");
+  const std::size_t product = text.find("wgmma.mma_async", text.find(".entry " + unit.name));
+  const std::size_t first = text.find("}, {", product) + 4;
+  const std::string reg = text.substr(first, text.find(',', first) - first);
+  const std::string commit = "wgmma.commit_group.sync.aligned;";
+  text.insert(text.find(commit, product) + commit.size(), "mov.b32 " + reg + ", 7;");
+  absl::StatusOr<Program> program = Program::Load(text);
+  ASSERT_TRUE(program.ok()) << program.status();
+  std::mt19937 random(1);
+  const Words in = unit.make_input(random);
+  EXPECT_DEATH(RunPtx(unit, &*program, in), "a register of a wgmma product under way was written");
 }
 
 // Each does what the emulator ends the process for.
