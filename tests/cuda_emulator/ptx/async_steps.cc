@@ -46,6 +46,7 @@ Step DecodeCopy(Form* form) {
     if (read != 0 && read != bytes) {
       Fatal(absl::StrCat("cp.async of ", bytes, " bytes reads ", read, ": all or none"));
     }
+    Hint(frame, skips_l1 ? "cp.async.cg" : "cp.async.ca");
     IssueCopy(AtShared(to.Read(frame)), Global(from.Read(frame)), bytes, read != 0);
   };
 }
@@ -60,7 +61,7 @@ Step DecodeBulkCopy(Form* form) {
   const Address barrier = form->TakeAddress();
   const Value policy = form->TakeU64();
   return [=](Frame& frame) {
-    UsePolicy(frame, policy.Read(frame));
+    HintPolicy(frame, policy.Read(frame));
     const auto on = static_cast<std::uint32_t>(barrier.Read(frame));
     BarrierAt(on);
     if (!tensor) {
@@ -263,7 +264,9 @@ Step DecodeWgmma(Form* form) {
 // --- launches and budgets ---
 
 Step DecodeGridDependency(Form* form) {
-  if (form->TakeOneOf({"wait", "launch_dependents"}) == 1) return [](Frame&) {};
+  if (form->TakeOneOf({"wait", "launch_dependents"}) == 1) {
+    return [](Frame& frame) { Hint(frame, "launch_dependents"); };
+  }
   return [](Frame&) { WaitForKernelInFront(); };
 }
 
@@ -280,6 +283,7 @@ Step DecodeRegisterBudget(Form* form) {
                          " to ", n, " registers"));
     }
     frame.register_budget = n;
+    Hint(frame, grows ? "setmaxnreg.inc" : "setmaxnreg.dec");
   };
 }
 

@@ -22,8 +22,9 @@ Step DecodeAsync(Form* form);
 // The bytes behind a shared address, unchecked: for addresses whose use another model checks.
 std::byte* AtShared(std::uint64_t address);
 
-// Checks that a policy of L2 is one of those that the wrappers name, and notes that it was used.
-// There is no cache here whose lines it could keep.
-void UsePolicy(Frame& frame, std::uint64_t policy);
+// Notes what has no effect on values here (Program::TakeHints): "cp.async.cg". The second is for a
+// policy of L2 and checks that it is one of those that the wrappers name: "L2 evict_first".
+void Hint(Frame& frame, const char* name);
+void HintPolicy(Frame& frame, std::uint64_t policy);
 
 }  // namespace quire::cuda_emulator::ptx

@@ -33,12 +33,12 @@ struct Frame {
   const Kernel* kernel = nullptr;
   std::vector<std::uint64_t> registers{};  // values in the low bits, zeros above; predicates 0 or 1
   const std::byte* parameters = nullptr;
-  std::vector<bool>* executed = nullptr;        // instructions that some thread has got to
-  std::set<std::uint64_t>* policies = nullptr;  // of L2, that were used
-  std::uint32_t at = 0;                         // the instruction that runs
-  std::uint32_t next = 0;                       // the one that runs after it
-  std::uint32_t register_budget = 0;            // of setmaxnreg
-  std::uint32_t product_groups = 0;             // committed so far
+  std::vector<bool>* executed = nullptr;   // instructions that some thread has got to
+  std::set<std::string>* hints = nullptr;  // as Program::TakeHints
+  std::uint32_t at = 0;                    // the instruction that runs
+  std::uint32_t next = 0;                  // the one that runs after it
+  std::uint32_t register_budget = 0;       // of setmaxnreg
+  std::uint32_t product_groups = 0;        // committed so far
   std::vector<HeldRegisters> accumulators{};
   std::vector<HeldRegisters> fragments{};
 };

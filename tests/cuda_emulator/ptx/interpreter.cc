@@ -112,7 +112,7 @@ void Program::RunThread(absl::string_view kernel, const std::byte* arguments) {
               .registers = std::vector<std::uint64_t>(code.kernel.num_registers, 0),
               .parameters = arguments,
               .executed = &code.executed,
-              .policies = &code.policies,
+              .hints = &code.hints,
               .register_budget = RegisterBudget(code.kernel)};
   const Frame*& own = frames[current_thread->index];
   own = &frame;
@@ -130,8 +130,8 @@ void Program::RunThread(absl::string_view kernel, const std::byte* arguments) {
   own = nullptr;
 }
 
-std::set<std::uint64_t> Program::TakePolicies(absl::string_view kernel) {
-  return std::exchange(Find(kernel)->policies, {});
+std::set<std::string> Program::TakeHints(absl::string_view kernel) {
+  return std::exchange(Find(kernel)->hints, {});
 }
 
 std::set<SourceLine> Program::TakeExecuted() {

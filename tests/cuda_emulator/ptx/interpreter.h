@@ -43,15 +43,16 @@ class Program {
   // Source lines of the inline assembly statements that threads have got to since the last call,
   // those whose text is empty included.
   std::set<SourceLine> TakeExecuted();
-  // The policies of L2 that threads of the kernel have used since the last call.
-  std::set<std::uint64_t> TakePolicies(absl::string_view kernel);
+  // What threads of the kernel have asked of the device since the last call that changes no value
+  // here: caching, policies of L2, fences, register budgets, the start of the kernel behind.
+  std::set<std::string> TakeHints(absl::string_view kernel);
 
  private:
   struct Code {
     Kernel kernel;
     std::vector<Step> steps;  // one for each instruction
     std::vector<bool> executed;
-    std::set<std::uint64_t> policies;
+    std::set<std::string> hints;
   };
 
   Step Decode(const Module& module, const Kernel& kernel, const Instruction& instruction);

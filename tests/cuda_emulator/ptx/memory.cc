@@ -2,11 +2,9 @@
 // emulated device shares the address space, and its shared memory is a window in it. One thread
 // runs at a time, so a fence has no effect here; its text is read all the same.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "tests/cuda_emulator/async_copy.h"
@@ -48,19 +46,22 @@ std::uint32_t TakeVectorLength(Form* form) {
   return form->Take("v4") ? 4 : 1;
 }
 
-// As createpolicy encodes it for all of the addresses (CUTLASS, TMA::CacheHintSm90).
+// Policies of L2 as createpolicy encodes them for all addresses (CUTLASS, TMA::CacheHintSm90).
+constexpr std::uint64_t kNormal = 0x1000000000000000;
 constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
+constexpr std::uint64_t kEvictLast = 0x14F0000000000000;
 
-// Which caches hold a line changes no value.
-void TakeCacheOperator(Form* form) {
-  for (const char* const name : {"nc", "cg", "L1::no_allocate"}) {
-    if (form->Take(name)) return;
-  }
+// Null where the compiler chose what caches a plain load may use.
+const char* TakeCacheOperator(Form* form) {
+  if (form->Take("cg")) return "ld.cg";
+  if (form->Take("L1::no_allocate")) return "ld.L1::no_allocate";
+  form->Take("nc");
+  return nullptr;
 }
 
 Step DecodeLoad(Form* form) {
   const Space space = TakeSpace(form);
-  if (space == Space::kGlobal) TakeCacheOperator(form);
+  const char* const hint = space == Space::kGlobal ? TakeCacheOperator(form) : nullptr;
   const bool has_policy = space == Space::kGlobal && form->Take("L2::cache_hint");
   const std::uint32_t count = TakeVectorLength(form);
   const Type type = form->TakeType();
@@ -71,7 +72,8 @@ Step DecodeLoad(Form* form) {
   const Value policy = has_policy ? form->TakeU64() : Value{};
   const std::uint32_t bytes = type.bits / 8;
   return [=](Frame& frame) {
-    if (has_policy) UsePolicy(frame, policy.Read(frame));
+    if (hint != nullptr) Hint(frame, hint);
+    if (has_policy) HintPolicy(frame, policy.Read(frame));
     const std::byte* const p = space == Space::kParameter
                                    ? frame.parameters + from.Read(frame)
                                    : Locate(space, from.Read(frame), bytes * count, "ld");
@@ -165,18 +167,22 @@ Step DecodeAddressConversion(Form* form) {
 }
 
 Step DecodeFence(Form* form) {
-  if (form->Take("proxy")) {
+  const bool proxy = form->Take("proxy");
+  if (proxy) {
     form->Expect({"async", "shared::cta"});
   } else {
     form->Expect({"mbarrier_init", "release", "cluster"});
   }
-  return [](Frame&) {};
+  return [=](Frame& frame) { Hint(frame, proxy ? "fence.proxy.async" : "fence.mbarrier_init"); };
 }
 
 Step DecodePrefetch(Form* form) {
   form->Expect("tensormap");
   const Address at = form->TakeAddress();
-  return [=](Frame& frame) { CheckAligned(ToPointer(at.Read(frame)), 64, "prefetch.tensormap"); };
+  return [=](Frame& frame) {
+    CheckAligned(ToPointer(at.Read(frame)), 64, "prefetch.tensormap");
+    Hint(frame, "prefetch.tensormap");
+  };
 }
 
 Step DecodePolicy(Form* form) {
@@ -192,12 +198,15 @@ std::byte* AtShared(std::uint64_t address) {
   return start - SharedAddress(start, 0, 16, "shared memory") + address;
 }
 
-void UsePolicy(Frame& frame, std::uint64_t policy) {
-  constexpr std::uint64_t kPolicies[] = {0x1000000000000000, kEvictFirst, 0x14F0000000000000};
-  if (std::count(std::begin(kPolicies), std::end(kPolicies), policy) == 0) {
-    Fatal(absl::StrCat("0x", absl::Hex(policy), " is no policy of L2"));
-  }
-  frame.policies->insert(policy);
+void Hint(Frame& frame, const char* name) {
+  frame.hints->insert(name);
+}
+
+void HintPolicy(Frame& frame, std::uint64_t policy) {
+  if (policy == kNormal) return Hint(frame, "L2 normal");
+  if (policy == kEvictFirst) return Hint(frame, "L2 evict_first");
+  if (policy == kEvictLast) return Hint(frame, "L2 evict_last");
+  Fatal(absl::StrCat("0x", absl::Hex(policy), " is no policy of L2"));
 }
 
 Step DecodeMemory(Form* form) {
@@ -211,7 +220,7 @@ Step DecodeMemory(Form* form) {
   if (opcode == "createpolicy") return DecodePolicy(form);
   if (opcode != "membar") return {};
   form->Expect("gl");
-  return [](Frame&) {};
+  return [](Frame& frame) { Hint(frame, "membar.gl"); };
 }
 
 }  // namespace quire::cuda_emulator::ptx

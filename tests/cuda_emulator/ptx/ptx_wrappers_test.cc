@@ -84,24 +84,21 @@ class PtxTest : public KernelTest {
  protected:
   // What the unit's kernel in `program` gives.
   Words RunPtx(const Unit& unit, Program* program, const Words& in) {
-    KernelLaunch launch = Shape(unit);
-    // Below 9.0 a launch overlaps nothing, and the wrapper is empty.
-    launch.programmatic = launch.programmatic && program != &Loaded("units_80");
-    return Launch(std::move(launch), unit, in,
-                  [&](const CUtensorMap& map, const std::uint32_t* from, std::uint32_t* to) {
-                    alignas(128) std::byte arguments[256] = {};
-                    std::byte* next = arguments;
-                    if (unit.map_rank != 0) next = Append(next, map);
-                    next = Append(Append(next, from), to);
-                    const bool fits = program->ParameterBytes(unit.name) ==
-                                      static_cast<std::uint32_t>(next - arguments);
-                    EXPECT_TRUE(fits) << unit.name << " has other parameters";
-                    program->RunThread(unit.name, arguments);
-                  });
+    return Launch(
+        unit, in, [&](const CUtensorMap& map, const std::uint32_t* from, std::uint32_t* to) {
+          alignas(128) std::byte arguments[256] = {};
+          std::byte* next = arguments;
+          if (unit.map_rank != 0) next = Append(next, map);
+          next = Append(Append(next, from), to);
+          const bool fits =
+              program->ParameterBytes(unit.name) == static_cast<std::uint32_t>(next - arguments);
+          EXPECT_TRUE(fits) << unit.name << " has other parameters";
+          program->RunThread(unit.name, arguments);
+        });
   }
   // What its twin gives.
   Words RunTwin(const Unit& unit, const Words& in) {
-    return Launch(Shape(unit), unit, in,
+    return Launch(unit, in,
                   [&](const CUtensorMap& map, const std::uint32_t* from, std::uint32_t* to) {
                     unit.map_rank != 0 ? unit.mapped_twin(map, from, to) : unit.twin(from, to);
                   });
@@ -124,7 +121,7 @@ class PtxTest : public KernelTest {
     std::mt19937 random(seed);
     const Words in = unit.make_input(random);
     Loaded(program).TakeExecuted();
-    Loaded(program).TakePolicies(unit.name);
+    Loaded(program).TakeHints(unit.name);
     const Words ptx = RunPtx(unit, &Loaded(program), in);
     const Words twin = RunTwin(unit, in);
     const auto say = [&](std::size_t i, const char* other, std::uint32_t word) {
@@ -139,8 +136,10 @@ class PtxTest : public KernelTest {
       }
     }
     const Words expected = unit.expected(in);
-    if (Loaded(program).TakePolicies(unit.name) != unit.policies) {
-      return absl::StrCat("kernel ", unit.name, " of ", program, ".ptx uses other policies of L2");
+    const std::set<std::string> hints = Loaded(program).TakeHints(unit.name);
+    if (hints != unit.hints) {
+      return absl::StrCat("kernel ", unit.name, " of ", program, ".ptx asks for ",
+                          absl::StrJoin(hints, ", "));
     }
     for (std::size_t i = 0; i < ptx.size(); ++i) {
       const bool same = unit.tolerance == 0.0f ? ptx[i] == expected[i]
@@ -156,24 +155,20 @@ class PtxTest : public KernelTest {
     return to + sizeof(argument);
   }
 
-  static KernelLaunch Shape(const Unit& unit) {
-    return {.name = unit.name,
-            .blocks_x = unit.shape.blocks_x,
-            .blocks_y = unit.shape.blocks_y,
-            .threads = unit.shape.threads,
-            .shared_bytes = unit.shape.shared_bytes,
-            .programmatic = unit.shape.programmatic,
-            .body = {}};
-  }
-
   template <typename Body>
-  Words Launch(KernelLaunch launch, const Unit& unit, const Words& in, const Body& body) {
+  Words Launch(const Unit& unit, const Words& in, const Body& body) {
     const DeviceArray<std::uint32_t> from(in);
     const DeviceArray<std::uint32_t> to(unit.expected(in).size());
     const DeviceArray<std::uint32_t> tensor(kTensorWords);
     CUtensorMap map = {};
     if (unit.map_rank != 0) EncodeTensor(tensor.data(), unit.map_rank, &map);
-    launch.body = [&] { body(map, from.data(), to.data()); };
+    KernelLaunch launch{.name = unit.name,
+                        .blocks_x = unit.shape.blocks_x,
+                        .blocks_y = unit.shape.blocks_y,
+                        .threads = unit.shape.threads,
+                        .shared_bytes = unit.shape.shared_bytes,
+                        .programmatic = unit.shape.programmatic,
+                        .body = [&] { body(map, from.data(), to.data()); }};
     EXPECT_EQ(EnqueueKernel(stream_->cuda(), std::move(launch)), cudaSuccess);
     EXPECT_TRUE(stream_->Synchronize().ok());
     return Words(to.data(), to.data() + to.size());

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "base/dtype.h"
 #include "kernels/cuda/thread.cuh"
@@ -450,11 +451,6 @@ Words WgmmaExpected(const Words& in) {
 
 // --- the table ---
 
-// Policies of L2, as CUTLASS has them (TMA::CacheHintSm90).
-constexpr std::uint64_t kNormal = 0x1000000000000000;
-constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
-constexpr std::uint64_t kEvictLast = 0x14F0000000000000;
-
 using kernels::cuda::LaunchShape;
 
 Unit Of(const char* name, Plain* twin, const LaunchShape& shape,
@@ -467,6 +463,7 @@ Unit Wgmma(const char* name, Plain* twin) {
   Unit unit = Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows * 128},
                  WgmmaInput<T, kN>, WgmmaExpected<T, kN, kShared>);
   unit.tolerance = 4e-6f;
+  unit.hints = {"fence.proxy.async"};
   return unit;
 }
 template <std::size_t kCount, bool kTransposed>
@@ -499,8 +496,8 @@ Unit Tma(const char* name, Mapped* twin) {
   unit.map_rank = kRank;
   return unit;
 }
-Unit WithPolicy(std::uint64_t policy, Unit unit) {
-  unit.policies = {policy};
+Unit With(std::set<std::string> hints, Unit unit) {
+  unit.hints = std::move(hints);
   return unit;
 }
 
@@ -509,16 +506,14 @@ std::vector<Unit> PortableUnits() {
              {.blocks_x = 3, .blocks_y = 2, .threads = 96, .shared_bytes = kSharedAlignment + 64},
              AnyWords<1>, WhereExpected),
           Of("ShuffleUnit", ShuffleUnit, {.threads = 32}, AnyWords<96>, ShuffleExpected),
-          Of("AtomicUnit", AtomicUnit, {.threads = 64, .shared_bytes = 16}, AnyWords<64>,
-             AtomicExpected),
+          With({"membar.gl"}, Of("AtomicUnit", AtomicUnit, {.threads = 64, .shared_bytes = 16},
+                                 AnyWords<64>, AtomicExpected)),
           Of("NamedBarrierUnit", NamedBarrierUnit, {.threads = 64, .shared_bytes = 128},
              AnyWords<128>, Same),
-          Of("DependencyUnit", DependencyUnit, {.threads = 64, .programmatic = true}, AnyWords<64>,
-             Same),
-          WithPolicy(kEvictFirst,
-                     Of("LoadUnit", LoadUnit, {.threads = 64}, AnyWords<256>, LoadExpected)),
-          Copy<4>("CpAsync16Unit", CpAsync16Unit),
-          Copy<1>("CpAsync4Unit", CpAsync4Unit),
+          With({"L2 evict_first", "ld.L1::no_allocate", "ld.cg"},
+               Of("LoadUnit", LoadUnit, {.threads = 64}, AnyWords<256>, LoadExpected)),
+          With({"cp.async.cg"}, Copy<4>("CpAsync16Unit", CpAsync16Unit)),
+          With({"cp.async.ca"}, Copy<1>("CpAsync4Unit", CpAsync4Unit)),
           LdMatrix<4, false>("LdMatrixX4Unit", LdMatrixX4Unit),
           LdMatrix<2, false>("LdMatrixX2Unit", LdMatrixX2Unit),
           LdMatrix<4, true>("LdMatrixX4TransUnit", LdMatrixX4TransUnit),
@@ -535,22 +530,29 @@ std::vector<Unit> PortableUnits() {
 }
 
 std::vector<Unit> Sm90Units() {
-  return {Of("BarrierRingUnit", BarrierRingUnit,
-             {.threads = 64, .shared_bytes = kSharedAlignment + 512}, AnyWords<192>, Same),
-          WithPolicy(kEvictFirst, Of("BulkLoadUnit", BulkLoadUnit,
-                                     {.threads = 32, .shared_bytes = kSharedAlignment + 1024},
-                                     AnyWords<128>, Same)),
-          WithPolicy(kNormal, Tma<2>("TmaLoad2DUnit", TmaLoad2DUnit)),
-          WithPolicy(kEvictLast, Tma<3>("TmaLoad3DUnit", TmaLoad3DUnit)),
-          Of("RegistersUnit", RegistersUnit, {.threads = 384}, AnyWords<384>, Same),
-          Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
-          Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
-          Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),
-          Wgmma<F16, 128, true>("WgmmaSharedF16N128Unit", WgmmaSharedF16N128Unit),
-          Wgmma<BF16, 64, false>("WgmmaRegistersBF16N64Unit", WgmmaRegistersBF16N64Unit),
-          Wgmma<BF16, 128, false>("WgmmaRegistersBF16N128Unit", WgmmaRegistersBF16N128Unit),
-          Wgmma<F16, 64, false>("WgmmaRegistersF16N64Unit", WgmmaRegistersF16N64Unit),
-          Wgmma<F16, 128, false>("WgmmaRegistersF16N128Unit", WgmmaRegistersF16N128Unit)};
+  return {
+      With({"launch_dependents"}, Of("DependencyUnit", DependencyUnit,
+                                     {.threads = 64, .programmatic = true}, AnyWords<64>, Same)),
+      With({"fence.mbarrier_init", "fence.proxy.async"},
+           Of("BarrierRingUnit", BarrierRingUnit,
+              {.threads = 64, .shared_bytes = kSharedAlignment + 512}, AnyWords<192>, Same)),
+      With({"L2 evict_first", "cp.async.ca", "fence.mbarrier_init", "fence.proxy.async"},
+           Of("BulkLoadUnit", BulkLoadUnit,
+              {.threads = 32, .shared_bytes = kSharedAlignment + 1024}, AnyWords<128>, Same)),
+      With({"L2 normal", "fence.mbarrier_init", "fence.proxy.async", "prefetch.tensormap"},
+           Tma<2>("TmaLoad2DUnit", TmaLoad2DUnit)),
+      With({"L2 evict_last", "fence.mbarrier_init", "fence.proxy.async"},
+           Tma<3>("TmaLoad3DUnit", TmaLoad3DUnit)),
+      With({"setmaxnreg.dec", "setmaxnreg.inc"},
+           Of("RegistersUnit", RegistersUnit, {.threads = 384}, AnyWords<384>, Same)),
+      Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
+      Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
+      Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),
+      Wgmma<F16, 128, true>("WgmmaSharedF16N128Unit", WgmmaSharedF16N128Unit),
+      Wgmma<BF16, 64, false>("WgmmaRegistersBF16N64Unit", WgmmaRegistersBF16N64Unit),
+      Wgmma<BF16, 128, false>("WgmmaRegistersBF16N128Unit", WgmmaRegistersBF16N128Unit),
+      Wgmma<F16, 64, false>("WgmmaRegistersF16N64Unit", WgmmaRegistersF16N64Unit),
+      Wgmma<F16, 128, false>("WgmmaRegistersF16N128Unit", WgmmaRegistersF16N128Unit)};
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ struct Unit {
   // place; 0: all words are equal as bits.
   float tolerance = 0.0f;
   std::uint32_t ulps = 0;
-  std::set<std::uint64_t> policies{};  // of L2, that its PTX uses
+  // What its PTX asks of the device that changes no value (Program::TakeHints).
+  std::set<std::string> hints{};
 };
 
 const std::vector<Unit>& Units();

@@ -127,7 +127,8 @@ __global__ void AtomicUnit(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// Warp 0 gives four values to warp 1, by two named barriers.
+// Warp 0 gives four values to warp 1, by two named barriers, and arrives at two more in an order in
+// which it could not wait there.
 __global__ void NamedBarrierUnit(const std::uint32_t* in, std::uint32_t* out) {
   auto* const shared = reinterpret_cast<std::uint32_t*>(SharedMemory16());
   for (std::uint32_t step = 0; step < 4; ++step) {
@@ -141,12 +142,13 @@ __global__ void NamedBarrierUnit(const std::uint32_t* in, std::uint32_t* out) {
       if (step < 3) NamedArrive(2, 64);
     }
   }
-}
-
-__global__ void DependencyUnit(const std::uint32_t* in, std::uint32_t* out) {
-  DependencyLaunch();
-  DependencyWait();
-  out[ThreadIndex()] = in[ThreadIndex()];
+  if (Warp() == 0) {
+    NamedArrive(3, 64);
+    NamedArrive(4, 64);
+  } else {
+    NamedSync(4, 64);
+    NamedSync(3, 64);
+  }
 }
 
 __global__ void LoadUnit(const std::uint32_t* in, std::uint32_t* out) {

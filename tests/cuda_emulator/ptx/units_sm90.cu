@@ -1,4 +1,5 @@
-// Kernels that call each wrapper of kernels/cuda/sm90/*.cuh; compiled twice, as units.cu.
+// Kernels that call each wrapper of kernels/cuda/sm90/*.cuh, and those that are empty below compute
+// capability 9.0; compiled twice, as units.cu.
 
 #include <cstddef>
 #include <cstdint>
@@ -144,6 +145,13 @@ __global__ void TmaLoad3DUnit(const __grid_constant__ CUtensorMap map, const std
   }
   BarrierWait(barrier, 0);
   CopyOut(out, 256);
+}
+
+// Empty below 9.0.
+__global__ void DependencyUnit(const std::uint32_t* in, std::uint32_t* out) {
+  DependencyLaunch();
+  DependencyWait();
+  out[ThreadIndex()] = in[ThreadIndex()];
 }
 
 // Three warpgroups: the first gives registers to the others.
