@@ -51,7 +51,6 @@ struct Type {
   absl::string_view name;
   std::uint32_t bits = 0;
 
-  bool IsFloat() const { return name == "f32" || name == "f64"; }
   bool IsSigned() const { return name[0] == 's'; }
   bool IsInteger() const { return name[0] == 'u' || name[0] == 's' || name[0] == 'b'; }
   std::uint64_t Mask() const { return bits >= 64 ? ~std::uint64_t{0} : (1ull << bits) - 1; }

@@ -196,6 +196,34 @@ TEST_F(PtxTest, EveryKernelIsAUnit) {
   EXPECT_EQ(units, kernels);
 }
 
+// The name of the function that a line declares for the device; empty when it declares none.
+std::string DeclaredFunction(absl::string_view line) {
+  if (!absl::StrContains(line, "__device__")) return "";
+  const absl::string_view head = line.substr(0, line.find('('));
+  return std::string(head.substr(head.rfind(' ') + 1));
+}
+
+// The twins of headers replace all of these, whether there is assembly in them or not.
+TEST_F(PtxTest, EveryWrapperIsCalled) {
+  const std::string units = ReadFile(paths::Source("tests/cuda_emulator/ptx/units.cu")) +
+                            ReadFile(paths::Source("tests/cuda_emulator/ptx/units_sm90.cu"));
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(
+           paths::Source("tests/cuda_emulator/include/kernels/cuda"))) {
+    if (entry.path().extension() != ".cuh") continue;
+    const std::string twin = Relative(entry.path());
+    const std::string header = twin.substr(twin.find("kernels/cuda"));
+    for (const absl::string_view line : absl::StrSplit(ReadFile(paths::Source(header)), '\n')) {
+      const std::string name = DeclaredFunction(line);
+      if (name.empty()) continue;
+      ++count;
+      EXPECT_TRUE(absl::StrContains(units, name + "(") || absl::StrContains(units, name + "<"))
+          << "no unit of tests/cuda_emulator/ptx calls " << name << " of " << header;
+    }
+  }
+  EXPECT_GT(count, 70u);
+}
+
 // An inline assembly statement of the source: the compiler gives it one of its lines.
 struct Statement {
   std::string file;  // below the repository's root
@@ -219,10 +247,8 @@ std::vector<Statement> FindStatements(const std::string& file) {
   for (const absl::string_view line : absl::StrSplit(ReadFile(paths::Source(file)), '\n')) {
     ++number;
     const absl::string_view code = line.substr(0, line.find("//"));
-    if (absl::StrContains(code, "__device__")) {
-      const absl::string_view head = code.substr(0, code.find('('));
-      function = std::string(head.substr(head.rfind(' ') + 1));
-    }
+    const std::string declared = DeclaredFunction(code);
+    if (!declared.empty()) function = declared;
     if (absl::StrContains(code, "asm(") || absl::StrContains(code, "asm volatile(")) {
       statements.push_back({.file = file, .first = number, .last = 0, .function = function});
       inside = true;
