@@ -12,10 +12,13 @@ namespace quire::kernels::cuda {
 // 16 bytes read once and never again: not kept in L1, first to leave L2. `p` is 16-byte aligned.
 __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
   uint4 v;
-  asm volatile("ld.global.L1::no_allocate.L2::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p)
-               : "memory");
+  asm volatile(
+      "{\n.reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy;\n"
+      "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p)
+      : "memory");
   return v;
 }
 // A value that another block wrote in this launch: read at L2.

@@ -216,7 +216,7 @@ TEST(ConvertTest, Pairs) {
   EXPECT_EQ(E4M3ToF16(0x7e'01u), PackF16(0x1p-9f, 448.0f));
   EXPECT_EQ(FloatToE4M3(1000.0f), 0x7e);
   EXPECT_EQ(BytePermute(0x33221100u, 0x77665544u, 0x6240u), 0x66224400u);
-  EXPECT_EQ(BytePermute(0x00008000u, 0u, 0x0009u), 0x000000ffu);
+  EXPECT_EQ(BytePermute(0x00008000u, 0x11u, 0x00c9u), 0x00001180u);  // bit 3 selects nothing
   EXPECT_EQ(LeadingZeros(1), 31u);
   EXPECT_EQ(LeadingZeros(0), 32u);
   EXPECT_EQ(CountBits(0xf0f0u), 8u);

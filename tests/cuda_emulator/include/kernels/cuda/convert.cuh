@@ -101,9 +101,8 @@ inline std::uint32_t BytePermute(std::uint32_t a, std::uint32_t b, std::uint32_t
   const std::uint64_t both = static_cast<std::uint64_t>(b) << 32 | a;
   std::uint32_t out = 0;
   for (std::uint32_t i = 0; i < 4; ++i) {
-    const std::uint32_t pick = selector >> (4 * i) & 15u;
-    auto byte = static_cast<std::uint32_t>(both >> (8 * (pick & 7u)) & 0xffu);
-    if ((pick & 8u) != 0) byte = (byte & 0x80u) != 0 ? 0xffu : 0u;  // the sign, eight times
+    const std::uint32_t pick = selector >> (4 * i) & 7u;
+    const auto byte = static_cast<std::uint32_t>(both >> (8 * pick) & 0xffu);
     out |= byte << (8 * i);
   }
   return out;

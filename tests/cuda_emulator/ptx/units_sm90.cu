@@ -1,0 +1,195 @@
+// Kernels that call each wrapper of kernels/cuda/sm90/*.cuh, and those that are empty below compute
+// capability 9.0; compiled twice, as units.cu.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/memory.cuh"
+#include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/wgmma.cuh"
+#include "kernels/cuda/thread.cuh"
+
+namespace quire::kernels::cuda {
+namespace {
+
+// The first `words` words of shared memory, behind them a barrier of `arrivals`.
+__device__ Barrier* InitBehind(std::uint32_t words, std::uint32_t arrivals) {
+  auto* const barrier = reinterpret_cast<Barrier*>(SharedMemory() + 4 * words);
+  if (ThreadIndex() == 0) {
+    BarrierInit(barrier, arrivals);
+    BarrierInitFence();
+  }
+  SyncBlock();
+  return barrier;
+}
+
+__device__ void CopyOut(std::uint32_t* out, std::uint32_t words) {
+  const auto* const shared = reinterpret_cast<const std::uint32_t*>(SharedMemory());
+  for (std::uint32_t i = ThreadIndex(); i < words; i += BlockThreads()) out[i] = shared[i];
+}
+
+// Operands lie in shared memory under the 128-byte swizzle as `in` has them: A [64 rows][64], B as
+// 128 rows of 64 elements. Two steps of K, K-major B in the first group, MN-major in the second,
+// which ends with a product that does not accumulate.
+template <typename T, int kN, bool kShared>
+__device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
+  auto* const tile = reinterpret_cast<std::uint32_t*>(SharedMemory());
+  for (std::uint32_t i = ThreadIndex(); i < 192 * 32; i += 128) tile[i] = in[i];
+  FenceAsyncShared();
+  SyncBlock();
+  const std::uint64_t a = WgmmaDescriptor(tile, 0, 1024, SharedSwizzle::k128B);
+  const std::uint64_t rows = WgmmaDescriptor(tile + 64 * 32, 0, 1024, SharedSwizzle::k128B);
+  const std::uint64_t columns =
+      WgmmaDescriptor(tile + 64 * 32, 64 * 128, 1024, SharedSwizzle::k128B);
+  float sums[kN / 2];
+  float others[kN / 2];
+  std::uint32_t fragment[4];
+  in += 192 * 32 + ThreadIndex() * (kN / 2 + 4);
+  for (int i = 0; i < kN / 2; ++i) sums[i] = others[i] = BitsFloat(in[i]);
+  for (int i = 0; i < 4; ++i) fragment[i] = in[kN / 2 + i];
+  WgmmaPin(sums);
+  WgmmaPin(others);
+  WgmmaPin(fragment);
+  WgmmaFence();
+  if constexpr (kShared) {
+    WgmmaShared<T, kN>(sums, a, rows, true);
+    WgmmaShared<T, kN>(sums, a + 2, rows + 2, true);
+    WgmmaCommit();
+    WgmmaShared<T, kN, 1>(others, a + 4, columns, in[0] == 0x7fc00000u);
+    WgmmaShared<T, kN, 1>(others, a + 6, columns + 128, true);
+  } else {
+    WgmmaRegisters<T, kN>(sums, fragment, rows, true);
+    WgmmaRegisters<T, kN>(sums, fragment, rows + 2, true);
+    WgmmaCommit();
+    WgmmaRegisters<T, kN, 1>(others, fragment, columns, in[0] == 0x7fc00000u);
+    WgmmaRegisters<T, kN, 1>(others, fragment, columns + 128, true);
+  }
+  WgmmaCommit();
+  WgmmaWait<1>();
+  WgmmaPin(sums);
+  out += ThreadIndex() * kN;
+  for (int i = 0; i < kN / 2; ++i) out[i] = FloatBits(sums[i]);
+  WgmmaWait<0>();
+  WgmmaPin(others);
+  for (int i = 0; i < kN / 2; ++i) out[kN / 2 + i] = FloatBits(others[i]);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Warp 0 fills the two stages of a ring, warp 1 reads them.
+__global__ void BarrierRingUnit(const std::uint32_t* in, std::uint32_t* out) {
+  Barrier* const full = InitBehind(64, 32);
+  auto* const values = reinterpret_cast<std::uint32_t*>(SharedMemory());
+  if (ThreadIndex() == 0) {
+    BarrierInit(full + 1, 32);
+    BarrierInit(full + 2, 32);
+    BarrierInit(full + 3, 32);
+    BarrierInitFence();
+  }
+  SyncBlock();
+  for (std::uint32_t step = 0; step < 6; ++step) {
+    const std::uint32_t stage = step % 2;
+    const std::uint32_t phase = step / 2 % 2;
+    if (Warp() == 0) {
+      BarrierWait(full + 2 + stage, phase ^ 1);
+      values[stage * 32 + Lane()] = in[step * 32 + Lane()];
+      BarrierArrive(full + stage);
+    } else {
+      BarrierWait(full + stage, phase);
+      out[step * 32 + Lane()] = values[stage * 32 + Lane()];
+      BarrierArrive(full + 2 + stage);
+    }
+  }
+}
+
+// 256 bytes by a bulk copy, and as many by cp.async of the 32 lanes, on one barrier.
+__global__ void BulkLoadUnit(const std::uint32_t* in, std::uint32_t* out) {
+  Barrier* const barrier = InitBehind(128, 33);
+  std::byte* const shared = SharedMemory();
+  if (ThreadIndex() == 0) {
+    BarrierExpect(barrier, 256);
+    BulkLoad(shared, in, 256, barrier, L2Hint::kEvictFirst);
+  }
+  CpAsync4(shared + 256 + 4 * Lane(), in + 64 + Lane());
+  CpAsync4(shared + 384 + 4 * Lane(), in + 96 + Lane());
+  BarrierArriveAfterCpAsync(barrier);
+  BarrierWait(barrier, 0);
+  CopyOut(out, 128);
+}
+
+// Boxes of 1024 bytes whose coordinates, which may lie outside, are the first words of `in`.
+__global__ void TmaLoad2DUnit(const __grid_constant__ CUtensorMap map, const std::uint32_t* in,
+                              std::uint32_t* out) {
+  Barrier* const barrier = InitBehind(256, 1);
+  if (ThreadIndex() == 0) {
+    TmaPrefetchMap(&map);
+    BarrierExpect(barrier, 1024);
+    TmaLoad2D(SharedMemory(), &map, barrier, static_cast<std::int32_t>(in[0]),
+              static_cast<std::int32_t>(in[1]), L2Hint::kNormal);
+  }
+  BarrierWait(barrier, 0);
+  CopyOut(out, 256);
+}
+__global__ void TmaLoad3DUnit(const __grid_constant__ CUtensorMap map, const std::uint32_t* in,
+                              std::uint32_t* out) {
+  Barrier* const barrier = InitBehind(256, 1);
+  if (ThreadIndex() == 0) {
+    BarrierExpect(barrier, 1024);
+    TmaLoad3D(SharedMemory(), &map, barrier, static_cast<std::int32_t>(in[0]),
+              static_cast<std::int32_t>(in[1]), static_cast<std::int32_t>(in[2]),
+              L2Hint::kEvictLast);
+  }
+  BarrierWait(barrier, 0);
+  CopyOut(out, 256);
+}
+
+// Empty below 9.0.
+__global__ void DependencyUnit(const std::uint32_t* in, std::uint32_t* out) {
+  DependencyLaunch();
+  DependencyWait();
+  out[ThreadIndex()] = in[ThreadIndex()];
+}
+
+// Three warpgroups: the first gives registers to the others.
+__global__ void __launch_bounds__(384, 1)
+    RegistersUnit(const std::uint32_t* in, std::uint32_t* out) {
+  if (Warp() < 4) {
+    LowerRegisters<40>();
+  } else {
+    RaiseRegisters<232>();
+  }
+  out[ThreadIndex()] = in[ThreadIndex()];
+}
+
+__global__ void WgmmaSharedBF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<BF16, 64, true>(in, out);
+}
+__global__ void WgmmaSharedBF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<BF16, 128, true>(in, out);
+}
+__global__ void WgmmaSharedF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<F16, 64, true>(in, out);
+}
+__global__ void WgmmaSharedF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<F16, 128, true>(in, out);
+}
+__global__ void WgmmaRegistersBF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<BF16, 64, false>(in, out);
+}
+__global__ void WgmmaRegistersBF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<BF16, 128, false>(in, out);
+}
+__global__ void WgmmaRegistersF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<F16, 64, false>(in, out);
+}
+__global__ void WgmmaRegistersF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<F16, 128, false>(in, out);
+}
+
+}  // extern "C"
+
+}  // namespace quire::kernels::cuda
