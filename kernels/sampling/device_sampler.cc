@@ -270,10 +270,16 @@ void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, Li
   to.num_logprobs = std::max(row.num_logprobs, -1);
   std::copy_n(row.history, to.history_size, staged.history + at.history);
   StageBias(row, staged.bias + at.bias);
-  std::copy_n(row.banned, to.banned_size, staged.banned + at.banned);
+  // Each once: no two threads write the same logit.
+  std::int32_t* const banned = staged.banned + at.banned;
+  std::int32_t* banned_end = banned;
+  for (const std::int32_t id : std::span(row.banned, row.banned_size)) {
+    if (std::find(banned, banned_end, id) == banned_end) *banned_end++ = id;
+  }
+  to.banned_size = static_cast<std::uint32_t>(banned_end - banned);
   at.history += to.history_size;
   at.bias += to.bias_size;
-  at.banned += to.banned_size;
+  at.banned += row.banned_size;
 }
 
 absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,

@@ -100,8 +100,12 @@ void Open() {
   if (open_count++ > 0 || std::exchange(is_open, true)) return;
   for (const auto& [first, allocation] : Allocations()) Protect(allocation, /*may_touch=*/true);
 }
+// Rarer after a while: most code of the host has been run by then, and benchmarks run on.
 void Close() {
-  if (--open_count > 0 || ++closes % close_every != 0) return;
+  constexpr std::uint32_t kOften = 4096;
+  if (--open_count > 0) return;
+  const std::uint32_t every = close_every > 1 && closes > kOften ? 16 * close_every : close_every;
+  if (++closes % every != 0) return;
   is_open = false;
   for (const auto& [first, allocation] : Allocations()) Protect(allocation, /*may_touch=*/false);
 }
