@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Compares what the loads and stores of each CUDA kernel cost, counted by the emulator, with kernels/cuda/accesses.json.
+
+    tools/checks/access_counts.py BUILD [--write]
+
+Runs each benchmark of bench_kernels_cuda once on its smallest shape, in the emulator. Of each kernel the table holds
+the share of its passes over the banks of shared memory that conflicts cost, and the bytes of the sectors of device
+memory that it moves over the bytes that its lanes ask for in one instruction. Fails where a kernel differs; --write
+replaces the table. Without CUDA in the build there is nothing to compare.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TABLE = ROOT / "kernels" / "cuda" / "accesses.json"
+SECTOR_BYTES = 32
+
+
+def count(build):
+    """By kernel, the sums that the emulator writes."""
+    program = build / "tests" / "tools" / "bench_kernels_cuda_emulated"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "counts.json"
+        environment = dict(os.environ, QUIRE_UNPROVEN="1", QUIRE_EMULATOR_SEED="1", QUIRE_EMULATOR_CHECK="all",
+                           QUIRE_EMULATOR_COUNTS=str(path))
+        # So short that each runs once.
+        ran = subprocess.run([program, "--benchmark_filter=/tiny", "--benchmark_min_time=0.000001"], env=environment,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if ran.returncode != 0 or "ERROR OCCURRED" in ran.stdout or "Failed to match" in ran.stdout:
+            raise SystemExit(f"access_counts: {program.name} failed:\n{ran.stdout}")
+        return json.loads(path.read_text())
+
+
+def shares(sums):
+    return {kernel: {
+        "shared_conflicts": round(of["shared_conflicts"] / max(1, of["shared_passes"]), 2),
+        "sector_bytes_per_byte": round(SECTOR_BYTES * of["device_sectors"] / max(1, of["device_bytes"]), 2),
+    } for kernel, of in sorted(sums.items())}
+
+
+def differences(found, held):
+    for kernel in sorted(found.keys() | held.keys()):
+        if kernel not in held:
+            yield f"{kernel}: not in the table, has {found[kernel]}"
+        elif kernel not in found:
+            yield f"{kernel}: in the table, but no benchmark runs it"
+        elif found[kernel] != held[kernel]:
+            yield f"{kernel}: {found[kernel]}, the table has {held[kernel]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    found = shares(count(arguments.build))
+    if arguments.write:
+        lines = ",\n".join(f" {json.dumps(kernel)}: {json.dumps(of)}" for kernel, of in found.items())
+        TABLE.write_text("{\n" + lines + "\n}\n")
+        return 0
+    problems = list(differences(found, json.loads(TABLE.read_text())))
+    for problem in problems:
+        print(problem)
+    print(f"access_counts: {len(found)} kernels, {len(problems)} differ")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
