@@ -12,6 +12,7 @@
 #include <map>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace quire::server {
@@ -27,6 +28,8 @@ class Allowance {
   // Uses all of it; returns the time until it is there.
   absl::Duration Use(double amount, absl::Time now);
   bool IsWhole(absl::Time now) const { return Left(now) >= most_; }
+
+  absl::Status CheckIntegrity() const;
 
  private:
   double Left(absl::Time now) const;
@@ -50,6 +53,8 @@ class CallPace {
   void Tick(absl::Time now);
 
   std::size_t size() const { return by_ip_.size(); }
+
+  absl::Status CheckIntegrity() const;
 
  private:
   std::map<std::string, Allowance> by_ip_;

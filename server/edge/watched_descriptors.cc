@@ -22,6 +22,12 @@ void WatchedDescriptors::Remove() {
   --count_;
 }
 
+absl::Status WatchedDescriptors::CheckIntegrity() const {
+  MutexLock lock(&mutex_);
+  if (count_ <= num_blocks_) return absl::OkStatus();
+  return absl::InternalError("more descriptors are counted than there were blocks for");
+}
+
 // How many descriptors were watched beside those that are counted. They all are one that never
 // becomes ready.
 std::size_t WatchedDescriptors::MakeRow() {

@@ -15,6 +15,7 @@
 #include <boost/asio/io_context.hpp>
 #include <cstddef>
 
+#include "absl/status/status.h"
 #include "base/mutex.h"
 
 namespace quire::server {
@@ -30,11 +31,13 @@ class WatchedDescriptors {
   // One has been closed.
   void Remove();
 
+  absl::Status CheckIntegrity() const;
+
  private:
   std::size_t MakeRow();
 
   boost::asio::io_context* const io_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::size_t count_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t num_blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // at least
 };

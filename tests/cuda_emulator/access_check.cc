@@ -37,10 +37,10 @@ class Record {
   Record(std::uint32_t block, std::uint32_t member, std::uint32_t clock, std::uint32_t bytes,
          bool is_atomic)
       : bits_(std::uint64_t{block} << 38 | std::uint64_t{member} << 27 |
-              std::uint64_t{clock & 0x3fffffu} << 5 | bytes << 1 | (is_atomic ? 1u : 0u)) {}
+              std::uint64_t{clock & kMaxClock} << 5 | bytes << 1 | (is_atomic ? 1u : 0u)) {}
   std::uint32_t block() const { return static_cast<std::uint32_t>(bits_ >> 38); }
   std::uint32_t member() const { return static_cast<std::uint32_t>(bits_ >> 27 & 0x7ff); }
-  std::uint32_t clock() const { return static_cast<std::uint32_t>(bits_ >> 5 & 0x3fffff); }
+  std::uint32_t clock() const { return static_cast<std::uint32_t>(bits_ >> 5 & kMaxClock); }
   std::uint32_t bytes() const { return static_cast<std::uint32_t>(bits_ >> 1 & kAllBytes); }
   bool is_atomic() const { return (bits_ & 1) != 0; }
   bool is_empty() const { return bits_ == 0; }
@@ -93,12 +93,8 @@ Cell* SharedCells() {
   return cells + std::size_t{CurrentSlot()} * (kSharedWindow / kBytes);
 }
 
-const ThreadClock& ClockOf(const Thread& thread) {
-  return thread.clock;
-}
-
 bool IsOrdered(const Record& record, const Thread& thread, bool for_async_proxy) {
-  const ThreadClock& clock = ClockOf(thread);
+  const ThreadClock& clock = thread.clock;
   const Seen& seen = *clock.seen;
   const std::uint32_t member = record.member();
   if (record.block() == thread.block) {
@@ -175,8 +171,7 @@ void Forget(Cell* cell, std::uint32_t block) {
 
 void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Thread& thread, Access access,
                std::uint32_t code) {
-  const Record own(thread.block, thread.index, ClockOf(thread).now, bytes,
-                   access == Access::kAtomic);
+  const Record own(thread.block, thread.index, thread.clock.now, bytes, access == Access::kAtomic);
   const auto overlaps = [bytes](const Record& r) { return (r.bytes() & bytes) != 0; };
   const bool writes = access == Access::kWrite || access == Access::kAtomic;
   const bool both_atomic = access == Access::kAtomic && cell->write.is_atomic();

@@ -294,6 +294,7 @@ void ReleaseBlockBarrier() {
 void ThreadEnded() {
   Thread* const self = current_thread;
   if (!self->products.empty()) Fatal("a thread ends with wgmma products under way");
+  if (self->clock.now >= kMaxClock) Fatal("more releases of one thread than can be told apart");
   Warp& warp = block->warps[self->warp];
   warp.live &= ~(1u << self->lane);
   --block->live_threads;

@@ -43,6 +43,9 @@ inline std::uint32_t NumMembers(std::uint32_t threads) {
   return threads + kMaxMbarriers + 1;
 }
 
+// Times of one block that are told apart; a thread that reaches the last ends the process.
+inline constexpr std::uint32_t kMaxClock = (1u << 22) - 1;
+
 // One thread's time, which its releases advance.
 struct ThreadClock {
   std::uint32_t index = 0;

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
 namespace quire::server {
 namespace {
 
@@ -40,6 +46,33 @@ TEST(CallPaceTest, AddressesAreForgottenWhenTheyHaveAllAgain) {
   EXPECT_EQ(pace.Begin("b", 1000, At(0.6)), absl::Seconds(0.9)) << "not forgotten";
   pace.Tick(At(3));
   EXPECT_EQ(pace.size(), 0u);
+}
+
+// Calls that wait as they are told never come faster than the rate, whatever was asked when.
+TEST(CallPaceTest, NoAddressIsFasterThanItsRate) {
+  std::mt19937 random(1);
+  CallPace pace;
+  struct Begun {
+    double when, calls;
+  };
+  std::map<std::string, std::vector<Begun>> begun;
+  double now = 0;
+  for (int i = 0; i < 2000; ++i) {
+    now += std::uniform_real_distribution<>(0, 0.5)(random);
+    const std::string ip(1, static_cast<char>('a' + random() % 3));
+    const double calls = std::floor(std::uniform_real_distribution<>(0, 3000)(random));
+    const double when = now + absl::ToDoubleSeconds(pace.Begin(ip, calls, At(now)));
+    for (const Begun& earlier : begun[ip]) {
+      double sum = -earlier.calls;  // of those behind it, up to this one
+      for (const Begun& other : begun[ip]) sum += other.when >= earlier.when ? other.calls : 0;
+      EXPECT_LE(sum + calls, CallPace::kCallsPerSecond * (1 + when - earlier.when) + 1e-3);
+    }
+    auto& all = begun[ip];
+    all.push_back({when, calls});
+    if (all.size() > 20) all.erase(all.begin());
+    if (random() % 4 == 0) pace.Tick(At(now));
+    ASSERT_TRUE(pace.CheckIntegrity().ok()) << pace.CheckIntegrity();
+  }
 }
 
 }  // namespace

@@ -1,0 +1,30 @@
+#include "server/edge/watched_descriptors.h"
+
+#include <gtest/gtest.h>
+
+#include <boost/asio/io_context.hpp>
+#include <random>
+
+namespace quire::server {
+namespace {
+
+TEST(WatchedDescriptorsTest, HasBlocksForWhatIsCounted) {
+  boost::asio::io_context io;
+  WatchedDescriptors watched(&io);
+  std::mt19937 random(1);
+  int count = 0;
+  for (int i = 0; i < 5000; ++i) {
+    if (count == 0 || random() % 3 != 0) {
+      watched.Add();
+      ++count;
+    } else {
+      watched.Remove();
+      --count;
+    }
+    ASSERT_TRUE(watched.CheckIntegrity().ok()) << watched.CheckIntegrity();
+  }
+  EXPECT_GT(count, static_cast<int>(2 * WatchedDescriptors::kRow));
+}
+
+}  // namespace
+}  // namespace quire::server
