@@ -153,12 +153,22 @@ std::string Missing(const Record& record, const Thread& thread, Access access) {
   return "no barrier orders the two";
 }
 
-[[noreturn]] void ReportRace(const Cell& cell, const Record& earlier, bool earlier_writes,
-                             const void* p, const Thread& thread, Access access) {
+// What a thread does now.
+struct Doing {
+  const Thread& thread;
+  Access access;
+  std::uint32_t code;
+};
+
+// `earlier` is a record of the cell of p.
+[[noreturn]] void ReportRace(const Cell& cell, const Record& earlier, const void* p,
+                             const Doing& now) {
+  const bool earlier_writes = &earlier == &cell.write;
   const std::uint32_t code = earlier_writes ? cell.write_code : cell.read_code;
-  Fatal(absl::StrCat("thread ", thread.index, " ", Verb(access), " ", DescribeMemory(p), ", which ",
-                     Who(earlier, thread), earlier_writes ? " wrote at " : " read at ",
-                     LineOf(CodeAt(code)), ": ", Missing(earlier, thread, access)));
+  Fatal(absl::StrCat("thread ", now.thread.index, " ", Verb(now.access), " ", DescribeMemory(p),
+                     ", which ", Who(earlier, now.thread),
+                     earlier_writes ? " wrote at " : " read at ", LineOf(CodeAt(code)), ": ",
+                     Missing(earlier, now.thread, now.access)));
 }
 
 // What a cell knows of blocks whose shared memory lay there before.
@@ -169,15 +179,15 @@ void Forget(Cell* cell, std::uint32_t block) {
   }
 }
 
-void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Thread& thread, Access access,
-               std::uint32_t code) {
+void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Doing& now) {
+  const auto& [thread, access, code] = now;
   const Record own(thread.block, thread.index, thread.clock.now, bytes, access == Access::kAtomic);
   const auto overlaps = [bytes](const Record& r) { return (r.bytes() & bytes) != 0; };
   const bool writes = access == Access::kWrite || access == Access::kAtomic;
   const bool both_atomic = access == Access::kAtomic && cell->write.is_atomic();
   if (overlaps(cell->write) && !both_atomic && !cell->write.SameAccess(own) &&
       !IsOrdered(cell->write, thread, access == Access::kAsyncRead)) {
-    ReportRace(*cell, cell->write, /*earlier_writes=*/true, p, thread, access);
+    ReportRace(*cell, cell->write, p, now);
   }
   if (!writes) {
     cell->read_code = code;
@@ -189,7 +199,7 @@ void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Thread& thr
   for (Record& read : cell->reads) {
     if (!overlaps(read)) continue;
     if (!IsOrdered(read, thread, /*for_async_proxy=*/false)) {
-      ReportRace(*cell, read, /*earlier_writes=*/false, p, thread, access);
+      ReportRace(*cell, read, p, now);
     }
     read = Record();
   }
@@ -215,7 +225,7 @@ void CheckDevice(const Thread& thread, const void* p, std::uint32_t bytes, Acces
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(p) - device_arena);
   if (is_counting && bytes <= kMaxVector) CountDevice(thread, p, bytes, code);
   ForEachCell(DeviceCells(), offset, bytes, [&](Cell* cell, std::uint64_t at, std::uint32_t mask) {
-    CheckCell(cell, device_arena + at, mask, thread, access, CodeOffset(code));
+    CheckCell(cell, device_arena + at, mask, {thread, access, CodeOffset(code)});
   });
 }
 
@@ -267,7 +277,7 @@ void CheckShared(const Thread& thread, std::uint32_t address, std::uint32_t byte
                          ", which no thread has written"));
     }
     Forget(cell, thread.block);
-    CheckCell(cell, p, mask, thread, access, CodeOffset(code));
+    CheckCell(cell, p, mask, {thread, access, CodeOffset(code)});
     if (!reads || access == Access::kAtomic) states.written[i] |= static_cast<std::uint8_t>(mask);
   });
 }

@@ -19,6 +19,9 @@ bool Covers(const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t
   return true;
 }
 
+// What is seen of another block holds what that block had seen of others: as deep as blocks have
+// told each other one after the other.
+// NOLINTBEGIN(misc-no-recursion)
 SeenRef Joined(const SeenRef& a, const SeenRef& b);
 
 void Merge(OtherBlocks* to, const OtherBlocks& from) {
@@ -51,6 +54,7 @@ SeenRef Joined(const SeenRef& a, const SeenRef& b) {
   Raise(both.get(), *b);
   return both;
 }
+// NOLINTEND(misc-no-recursion)
 
 // `change` of a copy of *seen. Most threads of a block ask for the same one after the other.
 template <typename Change>
