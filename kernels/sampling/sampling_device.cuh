@@ -127,8 +127,9 @@ __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const std::uin
   const std::uint32_t thread = cuda::ThreadIndex();
   const std::uint32_t top = kSamplerBuckets - 1 - thread * kPer;
   std::uint64_t own = 0;
+  // Each lane begins elsewhere in its run, so that the lanes of a warp meet in no bank.
 #pragma unroll
-  for (std::uint32_t j = 0; j < kPer; ++j) own += sums[top - j];
+  for (std::uint32_t j = 0; j < kPer; ++j) own += sums[top - (j + thread / 2) % kPer];
   std::uint64_t running = above + BlockScan(search, own).before;
   const bool last = thread == kSamplerThreads - 1;
   if (!Reached(running, target) && (last || Reached(running + own, target))) {
