@@ -13,8 +13,9 @@
 namespace quire::server {
 namespace {
 
-// For everything else: models, logs, probes, connections that are about to end or are told why they
-// are refused, and rows of watched descriptors.
+// For everything else: models, logs, probes, rows of watched descriptors, and connections that are
+// about to end or are told why they are refused, which have at most 160 in each of two listeners
+// (grpc_acceptor.cc).
 constexpr std::int64_t kOtherDescriptors = 512;
 constexpr std::int64_t kDescriptorsPerGrpcConnection = 3;  // its own and a socket pair
 constexpr std::int64_t kMinGrpcConnections = 16;

@@ -4,8 +4,10 @@
 // for a while. gRPC takes calls in the order in which they come, so those of a flood, even if they
 // are all refused, would be before everyone else's.
 //
-// Place:   inside GrpcAcceptor.
-// Threads: the owner's lock.
+// Place:      inside GrpcAcceptor.
+// Invariants: calls of one address that wait as long as they are told are never faster than the
+//             rate, but for as many at once as it gives a second.
+// Threads:    the owner's lock.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +31,7 @@ class Allowance {
   absl::Duration Use(double amount, absl::Time now);
   bool IsWhole(absl::Time now) const { return Left(now) >= most_; }
 
+  // That no more is left than there ever is.
   absl::Status CheckIntegrity() const;
 
  private:
@@ -54,6 +57,7 @@ class CallPace {
 
   std::size_t size() const { return by_ip_.size(); }
 
+  // The same of each address.
   absl::Status CheckIntegrity() const;
 
  private:

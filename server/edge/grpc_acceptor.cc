@@ -63,7 +63,7 @@ constexpr int kMaxLeaving = 16;
 // not waited for where there are no descriptors at all, nor for more clients than these: a flood of
 // connections would take the descriptors that are kept for the rest of the process.
 constexpr absl::Duration kTimeToLeave = absl::Seconds(1);
-constexpr int kMaxWaitedFor = 64;
+constexpr int kMaxWaitedFor = 32;
 constexpr std::size_t kMaxOwn = 4;
 constexpr absl::Duration kSelfConnectTimeout = absl::Seconds(1);
 
@@ -154,6 +154,7 @@ class GrpcAcceptor::Impl {
   };
   struct Known {
     bool is_turned_away = false;
+    bool is_ending = false;  // by EndLeaving
     std::string ip = {};
     std::weak_ptr<GuardedConnection> connection = {};
   };
@@ -206,6 +207,7 @@ class GrpcAcceptor::Impl {
   ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // of those but turned away ones and our own
   CallPace pace_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int64_t num_ending_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
   net::io_context io_;
@@ -456,11 +458,15 @@ void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, absl::Duratio
   ending.reserve(kMaxLeaving);  // what fails with the lock held would come to Left here
   {
     MutexLock lock(&mutex_);
+    // Those that were ended and have not left yet are no reason to end others.
     while (ending.size() < kMaxLeaving &&
-           static_cast<std::int64_t>(connections_.size()) > most_connections) {
+           static_cast<std::int64_t>(connections_.size()) - num_ending_ > most_connections) {
       const std::optional<std::uint64_t> number = places_.TakeLeaving(since);
       if (!number) break;
-      ending.push_back(connections_.at(*number).connection.lock());
+      Known& known = connections_.at(*number);
+      ending.push_back(known.connection.lock());
+      known.is_ending = true;
+      ++num_ending_;
     }
   }
   for (const auto& connection : ending) {
@@ -594,6 +600,7 @@ void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   const auto found = connections_.find(number);
   if (found == connections_.end()) return;  // there was no memory to add it
   num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
+  num_ending_ -= found->second.is_ending ? 1 : 0;
   places_.Remove(number);
   connections_.erase(found);
   left_.NotifyAll();

@@ -28,6 +28,11 @@ absl::Status WatchedDescriptors::CheckIntegrity() const {
   return absl::InternalError("more descriptors are counted than there were blocks for");
 }
 
+std::size_t WatchedDescriptors::num_blocks() const {
+  MutexLock lock(&mutex_);
+  return num_blocks_;
+}
+
 // How many descriptors were watched beside those that are counted. They all are one that never
 // becomes ready.
 std::size_t WatchedDescriptors::MakeRow() {

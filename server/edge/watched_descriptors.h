@@ -31,7 +31,10 @@ class WatchedDescriptors {
   // One has been closed.
   void Remove();
 
+  // That no more were removed than added.
   absl::Status CheckIntegrity() const;
+  // For which there are blocks, as far as is known.
+  std::size_t num_blocks() const;
 
  private:
   std::size_t MakeRow();

@@ -22,7 +22,7 @@
 namespace quire::cuda_emulator {
 
 constinit thread_local bool is_checking = false;
-bool some_thread_checks = false;
+std::atomic<bool> some_thread_checks{false};
 
 namespace {
 
@@ -77,7 +77,7 @@ Cell* MapCells(std::uint64_t bytes_of_memory) {
   void* const p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
-    std::perror("records of accesses");
+    std::perror("512 GiB of addresses for records of accesses (vm.overcommit_memory, ulimit -v)");
     std::abort();
   }
   return static_cast<Cell*>(p);

@@ -13,13 +13,14 @@
 //
 // Order is that of vector clocks, not of what happened to run first, so one run shows what some
 // order of threads, blocks and stores would do. Votes, shuffles and matrix instructions order
-// nothing. Of several accesses to the same bytes the last write and the last reads of two threads
-// are remembered.
+// nothing. Of several accesses to one word of four bytes the last write and the last reads of two
+// threads are remembered: of two threads that wrote its halves, the later one.
 //
 // A launch is checked or not as a whole (EmulatorOptions::check).
 //
 // Threads: as simt.h.
 
+#include <atomic>
 #include <cstdint>
 
 #include "tests/cuda_emulator/vector_clock.h"
@@ -34,7 +35,7 @@ enum class Access : std::uint8_t { kRead, kWrite, kAtomic, kAsyncRead };
 // Whether the launch that runs now is checked. All below does nothing when it is not.
 extern constinit thread_local bool is_checking;
 // Whether some thread of the process checks: asked first, since it costs least.
-extern bool some_thread_checks;
+extern std::atomic<bool> some_thread_checks;
 
 // A launch begins: `follows`: it may overlap the one before.
 void BeginChecks(const KernelLaunch& launch, bool follows);

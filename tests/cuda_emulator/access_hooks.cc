@@ -15,7 +15,8 @@ namespace {
 // `alignment`: that of the type, as far as g++ says.
 inline void Observe(const void* p, std::uint32_t bytes, Access access, std::uint32_t alignment,
                     const void* code) {
-  if (!emulator::some_thread_checks || !emulator::is_checking || !emulator::InThread()) return;
+  if (!emulator::some_thread_checks.load(std::memory_order_relaxed)) return;
+  if (!emulator::is_checking || !emulator::InThread()) return;
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) emulator::CheckAlignment(p, alignment);
   emulator::CheckAccess(p, bytes, access, code);
 }

@@ -94,6 +94,10 @@ void InitBarrier(void* barrier, std::uint32_t arrivals) {
   }
   const std::uint32_t at = BarrierAddress(barrier);
   CheckShared(*current_thread, at, 8, Access::kWrite, __builtin_return_address(0));
+  if (is_checking) {
+    MbarrierClock& clock = MbarrierClockAt(at);
+    clock = {.member = clock.member, .copies = clock.copies, .arrived = {}, .complete = {}};
+  }
   Store(at, {.expected = arrivals, .missing = arrivals, .bytes = 0, .parity = 0});
 }
 

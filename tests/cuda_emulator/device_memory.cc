@@ -189,8 +189,11 @@ bool FreeMemory(MemoryKind kind, void* p) {
   Allocations().erase(found);
   last_block = nullptr;
   // Inaccessible and without memory again.
-  mmap(allocation.pages, allocation.page_bytes, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (mmap(allocation.pages, allocation.page_bytes, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    std::perror("memory of the emulated device");
+    std::abort();
+  }
   ForgetAccesses(allocation.pages, allocation.page_bytes);
   if (kind == MemoryKind::kDevice) device_bytes -= RoundUp(allocation.bytes, kAlignment);
   return true;

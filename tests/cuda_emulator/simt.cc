@@ -176,7 +176,10 @@ bool PickBlock(Fits fits) {
 // A thread of any block, which becomes the current one.
 Thread* NextOfAny() {
   while (!PickBlock([](const Block& b) { return b.ready != 0; })) {
-    if (!PickBlock([](const Block& b) { return !b.late.empty(); })) Fatal("deadlock" + Waiting());
+    if (!PickBlock([](const Block& b) { return !b.late.empty(); })) {
+      PickBlock([](const Block&) { return true; });  // one that waits, for the message
+      Fatal("deadlock" + Waiting());
+    }
     RunLateWork(block->random.Below(static_cast<std::uint32_t>(block->late.size())));
   }
   return Take(NextBit(block->ready, block->random.Below(32)), block->random.Below(32));

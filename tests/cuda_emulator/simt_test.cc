@@ -238,6 +238,9 @@ __global__ void Diverge() {
     AnyLane(true);
   }
 }
+__global__ void OneBlockStays() {
+  if (BlockX() == 1 && Warp() == 0) NamedSync(1, 64);
+}
 __global__ void OneWarpStays() {
   if (Warp() == 0) NamedSync(1, 64);
   SyncBlock();
@@ -267,6 +270,13 @@ TEST_F(SimtDeathTest, DeadlockNamesWhoWaits) {
                "  warp 0 lanes ffffffff wait for named barrier 1\n"
                "  warp 1 lanes ffffffff wait for SyncBlock");
   EXPECT_DEATH(Run(LaneMissing, {.threads = 32}), "deadlock\n.*lanes 00000080 have ended");
+  // Whichever block ends last.
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    UseSeed(seed);
+    EXPECT_DEATH(Run(OneBlockStays, {.blocks_x = 4, .threads = 64}),
+                 "kernel test_kernel, block \\(1, 0\\).*deadlock\n"
+                 "  warp 0 lanes ffffffff wait for named barrier 1");
+  }
 }
 
 TEST_F(SimtDeathTest, SharedMemoryOutOfBounds) {

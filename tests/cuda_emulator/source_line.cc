@@ -15,7 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
+#include "tests/cuda_emulator/simt.h"
 
 // Of the linker.
 extern "C" const std::byte __executable_start[];
@@ -108,6 +108,7 @@ bool IsKernelCode(const void* code) {
   const auto [found, is_new] = known.try_emplace(code, false);
   if (is_new) {
     const std::vector<std::string> lines = Lines({code});
+    if (lines.empty()) Fatal("addr2line of binutils is needed, and says nothing");
     found->second = !lines.empty() && IsOfInterest(lines.back());
   }
   return found->second;

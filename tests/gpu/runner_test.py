@@ -131,15 +131,22 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(status, 1, output)
         self.assertIn("smoke BM_B/tiny/2: FAILED, BM_B ERROR OCCURRED: 'bad'", output)
 
-    def test_a_shape_without_memory_is_skipped_and_said(self):
+    def test_a_shape_without_memory_is_not_run_and_said(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps(DEVICE)}'",
                       tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"")
         status, output, results, _ = bundle.run("smoke")
-        self.assertEqual(status, 0, output)
+        self.assertEqual(status, 75, output)
         verdicts = {item["name"]: item["verdict"] for item in self.stage(results, "smoke")["items"]}
-        self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "skipped"})
-        self.assertIn("1 skipped: BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'", output)
+        self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "not run"})
+        self.assertIn("BM_B/tiny/2: BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'", output)
+
+    def test_a_shape_without_memory_hides_no_error(self):
+        bundle = self.bundle()
+        bundle.device(f"echo '{json.dumps(DEVICE)}'",
+                      tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"\necho \"BM_C ERROR OCCURRED: 'bad'\"")
+        status, output, _, _ = bundle.run("smoke")
+        self.assertEqual(status, 1, output)
 
     def test_answers_that_differ_and_a_daemon_that_does_not_answer_fail_the_stage(self):
         bundle = self.bundle()

@@ -1,5 +1,5 @@
-// Steps of every kind on an emulated GPU, ten thousand of them: after the first one no memory of
-// the device, and none that is page-locked, is allocated or freed.
+// Steps of every kind on an emulated GPU, ten thousand of them: no memory of the device, and
+// none that is page-locked, is allocated or freed by any.
 
 #include <gtest/gtest.h>
 

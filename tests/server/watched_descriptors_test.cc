@@ -14,12 +14,18 @@ TEST(WatchedDescriptorsTest, HasBlocksForWhatIsCounted) {
   std::mt19937 random(1);
   int count = 0;
   for (int i = 0; i < 5000; ++i) {
-    if (count == 0 || random() % 3 != 0) {
+    const bool is_more = count == 0 || random() % 3 != 0;
+    if (is_more) {
       watched.Add();
       ++count;
     } else {
       watched.Remove();
       --count;
+    }
+    ASSERT_GE(watched.num_blocks(), static_cast<std::size_t>(count));
+    if (is_more) {
+      ASSERT_GE(watched.num_blocks(),
+                static_cast<std::size_t>(count) + WatchedDescriptors::kRow / 2);
     }
     ASSERT_TRUE(watched.CheckIntegrity().ok()) << watched.CheckIntegrity();
   }

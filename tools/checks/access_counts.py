@@ -5,8 +5,8 @@
 
 Runs each benchmark of bench_kernels_cuda once on its smallest shape, in the emulator. Of each kernel the table holds
 the share of its passes over the banks of shared memory that conflicts cost, and the bytes of the sectors of device
-memory that it moves over the bytes that its lanes ask for in one instruction. Fails where a kernel differs; --write
-replaces the table. Without CUDA in the build there is nothing to compare.
+memory that it moves over the bytes that its lanes ask for in one instruction. Fails where a kernel differs by more
+than 0.05; --write replaces the table. Without CUDA in the build there is nothing to compare.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "cuda" / "accesses.json"
 SECTOR_BYTES = 32
+TOLERANCE = 0.05  # another compiler keeps other loads
 
 
 def count(build):
@@ -50,7 +51,7 @@ def differences(found, held):
             yield f"{kernel}: not in the table, has {found[kernel]}"
         elif kernel not in found:
             yield f"{kernel}: in the table, but no benchmark runs it"
-        elif found[kernel] != held[kernel]:
+        elif any(abs(found[kernel][name] - held[kernel][name]) > TOLERANCE for name in held[kernel]):
             yield f"{kernel}: {found[kernel]}, the table has {held[kernel]}"
 
 

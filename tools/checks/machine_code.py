@@ -25,7 +25,7 @@ CLASSES = {
     "integer": "IMAD IADD IADD3 IABS ISETP IMNMX VIMNMX VIADD VIADDMNMX LOP3 LOP PLOP3 PRMT SHF SHL SHR SEL SGXT MOV LEA "
                "BMSK BREV FLO POPC R2P P2R S2R S2UR CS2R R2UR LDC LDCU UMOV UIMAD UIADD3 ULOP3 UPLOP3 UPRMT USHF USEL "
                "ULEA ULDC UISETP USGXT UFLO UPOPC VOTE VOTEU REDUX IDP IDP4A MATCH UP2UR UR2UP UBMSK UIMNMX R2B B2R "
-               "UF2FP UIADD UVIADD VABSDIFF IMMA32",
+               "UF2FP UIADD UVIADD VABSDIFF",
     "control": "BRA BRX BRXU JMP JMX EXIT RET CALL BSSY BSYNC BREAK BMOV BAR SYNCS WARPSYNC WARPGROUP DEPBAR LDGDEPBAR "
                "LDTDEPBAR ARRIVES FENCE MEMBAR ERRBAR NOP YIELD NANOSLEEP ELECT ACQBULK PREEXIT USETMAXREG UCGABAR CGAERRBAR "
                "UTMACMDFLUSH UTMACCTL BPT",
@@ -55,7 +55,9 @@ class Instruction:
 
     def target(self):
         found = ADDRESS.findall(self.operands)
-        return int(found[-1], 16) if found else None
+        if not found:
+            raise CodeError(f"{self.opcode} at {self.address:#x} without an address")
+        return int(found[-1], 16)
 
 
 def functions(listing):
@@ -82,6 +84,8 @@ class Graph:
     """Basic blocks of a kernel, their successors and its loops. Blocks are named by their index."""
 
     def __init__(self, code):
+        if not code:
+            raise CodeError("a function without instructions")
         self.code = code
         starts = {code[0].address}
         for here, after in zip(code, code[1:]):

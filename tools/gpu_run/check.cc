@@ -78,6 +78,20 @@ std::string Reason(const std::string& log) {
   return line.substr(start, 200);
 }
 
+std::size_t CountOf(const std::string& log, const std::string& text) {
+  std::size_t count = 0;
+  for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+// Whether there are errors in the log, and all are that the device has no memory for a shape.
+bool LacksMemoryOnly(const std::string& log) {
+  const std::size_t errors = CountOf(log, "ERROR OCCURRED");
+  return errors > 0 && CountOf(log, "ERROR OCCURRED: 'out of device memory") == errors;
+}
+
 // What an ended process tells. Google Benchmark exits with 0 after an error.
 Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
   Outcome outcome{.name = item.name, .seconds = seconds, .is_optional = item.is_optional};
@@ -90,9 +104,8 @@ Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
   } else if (*status == 77) {
     outcome.verdict = Verdict::kSkipped;
     outcome.why = Reason(log);
-  } else if (*status == 0 &&
-             log.find("ERROR OCCURRED: 'out of device memory") != std::string::npos) {
-    outcome.verdict = Verdict::kSkipped;
+  } else if (*status == 0 && LacksMemoryOnly(log)) {
+    outcome.verdict = Verdict::kNotRun;
     outcome.why = Reason(log);
   } else if (*status != 0 || log.find("ERROR OCCURRED") != std::string::npos) {
     outcome.verdict = Verdict::kFailed;

@@ -14,8 +14,12 @@
 namespace quire::cuda_emulator::ptx {
 namespace {
 
-// The threads that are inside a kernel, by index.
-std::array<const Frame*, kMaxThreads> frames;
+// The threads that are inside a kernel, by slot of their block and index.
+std::array<const Frame*, kMaxFibers> frames;
+
+const Frame*& FrameOf(const Thread& thread) {
+  return frames[std::size_t{thread.slot} * kMaxThreads + thread.index];
+}
 
 std::string Describe(const Instruction& instruction) {
   return absl::StrCat(instruction.source.ToString(), ": ", instruction.text);
@@ -37,7 +41,7 @@ void OnAbort(int) {
     }
   }
   if (current_thread != nullptr && current_thread->index < kMaxThreads) {
-    const Frame* const own = frames[current_thread->index];
+    const Frame* const own = FrameOf(*current_thread);
     if (own != nullptr) {
       std::fprintf(stderr, "PTX: thread %u stands at %s\n", current_thread->index,
                    Describe(own->kernel->instructions[own->at]).c_str());
@@ -114,7 +118,7 @@ void Program::RunThread(absl::string_view kernel, const std::byte* arguments) {
               .executed = &code.executed,
               .hints = &code.hints,
               .register_budget = RegisterBudget(code.kernel)};
-  const Frame*& own = frames[current_thread->index];
+  const Frame*& own = FrameOf(*current_thread);
   own = &frame;
   const auto end = static_cast<std::uint32_t>(code.steps.size());
   while (frame.next < end) {
