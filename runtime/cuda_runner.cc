@@ -20,6 +20,7 @@
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/sampling/device_sampler.h"
 #include "models/blocks/decoder.h"
+#include "models/blocks/moe_block.h"
 #include "models/weights/weights.h"
 #include "runtime/cuda_sizes.h"
 #include "runtime/cuda_step_inputs.h"
@@ -39,6 +40,17 @@ absl::Status DeviceLost(const absl::Status& status) {
   return WithReason(absl::UnavailableError(status.message()), Reason::kDeviceLost);
 }
 
+// Whether some mixture is not computed by groups (MoeBlock).
+bool StepsWait(const Model& model, DType activation) {
+  for (std::size_t i = 0; i < model.spec.layers.size(); ++i) {
+    if (model.spec.layers[i].mlp != MlpKind::kMoe) continue;
+    if (activation != DType::kBF16 || !HasGroupedExperts(model.weights->layers()[i].moe)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 struct CudaRunner::State : RunnerBase {
@@ -55,6 +67,7 @@ struct CudaRunner::State : RunnerBase {
   State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
       : RunnerBase(m, b, p, o),
         sizes(CudaSizesFor(m.spec, p->geometry().page_size, o)),
+        waits(StepsWait(m, o.activation)),
         order(sizes.buffers),
         graphs(b.cuda()->stream, sizes.graph_bytes) {}
 
@@ -89,6 +102,8 @@ struct CudaRunner::State : RunnerBase {
   std::uint32_t BucketOf(const StepBatch& batch) const;
 
   const CudaSizes sizes;
+  // The host waits in the middle of a step, for the router of a mixture.
+  const bool waits;
   RunnerMemory memory;
   StepOrder order;
   DeviceBuffer sampled;  // [kSlots, sampled_stride]
@@ -193,7 +208,7 @@ absl::Status CudaRunner::State::UploadRopeTables() {
 
 std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
   const auto num_rows = static_cast<std::uint32_t>(batch.rows.size());
-  if (num_rows == 0 || num_rows > sizes.max_graph_rows || batch.logits_tokens.empty() ||
+  if (waits || num_rows == 0 || num_rows > sizes.max_graph_rows || batch.logits_tokens.empty() ||
       batch.logits_tokens.size() > num_rows || batch.hidden_out != nullptr) {
     return 0;
   }
@@ -364,9 +379,13 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   QUIRE_RETURN_IF_ERROR(state->Allocate());
   QUIRE_RETURN_IF_ERROR(state->MakeCollections());
   QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
-  if (options.graphs && state->sizes.max_graph_rows == 0) {
-    log::Info("model", "decode steps run without graphs",
-              {{"why", "a step waits for the routers of its mixtures of experts"}});
+  if (state->waits) {
+    log::Info("model", "experts are computed one after the other, and the host waits for routers",
+              {{"why", "all at once takes bf16 activations and plain bf16 matrices without bias"}});
+    if (options.graphs) {
+      log::Info("model", "decode steps run without graphs",
+                {{"why", "a step waits for the routers of its mixtures of experts"}});
+    }
   }
   const DType pages = pool->geometry().dtype;
   const LayerSpec& layer = model.spec.layers[0];

@@ -18,6 +18,8 @@ constexpr std::int64_t kGraphNodeBytes = 32 << 10;
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
+// Beyond a dense layer's: the router and the way of rows to experts and back, a shared expert.
+constexpr std::int64_t kMixtureNodes = 12;
 constexpr std::int64_t kOtherNodes = 16;
 
 // Entries that the sampler holds at a time. Only samples with penalties have a history, so this is
@@ -61,15 +63,18 @@ std::int64_t NodesOf(const ModelSpec& spec, std::size_t num_plans) {
     nodes += kNodesPerLayer;
     if (layer.heads.qk_norm.kind != NormKind::kNone) nodes += kQkNormNodes;
     if (HasBranches(layer)) nodes += kBranchNodes;
+    if (layer.mlp == MlpKind::kMoe) nodes += kMixtureNodes;
     // A product into the latent space and one back for every head, and the norms of both latents.
     if (layer.attention == AttentionKind::kMla) nodes += 2 * std::int64_t{layer.mla.num_heads} + 2;
   }
   return nodes;
 }
 
-// Whether a step waits in its middle, for the router of a mixture of experts: no graph holds that.
-bool Waits(const ModelSpec& spec) {
-  return std::any_of(spec.layers.begin(), spec.layers.end(),
+// Whether every step waits in its middle, for the router of a mixture of experts, whatever the form
+// of the weights: no graph holds that.
+bool AlwaysWaits(const ModelSpec& spec, DType activation) {
+  return activation != DType::kBF16 &&
+         std::any_of(spec.layers.begin(), spec.layers.end(),
                      [](const LayerSpec& layer) { return layer.mlp == MlpKind::kMoe; });
 }
 
@@ -106,7 +111,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.limits.lookup_stride = LookupStride(sizes.max_context, page_size);
   const LayerGroups layers = PlanLayerGroups(spec);
   sizes.limits.num_groups = static_cast<std::uint32_t>(layers.groups.size());
-  if (options.graphs && !Waits(spec)) {
+  if (options.graphs && !AlwaysWaits(spec, options.activation)) {
     sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
   }
   sizes.buffers = sizes.limits;

@@ -23,6 +23,7 @@
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/thread.cuh"
+#include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_codes.cuh"
 #include "kernels/linear/linear_reduction.h"
@@ -425,15 +426,12 @@ __device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sum
   }
 }
 
-// kPromote: the block adds several sub-ranges itself.
+// What the block has to do. kPromote: it adds several sub-ranges itself.
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
-__global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
-    LinearKernel(const __grid_constant__ LinearArgs args) {
+__device__ __forceinline__ void Multiply(const LinearArgs& args, const Work& work) {
   using S = Shape<kFormat, kTokens>;
   constexpr bool kTwoSums = kPromote || !S::kPlain;
-  cuda::DependencyLaunch();
   std::byte* const shared = cuda::SharedMemory();
-  const Work work = WorkOf<kTokens>(args);
   const std::uint32_t warp = cuda::Warp();
   const auto stage = [&](std::uint32_t tile) {
     return shared + (tile - work.tile_begin) % S::kStages * S::kStageBytes;
@@ -489,6 +487,73 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
   Store<kFormat, kTokens>(result, reinterpret_cast<float*>(shared), args, work, warp);
 }
 
+template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
+__global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
+    LinearKernel(const __grid_constant__ LinearArgs args) {
+  cuda::DependencyLaunch();
+  Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args));
+}
+
+struct GroupedArgs {
+  LinearArgs linear;             // w of group 0, num_rows of all groups
+  const std::uint32_t* offsets;  // [count + 1]
+  std::int64_t distance_bytes;
+  std::uint32_t count;
+};
+
+// The tile of rows that block row BlockY() computes: tiles of kTokens rows, group after group.
+struct GroupTile {
+  std::uint32_t group;  // at least `count`: the block has no work
+  std::uint32_t begin;
+  std::uint32_t end;  // of the rows of the group
+};
+
+// Every warp finds it by itself: a lane a group, sums of tiles by shuffles.
+template <std::uint32_t kTokens>
+__device__ __forceinline__ GroupTile GroupTileOf(const GroupedArgs& args) {
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t wanted = cuda::BlockY();
+  std::uint32_t before = 0;  // tiles of groups below `first`
+  for (std::uint32_t first = 0; first < args.count; first += cuda::kWarpSize) {
+    const std::uint32_t group = first + lane;
+    const bool exists = group < args.count;
+    const std::uint32_t begin = exists ? args.offsets[group] : 0;
+    const std::uint32_t end = exists ? args.offsets[group + 1] : 0;
+    const std::uint32_t tiles = (end - begin + kTokens - 1) / kTokens;
+    std::uint32_t sum = tiles;  // of this lane and those below
+    for (std::uint32_t delta = 1; delta < cuda::kWarpSize; delta *= 2) {
+      const std::uint32_t below = cuda::ShuffleUp(sum, delta);
+      if (lane >= delta) sum += below;
+    }
+    // How many groups end in front of the wanted tile.
+    const std::uint32_t passed = cuda::CountBits(cuda::Ballot(before + sum <= wanted));
+    if (passed < cuda::kWarpSize) {
+      const std::uint32_t skipped = before + cuda::Shuffle(sum - tiles, passed);
+      const std::uint32_t own = cuda::Shuffle(begin, passed);
+      return {first + passed, own + (wanted - skipped) * kTokens, cuda::Shuffle(end, passed)};
+    }
+    before += cuda::Shuffle(sum, cuda::kWarpSize - 1);
+  }
+  return {args.count, 0, 0};
+}
+
+// Linear for the groups of rows between offsets. A block waits before it knows its matrix, and adds
+// all sub-ranges of K itself: there are blocks enough, of several groups.
+template <std::uint32_t kTokens>
+__global__ void __launch_bounds__(kThreads, 1)
+    GroupedLinearKernel(const __grid_constant__ GroupedArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const GroupTile tile = GroupTileOf<kTokens>(args);
+  if (tile.group >= args.count) return;
+  LinearArgs own = args.linear;
+  own.w += tile.group * args.distance_bytes;
+  own.num_rows = tile.end;
+  Work work = WorkOf<kTokens>(own);
+  work.m0 = tile.begin;
+  Multiply<WeightFormat::kPlain, kTokens, true>(own, work);
+}
+
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
 absl::Status LaunchTile(const CudaContext& context, LinearArgs args) {
   using S = Shape<kFormat, kTokens>;
@@ -523,6 +588,21 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
     return LaunchTile<kFormat, 64>(context, args);
   }
   return LaunchTile<kFormat, 128, true>(context, args);
+}
+
+// Blocks along rows for the worst case: each of the groups that can have rows ends in a tile with
+// one row.
+template <std::uint32_t kTokens>
+absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args) {
+  const std::uint32_t rows = args.linear.num_rows;
+  const std::uint32_t used = std::min(rows, args.count);
+  return cuda::Launch(context, "grouped_linear", GroupedLinearKernel<kTokens>,
+                      {.blocks_x = cuda::LinearTilesN(args.linear.n),
+                       .blocks_y = (rows - used) / kTokens + used,
+                       .threads = kThreads,
+                       .shared_bytes = Shape<WeightFormat::kPlain, kTokens>::kSharedBytes,
+                       .programmatic = true},
+                      args);
 }
 
 // As many rows a launch as the workspace has room for: made for few rows, where reading the weights
@@ -595,6 +675,34 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
       break;
   }
   return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args);
+}
+
+absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearParams& params) {
+  const PackedLinear& weight = *params.weights.first;
+  const auto x = reinterpret_cast<std::uintptr_t>(params.x.data());
+  if (x % kChunk != 0 || params.x_stride % 8 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "grouped linear [", weight.n(), ", ", weight.k(), "] has x at byte ", x % kChunk,
+        " of 16 with rows ", params.x_stride, " elements apart, needed are 16-byte aligned rows"));
+  }
+  GroupedArgs args{};
+  args.linear.w = static_cast<const std::byte*>(weight.data());
+  args.linear.x = params.x.as<BF16>();
+  args.linear.y = params.y.data();
+  args.linear.x_stride = params.x_stride;
+  args.linear.y_stride = params.y_stride;
+  args.linear.n = weight.n();
+  args.linear.k = weight.k();
+  args.linear.num_rows = params.num_rows;
+  args.linear.tiles_per_split = cuda::LinearReductionOf(weight.n(), weight.k()).tiles_per_split;
+  args.linear.grid_splits = 1;
+  args.linear.y_is_bf16 = params.y.dtype() == DType::kBF16;
+  args.offsets = params.offsets;
+  args.distance_bytes = params.weights.distance_bytes;
+  args.count = params.weights.count;
+  // Tiles of 8 rows while groups have about as many.
+  if (params.num_rows <= 8 * args.count) return LaunchGrouped<8>(context, args);
+  return LaunchGrouped<64>(context, args);
 }
 
 }  // namespace internal

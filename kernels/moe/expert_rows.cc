@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/dtype.h"
@@ -48,6 +49,7 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
     const std::uint32_t at = --offsets[params.experts[i]];
     params.rows[at] = static_cast<std::uint32_t>(i / params.top_k);
     params.row_weights[at] = params.weights[i];
+    if (params.places != nullptr) params.places[i] = at;
   }
   return absl::OkStatus();
 }
@@ -93,6 +95,33 @@ absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams
                           for (std::uint32_t c = 0; c < params.columns; ++c) y[c] += weight * x[c];
                         }
                       });
+  return absl::OkStatus();
+}
+
+absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params) {
+  QUIRE_RETURN_IF_ERROR(
+      CheckRows("sum of chosen rows", params.x_stride, params.y_stride, params.columns));
+  if constexpr (kHasCuda) {
+    if (backend.cuda() != nullptr) return internal::SumChosenRowsCuda(*backend.cuda(), params);
+  }
+  for (std::uint32_t m = 0; m < params.num_rows; ++m) {
+    const std::size_t first = std::size_t{m} * params.top_k;
+    float* const y = params.y + m * params.y_stride;
+    std::fill_n(y, params.columns, 0.0f);
+    std::int64_t last = -1;
+    for (std::uint32_t step = 0; step < params.top_k; ++step) {
+      std::size_t next = first;
+      std::int64_t place = std::numeric_limits<std::int64_t>::max();
+      for (std::size_t j = first; j < first + params.top_k; ++j) {
+        if (params.places[j] <= last || params.places[j] >= place) continue;
+        place = params.places[j];
+        next = j;
+      }
+      last = place;
+      const float* const x = params.x + place * params.x_stride;
+      for (std::uint32_t c = 0; c < params.columns; ++c) y[c] += params.weights[next] * x[c];
+    }
+  }
   return absl::OkStatus();
 }
 

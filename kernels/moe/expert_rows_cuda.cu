@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kThreads) SortByExpertKernel(const SortByExper
       const std::uint32_t to = at + cuda::CountBits(found & ((1u << lane) - 1));
       params.rows[to] = i / params.top_k;
       params.row_weights[to] = params.weights[i];
+      if (params.places != nullptr) params.places[i] = to;
     }
     at += cuda::CountBits(found);
   }
@@ -68,6 +69,32 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t to = params.rows == nullptr ? row : std::int64_t{params.rows[row]};
   float* const y = params.y + to * params.y_stride + i;
   *y = cuda::Add(*y, cuda::Mul(params.weights[row], params.x[row * params.x_stride + i]));
+}
+
+// The choices of a row are few: the next place is looked for among all of them.
+__global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenRowsParams params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t i = cuda::BlockY() * kThreads + cuda::ThreadIndex();
+  if (i >= params.columns) return;
+  const std::int64_t row = cuda::BlockX();
+  const std::uint32_t* const places = params.places + row * params.top_k;
+  const float* const weights = params.weights + row * params.top_k;
+  float sum = 0;
+  std::uint32_t least = 0;  // that the next place may be
+  for (std::uint32_t step = 0; step < params.top_k; ++step) {
+    std::uint32_t place = 0xffffffffu;
+    float weight = 0;
+    for (std::uint32_t j = 0; j < params.top_k; ++j) {
+      const std::uint32_t candidate = places[j];
+      if (candidate < least || candidate >= place) continue;
+      place = candidate;
+      weight = weights[j];
+    }
+    sum = cuda::Add(sum, cuda::Mul(weight, params.x[place * params.x_stride + i]));
+    least = place + 1;
+  }
+  params.y[row * params.y_stride + i] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads) SigmoidKernel(float* x, std::uint32_t count) {
@@ -109,6 +136,11 @@ absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& 
 
 absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params) {
   return cuda::Launch(context, "add_weighted_rows", AddWeightedRowsKernel,
+                      ShapeOf(params.num_rows, params.columns), params);
+}
+
+absl::Status SumChosenRowsCuda(const CudaContext& context, const SumChosenRowsParams& params) {
+  return cuda::Launch(context, "sum_chosen_rows", SumChosenRowsKernel,
                       ShapeOf(params.num_rows, params.columns), params);
 }
 

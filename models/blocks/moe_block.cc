@@ -1,11 +1,13 @@
 #include "models/blocks/moe_block.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
 #include "base/stream.h"
 #include "kernels/elementwise/activation.h"
+#include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/expert_rows.h"
 #include "kernels/moe/router.h"
@@ -65,7 +67,36 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                                                .row_weights = b.row_weights,
                                                .num_rows = step.num_tokens,
                                                .top_k = moe.top_k,
-                                               .num_experts = moe.num_experts});
+                                               .num_experts = moe.num_experts,
+                                               .places = b.places});
+}
+
+// Matrices of one kind as groups, if all experts have one and no bias.
+std::optional<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& experts) {
+  const bool is_plain =
+      std::all_of(experts.begin(), experts.end(), [](const LinearWeights& weights) {
+        return weights.matrices.size() == 1 && weights.bias == nullptr;
+      });
+  if (!is_plain) return std::nullopt;
+  return kernels::LinearGroupsOf(static_cast<std::uint32_t>(experts.size()),
+                                 [&experts](std::uint32_t expert) -> const kernels::PackedLinear& {
+                                   return experts[expert].matrices[0];
+                                 });
+}
+
+// In the first half of rows of 2 * intermediate: act(first half) * second half.
+absl::Status Activate(const StepContext& step, const MlpSpec& mlp, std::uint32_t num_rows) {
+  const std::int64_t inner = mlp.intermediate;
+  const kernels::FloatPtr y = step.buffers->moe.gate_up;
+  return kernels::GatedProduct(*step.backend, {.gate = y,
+                                               .up = y + inner,
+                                               .y = y,
+                                               .gate_stride = 2 * inner,
+                                               .up_stride = 2 * inner,
+                                               .y_stride = 2 * inner,
+                                               .num_rows = num_rows,
+                                               .columns = mlp.intermediate,
+                                               .shape = GateShapeOf(mlp)});
 }
 
 // gate_up = act(gate(x)) * up(x), in the first half of rows of 2 * intermediate.
@@ -80,15 +111,7 @@ absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeig
                                      .x_stride = step.hidden,
                                      .y_stride = 2 * inner,
                                      .num_rows = num_rows}));
-  return kernels::GatedProduct(*step.backend, {.gate = y,
-                                               .up = y + inner,
-                                               .y = y,
-                                               .gate_stride = 2 * inner,
-                                               .up_stride = 2 * inner,
-                                               .y_stride = 2 * inner,
-                                               .num_rows = num_rows,
-                                               .columns = mlp.intermediate,
-                                               .shape = GateShapeOf(mlp)});
+  return Activate(step, mlp, num_rows);
 }
 
 // outputs = down(gate_up), or sum += down(gate_up).
@@ -187,7 +210,65 @@ absl::Status ClearSum(const StepContext& step) {
   return absl::OkStatus();
 }
 
+// One expert after the other: for every form of weights, and on the CPU.
+absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
+                        kernels::ConstFloatPtr input) {
+  QUIRE_RETURN_IF_ERROR(ClearSum(step));
+  std::vector<std::uint32_t> memory;
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t* const offsets, ReadOffsets(step, moe, &memory));
+  for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
+    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights, input, expert, offsets[expert],
+                                    offsets[expert + 1] - offsets[expert]));
+  }
+  return absl::OkStatus();
+}
+
+// sum = what the experts give, with the bits of RunExperts and five launches in all. Buffers hold
+// the rows of all experts.
+absl::Status RunGroupedExperts(const StepContext& step, const MoeSpec& moe,
+                               kernels::ConstFloatPtr input, const kernels::LinearGroups& gate_up,
+                               const kernels::LinearGroups& down) {
+  const MoeBuffers& b = step.buffers->moe;
+  const std::uint32_t num_rows = step.num_tokens * moe.top_k;
+  const std::int64_t inner = 2 * std::int64_t{moe.expert.intermediate};
+  QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input,
+                                                            .rows = b.rows,
+                                                            .y = b.inputs,
+                                                            .x_stride = step.hidden,
+                                                            .y_stride = step.hidden,
+                                                            .num_rows = num_rows,
+                                                            .columns = step.hidden}));
+  QUIRE_RETURN_IF_ERROR(kernels::GroupedLinear(*step.backend, {.x = b.inputs,
+                                                               .weights = gate_up,
+                                                               .offsets = b.offsets,
+                                                               .y = b.gate_up,
+                                                               .x_stride = step.hidden,
+                                                               .y_stride = inner,
+                                                               .num_rows = num_rows}));
+  QUIRE_RETURN_IF_ERROR(Activate(step, moe.expert, num_rows));
+  QUIRE_RETURN_IF_ERROR(kernels::GroupedLinear(*step.backend, {.x = b.gate_up,
+                                                               .weights = down,
+                                                               .offsets = b.offsets,
+                                                               .y = b.outputs,
+                                                               .x_stride = inner,
+                                                               .y_stride = step.hidden,
+                                                               .num_rows = num_rows}));
+  return kernels::SumChosenRows(*step.backend, {.x = b.outputs,
+                                                .places = b.places,
+                                                .weights = b.chosen_weights,
+                                                .y = b.sum,
+                                                .x_stride = step.hidden,
+                                                .y_stride = step.hidden,
+                                                .num_rows = step.num_tokens,
+                                                .top_k = moe.top_k,
+                                                .columns = step.hidden});
+}
+
 }  // namespace
+
+bool HasGroupedExperts(const MoeWeights& weights) {
+  return GroupsOf(weights.gate_up).has_value() && GroupsOf(weights.down).has_value();
+}
 
 absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
                       const LayerWeights& weights) {
@@ -195,12 +276,14 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(Route(step, moe, weights.moe, input));
-  QUIRE_RETURN_IF_ERROR(ClearSum(step));
-  std::vector<std::uint32_t> memory;
-  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t* const offsets, ReadOffsets(step, moe, &memory));
-  for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
-    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights.moe, input, expert, offsets[expert],
-                                    offsets[expert + 1] - offsets[expert]));
+  // Places are kept where the rows of all experts have room: bf16 activations on a GPU.
+  const bool has_room = step.buffers->moe.places != nullptr;
+  const auto gate_up = has_room ? GroupsOf(weights.moe.gate_up) : std::nullopt;
+  const auto down = has_room ? GroupsOf(weights.moe.down) : std::nullopt;
+  if (gate_up && down) {
+    QUIRE_RETURN_IF_ERROR(RunGroupedExperts(step, moe, input, *gate_up, *down));
+  } else {
+    QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
   }
   if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input));
   return JoinBranch(step, MlpOutput(layer, weights), step.buffers->moe.sum);

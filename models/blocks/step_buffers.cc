@@ -45,7 +45,8 @@ struct Widths {
   std::int64_t values = 0;
   std::int64_t experts = 0;       // of the largest mixture; 0: there is none
   std::int64_t top_k = 0;         // likewise
-  std::int64_t expert_inner = 0;  // of gate and up of an expert or shared expert
+  std::int64_t expert_inner = 0;  // of gate and up of an expert
+  std::int64_t shared_inner = 0;  // of a shared expert, likewise
   std::int64_t angles = 0;        // of all rope tables together
 };
 
@@ -72,8 +73,9 @@ Widths WidthsOf(const ModelSpec& spec) {
     const std::uint32_t shared = layer.moe.shared ? layer.moe.shared->intermediate : 0;
     widths.experts = std::max(widths.experts, std::int64_t{layer.moe.num_experts});
     widths.top_k = std::max(widths.top_k, std::int64_t{layer.moe.top_k});
-    widths.expert_inner = std::max(
-        widths.expert_inner, 2 * std::int64_t{std::max(layer.moe.expert.intermediate, shared)});
+    widths.expert_inner =
+        std::max(widths.expert_inner, 2 * std::int64_t{layer.moe.expert.intermediate});
+    widths.shared_inner = std::max(widths.shared_inner, 2 * std::int64_t{shared});
   }
   for (const RopeTable& table : spec.rope_tables) {
     widths.angles += static_cast<std::int64_t>(table.inv_freq.size());
@@ -107,9 +109,15 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   moe->offsets = cutter.Take<std::uint32_t>(widths.experts + 1);
   moe->rows = cutter.Take<std::uint32_t>(tokens * widths.top_k);
   moe->row_weights = cutter.Take<float>(tokens * widths.top_k);
-  moe->inputs = TakeFloats(cutter, limits.activation, tokens * widths.hidden);
-  moe->gate_up = TakeFloats(cutter, limits.activation, tokens * widths.expert_inner);
-  moe->outputs = cutter.Take<float>(tokens * widths.hidden);
+  // With bf16, which only a GPU has, all experts may be computed at once.
+  const bool all = limits.activation == DType::kBF16;
+  const std::int64_t rows = all ? tokens * widths.top_k : tokens;
+  if (all) moe->places = cutter.Take<std::uint32_t>(tokens * widths.top_k);
+  moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.hidden);
+  // A shared expert computes every token once.
+  moe->gate_up = TakeFloats(cutter, limits.activation,
+                            std::max(rows * widths.expert_inner, tokens * widths.shared_inner));
+  moe->outputs = cutter.Take<float>(rows * widths.hidden);
   moe->sum = cutter.Take<float>(tokens * widths.hidden);
 }
 

@@ -39,7 +39,8 @@ struct MlaBuffers {
 };
 
 // What a mixture of experts needs beside normed; null where the model has none. E: the most experts
-// of a layer, K: the most that a token goes to.
+// of a layer, K: the most that a token goes to, R: T * K where activations are bf16 and all experts
+// may be computed at once, else T, the rows of one expert.
 struct MoeBuffers {
   float* router_logits = nullptr;    // [T, E]
   std::uint32_t* chosen = nullptr;   // [T, K]
@@ -47,9 +48,10 @@ struct MoeBuffers {
   std::uint32_t* offsets = nullptr;  // [E + 1]
   std::uint32_t* rows = nullptr;     // [T * K] by expert
   float* row_weights = nullptr;      // [T * K]
-  kernels::FloatPtr inputs;          // [T, hidden] of one expert, as the next two
-  kernels::FloatPtr gate_up;         // [T, 2 * intermediate]
-  float* outputs = nullptr;          // [T, hidden]
+  std::uint32_t* places = nullptr;   // [T, K] in rows; null where activations are f32
+  kernels::FloatPtr inputs;          // [R, hidden]
+  kernels::FloatPtr gate_up;         // [R, 2 * intermediate], or [T, that of the shared expert]
+  float* outputs = nullptr;          // [R, hidden]
   float* sum = nullptr;              // [T, hidden] of all experts
 };
 

@@ -206,6 +206,54 @@ TEST(ExpertRowsCudaTest, RowsGoThereAndComeBackWeighted) {
   }
 }
 
+// A row's results lie at its places in any order of its choices, and add up in order of places.
+TEST(ExpertRowsCudaTest, ChosenRowsAddUpAsExpertAfterExpert) {
+  const EmulatedBackend cuda;
+  const TestBackend cpu(1);
+  constexpr std::uint32_t kRows = 33, kTopK = 4, kExperts = 9, kColumns = 300, kStride = 301;
+  std::vector<std::uint32_t> experts;
+  for (std::uint32_t m = 0; m < kRows; ++m) {
+    for (std::uint32_t k = 0; k < kTopK; ++k) experts.push_back((m * 5 + k * 7) % kExperts);
+  }
+  const auto weights = RandomFloats(experts.size(), 2);
+  const auto x = RandomFloats(experts.size() * kColumns, 3);
+  const DeviceArray<std::uint32_t> chosen(cuda, experts);
+  const DeviceArray<float> device_weights(cuda, weights), device_x(cuda, x);
+  const DeviceArray<std::uint32_t> offsets(cuda, kExperts + 1), rows(cuda, experts.size());
+  const DeviceArray<std::uint32_t> places(cuda, experts.size());
+  const DeviceArray<float> row_weights(cuda, experts.size());
+  const DeviceArray<float> y(cuda, std::size_t{kRows} * kStride);
+  ASSERT_TRUE(
+      SortByExpert(*cuda, {chosen.data(), device_weights.data(), offsets.data(), rows.data(),
+                           row_weights.data(), kRows, kTopK, kExperts, places.data()})
+          .ok());
+  ASSERT_TRUE(SumChosenRows(*cuda, {device_x.data(), places.data(), device_weights.data(), y.data(),
+                                    kColumns, kStride, kRows, kTopK, kColumns})
+                  .ok());
+  const auto sorted = rows.Get();
+  const auto sorted_weights = row_weights.Get();
+  std::vector<float> want(std::size_t{kRows} * kStride);
+  for (std::size_t place = 0; place < sorted.size(); ++place) {
+    for (std::uint32_t i = 0; i < kColumns; ++i) {
+      const volatile float product = sorted_weights[place] * x[place * kColumns + i];
+      want[sorted[place] * kStride + i] += product;
+    }
+  }
+  const auto got = y.Get();
+  std::vector<float> plain(got.size());
+  const auto host_places = places.Get();
+  ASSERT_TRUE(SumChosenRows(*cpu, {x.data(), host_places.data(), weights.data(), plain.data(),
+                                   kColumns, kStride, kRows, kTopK, kColumns})
+                  .ok());
+  for (std::uint32_t m = 0; m < kRows; ++m) {
+    for (std::uint32_t i = 0; i < kColumns; ++i) {
+      ASSERT_EQ(got[m * kStride + i], want[m * kStride + i]) << m << ", " << i;
+      ASSERT_EQ(plain[m * kStride + i], want[m * kStride + i]) << m << ", " << i;
+    }
+    EXPECT_TRUE(std::isnan(got[m * kStride + kColumns]));
+  }
+}
+
 TEST(ExpertRowsCudaTest, OtherTypesAreRefused) {
   const EmulatedBackend cuda;
   const DeviceArray<float> f32(cuda, 4);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <tuple>
@@ -527,6 +528,65 @@ TEST_F(CudaRunnerTest, WhatCannotBeCapturedRunsWithoutAGraph) {
   EXPECT_EQ(*got, *want);
   EXPECT_EQ(without.cuda().num_graphs(), 0u);
   EXPECT_EQ(without.cuda().graph_steps(), 0u);
+}
+
+// The logits of a prompt and six decode tokens of a mixture, and how the steps ran.
+struct MixtureRun {
+  std::vector<std::int32_t> tokens;
+  std::vector<float> logits;  // of the last step
+  std::uint32_t graphs = 0;
+  std::uint64_t grouped = 0;   // products of all experts at once
+  std::uint64_t weighted = 0;  // sums of the rows of one expert
+};
+
+MixtureRun RunMixture(const formats::ModelFiles& files, Quantization quantization, bool graphs) {
+  MixtureRun run;
+  Stage stage(true, DType::kBF16);
+  EXPECT_TRUE(stage.Load(files, LoadMode::kReal, quantization).ok());
+  EXPECT_TRUE(stage.MakePool().ok());
+  RunnerOptions options = Options(DType::kBF16);
+  options.graphs = graphs;
+  EXPECT_TRUE(stage.MakeRunner(options).ok());
+  run.logits.resize(stage.model().spec.vocab_size);
+  stage.logits_out = run.logits.data();
+  const std::uint64_t grouped = cuda_emulator::LaunchCount("grouped_linear");
+  const std::uint64_t weighted = cuda_emulator::LaunchCount("add_weighted_rows");
+  const auto tokens = stage.Generate(0, {5, 6, 7, 8, 9, 10, 11, 12, 13}, 6);
+  EXPECT_TRUE(tokens.ok()) << tokens.status();
+  if (tokens.ok()) run.tokens = *tokens;
+  run.graphs = stage.cuda().num_graphs();
+  run.grouped = cuda_emulator::LaunchCount("grouped_linear") - grouped;
+  run.weighted = cuda_emulator::LaunchCount("add_weighted_rows") - weighted;
+  return run;
+}
+
+// A capture refuses every wait of the host, so a graph shows that there is none.
+TEST_F(CudaRunnerTest, MixturesOfPlainMatricesRunAsGraphs) {
+  for (const char* const name : {"qwen3-moe-bf16", "mixtral-bf16", "deepseek-v3-bf16"}) {
+    SCOPED_TRACE(name);
+    const MixtureRun with = RunMixture(Fixture(name), Quantization::kAuto, true);
+    const MixtureRun without = RunMixture(Fixture(name), Quantization::kAuto, false);
+    EXPECT_EQ(with.graphs, 1u);
+    EXPECT_EQ(without.graphs, 0u);
+    EXPECT_EQ(with.tokens, without.tokens);
+    EXPECT_EQ(
+        std::memcmp(with.logits.data(), without.logits.data(), with.logits.size() * sizeof(float)),
+        0);
+    EXPECT_GT(without.grouped, 0u);
+    EXPECT_EQ(without.weighted, 0u);
+  }
+}
+
+TEST_F(CudaRunnerTest, OtherMixturesWaitForTheirRouters) {
+  const std::pair<const char*, Quantization> cases[] = {{"qwen3-moe-bf16", Quantization::kInt8G32},
+                                                        {"gpt-oss-bf16", Quantization::kAuto}};
+  for (const auto& [name, quantization] : cases) {
+    SCOPED_TRACE(name);
+    const MixtureRun run = RunMixture(Fixture(name), quantization, true);
+    EXPECT_EQ(run.graphs, 0u);
+    EXPECT_EQ(run.grouped, 0u);
+    EXPECT_GT(run.weighted, 0u);
+  }
 }
 
 TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {

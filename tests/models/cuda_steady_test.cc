@@ -363,11 +363,7 @@ TEST_P(CudaSteadyTest, StepsAllocateNothing) {
   }
   EXPECT_GT(counts.two_in_flight, steps / 2);
   EXPECT_GT(cuda_emulator::LaunchCount("page_copy"), 100u);
-  if (has_experts) {
-    EXPECT_EQ(traffic.runner().graph_steps(), 0u);
-  } else {
-    EXPECT_GT(traffic.runner().graph_steps(), static_cast<std::uint64_t>(steps / 10));
-  }
+  EXPECT_GT(traffic.runner().graph_steps(), static_cast<std::uint64_t>(steps / 10));
   EXPECT_TRUE(traffic.pool().CheckIntegrity().ok()) << traffic.pool().CheckIntegrity();
   EXPECT_TRUE(traffic.cache().CheckIntegrity().ok()) << traffic.cache().CheckIntegrity();
 
