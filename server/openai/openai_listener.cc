@@ -13,7 +13,8 @@ namespace {
 // They read small requests and write; large bodies have threads of their own, and so have
 // generations.
 constexpr int kNumThreads = 2;
-// The engine gives a reader up before its connection is.
+// The engine gives a reader up before its connection is, unless that had stopped long before its
+// answer was complete.
 constexpr absl::Duration kWriteMargin = absl::Seconds(5);
 
 void WarnIfOpen(const std::string& text) {
