@@ -20,7 +20,6 @@
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/sampling/device_sampler.h"
 #include "models/blocks/decoder.h"
-#include "models/blocks/moe_block.h"
 #include "models/weights/weights.h"
 #include "runtime/cuda_sizes.h"
 #include "runtime/cuda_step_inputs.h"
@@ -44,7 +43,7 @@ absl::Status DeviceLost(const absl::Status& status) {
 bool StepsWait(const Model& model, DType activation) {
   for (std::size_t i = 0; i < model.spec.layers.size(); ++i) {
     if (model.spec.layers[i].mlp != MlpKind::kMoe) continue;
-    if (activation != DType::kBF16 || !HasGroupedExperts(model.weights->layers()[i].moe)) {
+    if (activation != DType::kBF16 || !model.weights->layers()[i].moe.has_groups()) {
       return true;
     }
   }

@@ -29,8 +29,8 @@ struct CudaSizes {
   StepLimits limits;              // of a step's batch
   StepLimits buffers;             // the same, with room for the padding of graphs
   std::uint32_t max_context = 0;  // tokens of a sequence
-  // 0: no graphs. With a mixture and bf16 it is not 0, though none is captured if the experts turn
-  // out to be of a form for which steps wait: the plan is made before weights are read.
+  // 0: no graphs. With a mixture and bf16 it is not 0, though none is captured where the experts
+  // are of a form for which steps wait: the plan does not ask for it.
   std::uint32_t max_graph_rows = 0;
   std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
   kernels::DeviceSamplerLimits sampler;

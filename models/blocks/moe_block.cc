@@ -1,7 +1,6 @@
 #include "models/blocks/moe_block.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "base/status.h"
@@ -69,19 +68,6 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                                                .top_k = moe.top_k,
                                                .num_experts = moe.num_experts,
                                                .places = b.places});
-}
-
-// Matrices of one kind as groups, if all experts have one and no bias.
-std::optional<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& experts) {
-  const bool is_plain =
-      std::all_of(experts.begin(), experts.end(), [](const LinearWeights& weights) {
-        return weights.matrices.size() == 1 && weights.bias == nullptr;
-      });
-  if (!is_plain) return std::nullopt;
-  return kernels::LinearGroupsOf(static_cast<std::uint32_t>(experts.size()),
-                                 [&experts](std::uint32_t expert) -> const kernels::PackedLinear& {
-                                   return experts[expert].matrices[0];
-                                 });
 }
 
 // In the first half of rows of 2 * intermediate: act(first half) * second half.
@@ -226,8 +212,7 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
 // sum = what the experts give, with the bits of RunExperts and five launches in all. Buffers hold
 // the rows of all experts.
 absl::Status RunGroupedExperts(const StepContext& step, const MoeSpec& moe,
-                               kernels::ConstFloatPtr input, const kernels::LinearGroups& gate_up,
-                               const kernels::LinearGroups& down) {
+                               const MoeWeights& weights, kernels::ConstFloatPtr input) {
   const MoeBuffers& b = step.buffers->moe;
   const std::uint32_t num_rows = step.num_tokens * moe.top_k;
   const std::int64_t inner = 2 * std::int64_t{moe.expert.intermediate};
@@ -239,7 +224,7 @@ absl::Status RunGroupedExperts(const StepContext& step, const MoeSpec& moe,
                                                             .num_rows = num_rows,
                                                             .columns = step.hidden}));
   QUIRE_RETURN_IF_ERROR(kernels::GroupedLinear(*step.backend, {.x = b.inputs,
-                                                               .weights = gate_up,
+                                                               .weights = *weights.gate_up_groups,
                                                                .offsets = b.offsets,
                                                                .y = b.gate_up,
                                                                .x_stride = step.hidden,
@@ -247,7 +232,7 @@ absl::Status RunGroupedExperts(const StepContext& step, const MoeSpec& moe,
                                                                .num_rows = num_rows}));
   QUIRE_RETURN_IF_ERROR(Activate(step, moe.expert, num_rows));
   QUIRE_RETURN_IF_ERROR(kernels::GroupedLinear(*step.backend, {.x = b.gate_up,
-                                                               .weights = down,
+                                                               .weights = *weights.down_groups,
                                                                .offsets = b.offsets,
                                                                .y = b.outputs,
                                                                .x_stride = inner,
@@ -266,10 +251,6 @@ absl::Status RunGroupedExperts(const StepContext& step, const MoeSpec& moe,
 
 }  // namespace
 
-bool HasGroupedExperts(const MoeWeights& weights) {
-  return GroupsOf(weights.gate_up).has_value() && GroupsOf(weights.down).has_value();
-}
-
 absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
                       const LayerWeights& weights) {
   const MoeSpec& moe = layer.moe;
@@ -277,11 +258,8 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(Route(step, moe, weights.moe, input));
   // Places are kept where the rows of all experts have room: bf16 activations on a GPU.
-  const bool has_room = step.buffers->moe.places != nullptr;
-  const auto gate_up = has_room ? GroupsOf(weights.moe.gate_up) : std::nullopt;
-  const auto down = has_room ? GroupsOf(weights.moe.down) : std::nullopt;
-  if (gate_up && down) {
-    QUIRE_RETURN_IF_ERROR(RunGroupedExperts(step, moe, input, *gate_up, *down));
+  if (step.buffers->moe.places != nullptr && weights.moe.has_groups()) {
+    QUIRE_RETURN_IF_ERROR(RunGroupedExperts(step, moe, weights.moe, input));
   } else {
     QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
   }

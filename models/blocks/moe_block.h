@@ -14,11 +14,7 @@ namespace quire::models {
 // Only experts that some row chose are computed, each one's matrices once for all its rows. Sums
 // start from zero and run in ascending expert number, the shared expert last, so that a row's bits
 // depend on that row alone. Uses normed and moe of the buffers. On a GPU the host waits for the
-// router, unless activations are bf16 and HasGroupedExperts. REQUIRES: CheckBuilt.
+// router, unless activations are bf16 and the weights have groups. REQUIRES: CheckBuilt.
 absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
-
-// Whether the matrices of all experts are such that a GPU computes them at once, with the number of
-// rows of each read on the device: GroupedLinear takes them.
-bool HasGroupedExperts(const MoeWeights& weights);
 
 }  // namespace quire::models

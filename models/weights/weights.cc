@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -409,6 +410,19 @@ absl::Status AllocateMatrices(const LinearSlot& slot, LinearWeights* weights) {
   return absl::OkStatus();
 }
 
+// Matrices of one kind as groups, if all experts have one and no bias.
+std::optional<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& experts) {
+  const bool is_plain =
+      std::all_of(experts.begin(), experts.end(), [](const LinearWeights& weights) {
+        return weights.matrices.size() == 1 && weights.bias == nullptr;
+      });
+  if (!is_plain) return std::nullopt;
+  return kernels::LinearGroupsOf(static_cast<std::uint32_t>(experts.size()),
+                                 [&experts](std::uint32_t expert) -> const kernels::PackedLinear& {
+                                   return experts[expert].matrices[0];
+                                 });
+}
+
 }  // namespace
 
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
@@ -451,6 +465,11 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
       weights.vectors_,
       Place(values.data(), static_cast<std::int64_t>(values.size() * sizeof(float)), backend));
   PointInto(weights.vectors_.data(), vectors);
+  for (LayerWeights& layer : weights.layers_) {
+    if (!target.cuda) break;
+    layer.moe.gate_up_groups = GroupsOf(layer.moe.gate_up);
+    layer.moe.down_groups = GroupsOf(layer.moe.down);
+  }
   progress.Finish();
   return weights;
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -13,6 +14,7 @@
 #include "base/device_buffer.h"
 #include "base/dtype.h"
 #include "kernels/backend/backend.h"
+#include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "models/config/layer_spec.h"
 #include "models/families/registry.h"
@@ -152,13 +154,19 @@ absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& w
 // A mixture of experts; empty where the layer is dense. On a GPU the matrices of one kind lie at
 // equal distances from expert to expert, as long as all experts have the same form.
 struct MoeWeights {
+  // Whether a GPU computes all experts at once, with the number of rows of each read on the device.
+  bool has_groups() const { return gate_up_groups && down_groups; }
+
   LinearWeights router;                // [experts, hidden]
   const float* choice_bias = nullptr;  // [experts]
   std::vector<LinearWeights> gate_up;  // [2 * intermediate, hidden] of each expert
   std::vector<LinearWeights> down;     // [hidden, intermediate] of each expert
-  LinearWeights shared_gate_up;        // [2 * shared intermediate, hidden]
-  LinearWeights shared_down;           // [hidden, shared intermediate]
-  LinearWeights shared_gate;           // [1, hidden]
+  // On a GPU: the two as groups, where GroupedLinear takes them and no expert has a bias.
+  std::optional<kernels::LinearGroups> gate_up_groups;
+  std::optional<kernels::LinearGroups> down_groups;
+  LinearWeights shared_gate_up;  // [2 * shared intermediate, hidden]
+  LinearWeights shared_down;     // [hidden, shared intermediate]
+  LinearWeights shared_gate;     // [1, hidden]
 };
 
 // Multi-head latent attention; empty where a layer has heads.

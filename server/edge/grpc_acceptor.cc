@@ -379,9 +379,8 @@ void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
 // `may_tell`: a connection that is refused can be told, since no TLS is in the way.
 void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
                               bool may_tell) {
-  const std::int64_t most = options_.max_connections + kMaxTurnedAway;
-  EndLeaving(most + kMaxLeaving, kTimeToLeave);
-  EndLeaving(most + kMaxWaitedFor, absl::ZeroDuration());
+  EndLeaving(options_.max_connections + kMaxLeaving, kTimeToLeave);
+  EndLeaving(options_.max_connections + kMaxWaitedFor, absl::ZeroDuration());
   const absl::Status room = MakeRoomFor(ip);
   if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
     return CountClosed(peer, CloseCause::kTooMany, room.message());
@@ -458,9 +457,12 @@ void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, absl::Duratio
   ending.reserve(kMaxLeaving);  // what fails with the lock held would come to Left here
   {
     MutexLock lock(&mutex_);
-    // Those that were ended and have not left yet are no reason to end others.
-    while (ending.size() < kMaxLeaving &&
-           static_cast<std::int64_t>(connections_.size()) - num_ending_ > most_connections) {
+    // Those that are turned away have a limit of their own, and those that were ended and have not
+    // left yet are no reason to end others.
+    const std::int64_t others = num_turned_away_ + num_ending_;
+    const auto num_counted = static_cast<std::int64_t>(connections_.size()) - others;
+    const auto num_ended = [&ending] { return static_cast<std::int64_t>(ending.size()); };
+    while (num_ended() < kMaxLeaving && num_counted - num_ended() > most_connections) {
       const std::optional<std::uint64_t> number = places_.TakeLeaving(since);
       if (!number) break;
       Known& known = connections_.at(*number);

@@ -37,7 +37,7 @@ extern constinit thread_local bool is_checking;
 // Whether some thread of the process checks: asked first, since it costs least.
 extern std::atomic<bool> some_thread_checks;
 
-// A launch begins: `follows`: it may overlap the one before.
+// A launch begins. `follows`: it may overlap the one before.
 void BeginChecks(const KernelLaunch& launch, bool follows);
 void EndChecks();
 

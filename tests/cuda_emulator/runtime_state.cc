@@ -1,5 +1,6 @@
 #include "tests/cuda_emulator/runtime_state.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -18,9 +19,14 @@ EmulatorOptions DefaultOptions() {
     options.seed = std::strtoull(seed, nullptr, 10);
   }
   if (const char* const check = std::getenv("QUIRE_EMULATOR_CHECK"); check != nullptr) {
-    options.check = std::strcmp(check, "all") == 0    ? CheckedLaunches::kAll
-                    : std::strcmp(check, "none") == 0 ? CheckedLaunches::kNone
-                                                      : CheckedLaunches::kSome;
+    if (std::strcmp(check, "all") == 0) {
+      options.check = CheckedLaunches::kAll;
+    } else if (std::strcmp(check, "none") == 0) {
+      options.check = CheckedLaunches::kNone;
+    } else if (std::strcmp(check, "some") != 0) {
+      std::fprintf(stderr, "QUIRE_EMULATOR_CHECK is %s, none of none, some, all\n", check);
+      std::abort();
+    }
   }
   return options;
 }

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -535,8 +537,7 @@ struct MixtureRun {
   std::vector<std::int32_t> tokens;
   std::vector<float> logits;  // of the last step
   std::uint32_t graphs = 0;
-  std::uint64_t grouped = 0;   // products of all experts at once
-  std::uint64_t weighted = 0;  // sums of the rows of one expert
+  std::map<std::string, std::uint64_t> launches;
 };
 
 MixtureRun RunMixture(const formats::ModelFiles& files, Quantization quantization, bool graphs) {
@@ -549,14 +550,14 @@ MixtureRun RunMixture(const formats::ModelFiles& files, Quantization quantizatio
   EXPECT_TRUE(stage.MakeRunner(options).ok());
   run.logits.resize(stage.model().spec.vocab_size);
   stage.logits_out = run.logits.data();
-  const std::uint64_t grouped = cuda_emulator::LaunchCount("grouped_linear");
-  const std::uint64_t weighted = cuda_emulator::LaunchCount("add_weighted_rows");
+  const char* const kernels[] = {"router", "sort_by_expert", "grouped_linear", "sum_chosen_rows",
+                                 "add_weighted_rows"};
+  for (const char* kernel : kernels) run.launches[kernel] = cuda_emulator::LaunchCount(kernel);
   const auto tokens = stage.Generate(0, {5, 6, 7, 8, 9, 10, 11, 12, 13}, 6);
   EXPECT_TRUE(tokens.ok()) << tokens.status();
   if (tokens.ok()) run.tokens = *tokens;
   run.graphs = stage.cuda().num_graphs();
-  run.grouped = cuda_emulator::LaunchCount("grouped_linear") - grouped;
-  run.weighted = cuda_emulator::LaunchCount("add_weighted_rows") - weighted;
+  for (auto& [kernel, count] : run.launches) count = cuda_emulator::LaunchCount(kernel) - count;
   return run;
 }
 
@@ -572,8 +573,15 @@ TEST_F(CudaRunnerTest, MixturesOfPlainMatricesRunAsGraphs) {
     EXPECT_EQ(
         std::memcmp(with.logits.data(), without.logits.data(), with.logits.size() * sizeof(float)),
         0);
-    EXPECT_GT(without.grouped, 0u);
-    EXPECT_EQ(without.weighted, 0u);
+    // As many in every mixture, whatever the number of its experts (4 or 8 here).
+    for (const MixtureRun& run : {with, without}) {
+      const std::uint64_t mixtures = run.launches.at("router");
+      EXPECT_GT(mixtures, 0u);
+      EXPECT_EQ(run.launches.at("sort_by_expert"), mixtures);
+      EXPECT_EQ(run.launches.at("grouped_linear"), 2 * mixtures);
+      EXPECT_EQ(run.launches.at("sum_chosen_rows"), mixtures);
+      EXPECT_EQ(run.launches.at("add_weighted_rows"), 0u);
+    }
   }
 }
 
@@ -584,8 +592,8 @@ TEST_F(CudaRunnerTest, OtherMixturesWaitForTheirRouters) {
     SCOPED_TRACE(name);
     const MixtureRun run = RunMixture(Fixture(name), quantization, true);
     EXPECT_EQ(run.graphs, 0u);
-    EXPECT_EQ(run.grouped, 0u);
-    EXPECT_GT(run.weighted, 0u);
+    EXPECT_EQ(run.launches.at("grouped_linear"), 0u);
+    EXPECT_GT(run.launches.at("add_weighted_rows"), 0u);
   }
 }
 
