@@ -188,7 +188,7 @@ function(quire_test)
   set_target_properties(${TEST_NAME} PROPERTIES QUIRE_EMULATED ON)
 endfunction()
 
-set(QUIRE_TIMEOUT_FACTOR 1 CACHE STRING "How much longer than usual a test may take")
+set(QUIRE_TIMEOUT_FACTOR 1 CACHE STRING "How much longer than usual a test binary may take")
 function(_quire_test_binary name sources libraries labels timeout)
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ${libraries} quire_testing)

@@ -40,8 +40,6 @@ std::uint32_t* SharedWords() {
   return reinterpret_cast<std::uint32_t*>(SharedMemory16());
 }
 
-// --- threads of a block ---
-
 constexpr int kStoreWord = __LINE__ + 6;
 template <bool kRight>
 __global__ void Reverse(std::uint32_t* out) {
@@ -122,8 +120,6 @@ TEST_F(AccessDeathTest, UninitialisedSharedMemory) {
                Says("byte 0 of shared memory, which no thread has written", kReadUnwritten));
 }
 
-// --- blocks ---
-
 // The block that comes last adds what all have left.
 enum class Order { kRight, kNoFenceBefore, kNoFenceBehind, kNoAtomic };
 constexpr int kStorePart = __LINE__ + 5;
@@ -175,8 +171,6 @@ TEST_F(AccessDeathTest, RacesOfBlocksAtTheReduction) {
   death(AddOfBlocks<Order::kNoAtomic>, "of another block wrote.*no fence and atomic");
 }
 
-// --- kernels one after the other ---
-
 __global__ void Produce(std::uint32_t* to) {
   DependencyLaunch();
   DependencyWait();
@@ -218,8 +212,6 @@ TEST_F(AccessDeathTest, ReadsBeforeDependencyWaitOverTwoKernels) {
   };
   EXPECT_DEATH(run(), "kernel first in front wrote");
 }
-
-// --- asynchronous instructions ---
 
 template <bool kRight>
 __global__ void ReadCopied(const std::uint32_t* from, std::uint32_t* out) {
@@ -318,8 +310,6 @@ TEST_F(AccessDeathTest, OperandsOfWgmma) {
   death(MultiplyTile<Operand::kAccumulator>,
         Says("an accumulator of a wgmma product is touched", kOverwriteRegister + 1));
 }
-
-// --- addresses ---
 
 __global__ void LoadVector(const std::byte* from, uint4* out) {
   *out = *reinterpret_cast<const uint4*>(from);

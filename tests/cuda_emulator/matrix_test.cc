@@ -148,8 +148,6 @@ TYPED_TEST(ProductTest, IdentityAndNaN) {
   }
 }
 
-// --- cp.async ---
-
 // Copies two groups, waits until `pending` are left, and reads both and what was copied as zeros.
 template <int kPending>
 __global__ void CopyGroups(const std::uint32_t* from, std::uint32_t* out) {
@@ -204,8 +202,6 @@ TEST_F(MatrixDeathTest, CopiesThatNoDeviceMakes) {
   EXPECT_DEATH(Run(CopyFrom, shape, static_cast<const std::byte*>(host), 0u),
                "not in device or pinned memory");
 }
-
-// --- convert.cuh on the host ---
 
 TEST(ConvertTest, Pairs) {
   EXPECT_EQ(PackBF16(1.0f, -2.0f), 0xc0003f80u);

@@ -229,8 +229,6 @@ TEST_F(SimtTest, SharedMemoryStartsAsNaN) {
   EXPECT_EQ(alignment[1] % 16, 0u);
 }
 
-// --- what must be caught ---
-
 __global__ void Diverge() {
   if (Lane() == 3) {
     SyncWarp();

@@ -45,8 +45,6 @@ class Sm90Test : public KernelTest {
 };
 using Sm90DeathTest = Sm90Test;
 
-// --- mbarrier ---
-
 // A ring of two stages: warp 0 fills, warps 1 and 2 read.
 __global__ void Ring(std::uint32_t* out, std::uint32_t steps) {
   auto* const values = reinterpret_cast<std::uint32_t*>(SharedMemory());
@@ -102,8 +100,6 @@ TEST_F(Sm90DeathTest, BarriersThatAreMisused) {
   EXPECT_DEATH(Run(Misuse, shape, 1u), "deadlock\n.*wait for mbarrier at shared address");
   EXPECT_DEATH(Run(Misuse, shape, 2u), "arrival beyond the 1 of this phase");
 }
-
-// --- bulk copies ---
 
 enum class When { kWaited, kNotWaited };
 
@@ -272,8 +268,6 @@ TEST_F(Sm90Test, BulkRunsAndCopiesOnOneBarrier) {
     for (std::uint32_t i = 0; i < 96; ++i) ASSERT_EQ(out[i], i + 7);
   }
 }
-
-// --- wgmma ---
 
 enum class Operands { kShared, kRegisters };
 

@@ -44,6 +44,10 @@ class AnswersTest(unittest.TestCase):
         lines = self.bundle.result("answers-overlap.txt").splitlines()
         # A fifth of the requests has three choices, some choices end at a stop token.
         self.assertEqual(len(lines), PROMPTS + 2 * sum(i % 5 == 2 for i in range(PROMPTS)))
+        # Each token has its own log-probability and those of the two best.
+        tokens = [token for line in lines for token in line.split()[3:]]
+        self.assertGreater(len(tokens), len(lines))
+        self.assertEqual({token.count(",") for token in tokens}, {2})
         reasons = {line.split()[2] for line in lines}
         self.assertLessEqual({"FINISH_REASON_LENGTH", "FINISH_REASON_STOP_TOKEN"}, reasons)
 

@@ -141,10 +141,27 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "not run"})
         self.assertIn("BM_B/tiny/2: BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'", output)
 
+    def test_a_shape_that_needs_tensor_maps_is_skipped_elsewhere(self):
+        bundle = self.bundle()
+        bundle.device(f"echo '{json.dumps(DEVICE)}'",
+                      tiny="echo \"BM_B ERROR OCCURRED: 'no tensor maps on this device'\"")
+        status, output, results, _ = bundle.run("smoke")
+        self.assertEqual(status, 0, output)
+        verdicts = {item["name"]: item["verdict"] for item in self.stage(results, "smoke")["items"]}
+        self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "skipped"})
+
+    def test_a_benchmark_that_says_nothing_has_failed(self):
+        bundle = self.bundle()
+        bundle.device(f"echo '{json.dumps(DEVICE)}'", tiny="true")
+        status, output, _, _ = bundle.run("smoke")
+        self.assertEqual(status, 1, output)
+        self.assertIn("nothing was logged; is the disk full?", output)
+
     def test_a_shape_without_memory_hides_no_error(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps(DEVICE)}'",
-                      tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"\necho \"BM_C ERROR OCCURRED: 'bad'\"")
+                      tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"\n"
+                           "echo \"BM_C ERROR OCCURRED: 'bad'\"")
         status, output, _, _ = bundle.run("smoke")
         self.assertEqual(status, 1, output)
 

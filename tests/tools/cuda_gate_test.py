@@ -147,11 +147,15 @@ class LoopTest(GateCase):
         twice = "MOV R1, R2 ;\n        /*0068*/                   MOV R1, R3"
         status, output = self.loop(twice)
         self.assertEqual(status, 1)
-        self.assertIn("x_cuda.cu: loop of K for sm_90: instructions a tile: all 11, the table allows 10; "
-                      "integer 3, the table allows 2", output)
+        self.assertIn("x_cuda.cu: loop of K for sm_90: instructions a tile: all 11, the table has 10; "
+                      "integer 3, the table has 2", output)
 
     def test_another_class_at_the_same_length_fails(self):
-        self.assertIn("float 1, the table allows 0", self.loop("FADD R1, R2, R3")[1])
+        self.assertIn("float 1, the table has 0", self.loop("FADD R1, R2, R3")[1])
+
+    def test_an_instruction_less_fails_too(self):
+        longer = {"K": LOOPS["K"] | {"instructions_per_tile": {"sm_90": TILE | {"all": 11, "control": 6}}}}
+        self.assertIn("all 10, the table has 11; control 5, the table has 6", self.loop(loops=longer)[1])
 
     def test_tensor_cores_need_a_row(self):
         status, output = self.loop(loops={})

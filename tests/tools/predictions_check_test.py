@@ -45,8 +45,10 @@ class PredictionsCheckTest(unittest.TestCase):
         page.write_text(PAGE.format(row=row))
         output = io.StringIO()
         arguments = ["check", "--bench", self.bench, "--runner", self.runner, "--tests", self.tests]
+        resources = self.folder / "resources.json"
+        resources.write_text('{"x.cu": {"loops": {"K": {"instructions_per_tile": {"sm_90": {"all": 455}}}}}, "y.cu": {}}')
         with mock.patch.object(predictions_check, "PAGE", page), mock.patch.object(sys, "argv", arguments), \
-                contextlib.redirect_stdout(output):
+                mock.patch.object(predictions_check, "RESOURCES", resources), contextlib.redirect_stdout(output):
             return predictions_check.main(), output.getvalue()
 
     def test_names_that_exist_pass(self):
@@ -54,6 +56,13 @@ class PredictionsCheckTest(unittest.TestCase):
                      "daemon-32.json"):
             status, output = self.check(ROW.replace("BM_Linear/n:1/", name))
             self.assertEqual((status, output), (0, "predictions_check: 1 rows, 0 violations\n"), name)
+
+    def test_counts_are_those_of_the_table(self):
+        self.assertEqual(self.check(ROW.replace("B / C", "8 n / f, n = 455"))[0], 0)
+        for formula in ("8 n / f, n = 456", "6 instructions beside 45"):
+            status, output = self.check(ROW.replace("B / C", formula))
+            self.assertEqual(status, 1)
+            self.assertIn("instructions are those of no loop in resources.json", output)
 
     def test_names_that_do_not_exist_fail(self):
         for name, fault in (("BM_Linear/n:2/", "no such benchmark"), ("BM_Gone", "no such benchmark"),

@@ -71,6 +71,8 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
   const AttentionPlanParams lengths = sequences.Lengths(c.is_prompt());
   const AnyKvView k = KeyView(*sequences.collection, 0);
   const AnyKvView v = c.value_columns != 0 ? k : ValueView(*sequences.collection, 0);
+  // The latent kernel is taken for keys and values that are one view.
+  const AnyKvView& values = c.value_columns != 0 ? k : v;
   std::unique_ptr<cuda::KvTensorMaps> maps;
   if (c.has_maps) {
     QUIRE_ASSIGN_OR_RETURN(maps,
@@ -88,7 +90,7 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
     QUIRE_RETURN_IF_ERROR(PlanAttention(gpu.backend, lengths, plan.get()));
     return PagedAttention(gpu.backend,
                           {.keys = &k,
-                           .values = &v,
+                           .values = &values,
                            .q = static_cast<const BF16*>(q.data()),
                            .out = static_cast<BF16*>(out.data()),
                            .row_offsets = lengths.row_offsets,
@@ -143,6 +145,7 @@ void TinyAttention(Benchmark* benchmark) {
   for (const int maps : {0, 1}) {
     benchmark->Args({2, 70, 1, 4, 2, 64, maps})->Args({1, 3, 70, 4, 2, 64, maps});
   }
+  benchmark->Args({1, 9, 1, 4, 2, 256, 0});  // the scalar kernel
 }
 BENCHMARK(Run<Attention>)->Name("BM_Attention")->Apply(AttentionShapes);
 BENCHMARK(Run<Attention>)->Name("BM_Attention/tiny")->Apply(TinyAttention);

@@ -12,9 +12,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear/cublaslt.h"
+#include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/head_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/quantized_linear.h"
+#include "kernels/linear/weight_memory.h"
 #include "tools/bench/bench_cuda.h"
 
 namespace quire::kernels {
@@ -247,6 +249,73 @@ BENCHMARK(Run<HeadProducts>)
     ->Args({16, 128, 512, 64})
     ->UseManualTime();
 BENCHMARK(Run<HeadProducts>)->Name("BM_HeadLinear/tiny")->Args({2, 32, 16, 3})->UseManualTime();
+
+// Where groups begin when `rows` rows are spread over them evenly, the first row in group `first`.
+std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
+                                      std::uint32_t first) {
+  std::vector<std::uint32_t> offsets(groups + 1);
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    const std::uint64_t of_row = std::uint64_t{row} * groups / rows;
+    ++offsets[(of_row + first) % groups + 1];
+  }
+  std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
+  return offsets;
+}
+
+// Arguments: groups, N, K, rows. The experts of a mixture; other ones each time, so that the cache
+// does not hold them.
+absl::Status GroupedProducts(benchmark::State& state, Gpu& gpu) {
+  const auto groups = static_cast<std::uint32_t>(state.range(0));
+  const auto n = static_cast<std::uint32_t>(state.range(1));
+  const auto k = static_cast<std::uint32_t>(state.range(2));
+  const auto rows = static_cast<std::uint32_t>(state.range(3));
+  QUIRE_ASSIGN_OR_RETURN(
+      WeightMemory memory,
+      WeightMemory::Allocate(groups * CudaPlainRoom(DType::kBF16, n, k, DType::kBF16)));
+  const auto host = RandomValues<BF16>(std::int64_t{n} * k, 0.05f);
+  const WeightRows source{host.data(), n};
+  std::vector<PackedLinear> weights;
+  for (std::uint32_t group = 0; group < groups; ++group) {
+    QUIRE_ASSIGN_OR_RETURN(PackedLinear packed,
+                           PackLinearWeights(gpu.backend, {&source, 1}, DType::kBF16, k,
+                                             {.activations = DType::kBF16, .memory = &memory}));
+    weights.push_back(std::move(packed));
+  }
+  const auto found = LinearGroupsOf(
+      groups, [&](std::uint32_t group) -> const PackedLinear& { return weights[group]; });
+  if (!found) return absl::InternalError("the matrices are no groups");
+  std::vector<DeviceBuffer> offsets;
+  for (const std::uint32_t first : {0u, groups / 4, groups / 2, groups / 4 * 3}) {
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer one, ToDevice(gpu, SpreadRows(groups, rows, first)));
+    offsets.push_back(std::move(one));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * k));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{rows} * n));
+  const double bytes = 2.0 * std::min(groups, rows) * n * k;
+  return Measure(state, gpu, {.bytes = bytes, .flops = 2.0 * n * k * rows}, [&](int i) {
+    const DeviceBuffer& own = offsets[static_cast<std::size_t>(i) % offsets.size()];
+    return GroupedLinear(gpu.backend, {.x = static_cast<const BF16*>(x.data()),
+                                       .weights = *found,
+                                       .offsets = static_cast<const std::uint32_t*>(own.data()),
+                                       .y = static_cast<BF16*>(y.data()),
+                                       .x_stride = k,
+                                       .y_stride = n,
+                                       .num_rows = rows});
+  });
+}
+// Qwen3-30B-A3B: gate and up of one token and of 64, and of a prompt.
+BENCHMARK(Run<GroupedProducts>)
+    ->Name("BM_GroupedLinear")
+    ->ArgNames({"groups", "n", "k", "m"})
+    ->Args({128, 1536, 2048, 8})
+    ->Args({128, 1536, 2048, 512})
+    ->Args({128, 1536, 2048, 16384})
+    ->UseManualTime();
+BENCHMARK(Run<GroupedProducts>)
+    ->Name("BM_GroupedLinear/tiny")
+    ->Args({3, 128, 64, 5})
+    ->Args({3, 128, 64, 40})
+    ->UseManualTime();
 
 }  // namespace
 }  // namespace quire::kernels

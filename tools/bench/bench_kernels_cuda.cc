@@ -1,6 +1,6 @@
 // Time and rates of the CUDA kernels beside the roofline probes of the GPU, one process:
 //
-//   bench_kernels_cuda --benchmark_filter='DeviceCopy|Decode'
+//   bench_kernels_cuda --benchmark_filter='DeviceCopy|BM_Attention'
 //   bench_kernels_cuda --benchmark_filter=/tiny                   each op once, on any device
 //   bench_kernels_cuda --device                                   what the device is, as JSON
 //

@@ -12,7 +12,9 @@ import zlib
 def write(folder, version, archs):
     lines = [f"quire {version}", f"archs {archs}"]
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != "bundle.txt":
+        # Sources are there to be changed (sources/rebuild).
+        is_source = path.relative_to(folder).parts[0] == "sources"
+        if path.is_file() and path.name != "bundle.txt" and not is_source:
             content = path.read_bytes()
             lines.append(f"file {zlib.crc32(content):08x} {len(content)} "
                          f"{path.relative_to(folder).as_posix()}")

@@ -168,7 +168,10 @@ def count_loop(code, row):
 def count_loops(listing, rows):
     """({kernel: {architecture: what count_loop says}} of the kernels that have a row, errors)."""
     result, errors = {}, []
-    kernels = machine_code.functions(listing)
+    try:
+        kernels = machine_code.functions(listing)
+    except machine_code.CodeError as error:
+        return {}, [str(error)]
     plain = demangle(sorted({name for name, _ in kernels}))
     for (mangled, arch), code in sorted(kernels.items()):
         name = plain[mangled]
@@ -190,7 +193,7 @@ def count_loops(listing, rows):
 
 
 def compare_loops(unit, counted, rows):
-    """What grew, and what the table does not have or has too much of."""
+    """What changed, and what the table does not have or has too much of: predictions are made of it."""
     errors, checks = [], 0
     for name, row in rows.items():
         table = row.get("instructions_per_tile", {})
@@ -201,11 +204,12 @@ def compare_loops(unit, counted, rows):
                 errors.append(f"{where}: only in the {'table' if arch in table else 'machine code'}")
                 continue
             counts, rate = counted[name][arch]
-            grown = [f"{kind} {count}, the table allows {table[arch].get(kind, 0)}"
-                     for kind, count in counts.items() if count > table[arch].get(kind, 0)]
-            if grown:
-                errors.append(f"{where}: instructions a tile: {'; '.join(grown)}")
-            elif counts == table[arch] and rate != row.get("instructions_per_byte", {}).get(arch):
+            changed = [f"{kind} {counts.get(kind, 0)}, the table has {table[arch].get(kind, 0)}"
+                       for kind in sorted(counts.keys() | table[arch].keys())
+                       if counts.get(kind, 0) != table[arch].get(kind, 0)]
+            if changed:
+                errors.append(f"{where}: instructions a tile: {'; '.join(changed)}")
+            elif rate != row.get("instructions_per_byte", {}).get(arch):
                 errors.append(f"{where}: {rate} instructions a byte, the table has another figure")
     return errors, checks
 

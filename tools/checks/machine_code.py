@@ -51,7 +51,7 @@ class Instruction:
     operands: str
 
     def is_always(self):
-        return not self.guard or "PT" in self.guard
+        return self.guard.strip() in ("", "@PT", "@UPT")
 
     def target(self):
         found = ADDRESS.findall(self.operands)
@@ -69,7 +69,10 @@ def functions(listing):
         elif match := FUNCTION.search(line):
             code = result[match[1], target] = []
         elif code is not None and (match := LINE.match(line)):
-            guard, opcode, operands = INSTRUCTION.match(match[2]).groups()
+            parts = INSTRUCTION.match(match[2])
+            if not parts:
+                raise CodeError(f"{match[2]!r} is no instruction")
+            guard, opcode, operands = parts.groups()
             code.append(Instruction(int(match[1], 16), guard or "", opcode.split(".")[0], operands))
     return result
 

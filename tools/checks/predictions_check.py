@@ -3,7 +3,8 @@
 
 Every row of a table with a column "measured by" names, in backticks, a benchmark of bench_kernels_cuda (the beginning of
 its name), a filter for its GPU tests, a stage of the runner as `run STAGE`, or a file of its results; each must exist,
-and the row must have a rule or formula and an expectation. Programs are asked for what they have:
+and the row must have a rule or formula and an expectation. A count of instructions in a formula ("n = 455", "beside
+421") must be one of kernels/cuda/resources.json. Programs are asked for what they have:
 
     tools/checks/predictions_check.py --bench bench_kernels_cuda_emulated --runner quire_gpu_run --tests X_gpu Y_gpu ...
 
@@ -12,6 +13,7 @@ Exit status 1 with one line per violation.
 
 import argparse
 import fnmatch
+import json
 import pathlib
 import re
 import subprocess
@@ -20,6 +22,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "benchmarks" / "gpu_queue.md"
 NAME = re.compile(r"`([^`]+)`")
+RESOURCES = ROOT / "kernels" / "cuda" / "resources.json"
+COUNT = re.compile(r"\b(?:n =|beside) (\d+)")
 RESULT = re.compile(r"daemon-(1|32|128)\.json")
 
 
@@ -74,9 +78,17 @@ class Programs:
         return None
 
 
-def check(page, programs):
+def counts_of(resources):
+    """Instructions of a tile, of every loop that the gate counts."""
+    return {counts["all"] for unit in resources.values() for loop in unit.get("loops", {}).values()
+            for counts in loop.get("instructions_per_tile", {}).values()}
+
+
+def check(page, programs, counts):
     errors, rows = [], 0
     for number, row in rows_of(page):
+        errors += [f"{PAGE.name}:{number}: {count} instructions are those of no loop in {RESOURCES.name}"
+                   for count in COUNT.findall(row.get("formula", "")) if int(count) not in counts]
         rows += 1
         found = [(name, programs.fault(name)) for name in NAME.findall(row["measured by"])]
         errors += [f"{PAGE.name}:{number}: {name}: {fault}" for name, fault in found if fault]
@@ -98,7 +110,7 @@ def main():
     tests = [name for program in arguments.tests for name in tests_of(ask(program, "--gtest_list_tests"))]
     programs = Programs(ask(arguments.bench, "--benchmark_list_tests").split(), tests,
                         stages_of(ask(arguments.runner, "--help")))
-    errors, rows = check(PAGE.read_text(encoding="utf-8"), programs)
+    errors, rows = check(PAGE.read_text(encoding="utf-8"), programs, counts_of(json.loads(RESOURCES.read_text())))
     for error in errors:
         print(error)
     print(f"predictions_check: {rows} rows, {len(errors)} violations")

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -86,10 +88,15 @@ std::size_t CountOf(const std::string& log, const std::string& text) {
   return count;
 }
 
-// Whether there are errors in the log, and all are that the device has no memory for a shape.
-bool LacksMemoryOnly(const std::string& log) {
+// What a log with errors says that are none of the program: there is no memory for a shape, or the
+// device has no tensor maps, which is skipped on purpose. Nothing when there is another error, or
+// none.
+std::optional<Verdict> ExcusedBy(const std::string& log) {
   const std::size_t errors = CountOf(log, "ERROR OCCURRED");
-  return errors > 0 && CountOf(log, "ERROR OCCURRED: 'out of device memory") == errors;
+  const std::size_t memory = CountOf(log, "ERROR OCCURRED: 'out of device memory");
+  const std::size_t maps = CountOf(log, "ERROR OCCURRED: 'no tensor maps on this device");
+  if (errors == 0 || memory + maps != errors) return std::nullopt;
+  return memory > 0 ? Verdict::kNotRun : Verdict::kSkipped;
 }
 
 // What an ended process tells. Google Benchmark exits with 0 after an error.
@@ -104,8 +111,11 @@ Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
   } else if (*status == 77) {
     outcome.verdict = Verdict::kSkipped;
     outcome.why = Reason(log);
-  } else if (*status == 0 && LacksMemoryOnly(log)) {
-    outcome.verdict = Verdict::kNotRun;
+  } else if (*status == 0 && log.empty() && item.name.rfind("BM_", 0) == 0) {
+    outcome.verdict = Verdict::kFailed;
+    outcome.why = "nothing was logged; is the disk full?";
+  } else if (const auto excused = ExcusedBy(log); *status == 0 && excused) {
+    outcome.verdict = *excused;
     outcome.why = Reason(log);
   } else if (*status != 0 || log.find("ERROR OCCURRED") != std::string::npos) {
     outcome.verdict = Verdict::kFailed;
@@ -153,7 +163,8 @@ class Checker {
   std::string Listing(const Command& command);
   Command DeviceCommand(const std::string& log) const { return setup_.Bench({"--device"}, log); }
   int ExitStatus() const;
-  void WriteJson(int status) const;
+  // False when the disk has no room for it.
+  bool WriteJson(int status) const;
   void PrintTable() const;
 
   const Options& options_;
@@ -317,10 +328,19 @@ void Checker::Facts(StageResult* stage) {
   if (!device_.is_null()) RunItems(ProbeItems(setup_), 1, stage);
 }
 
-// Below /tmp, since names of sockets have at most 107 bytes. Ends with it all that lies there.
+// In the folder for temporary files, or in /tmp where its name is so long that those of sockets,
+// which have at most 107 bytes, would not fit. What lies there ends with it.
 class RunFolder {
  public:
-  RunFolder() { is_made_ = mkdtemp(path_) != nullptr; }
+  RunFolder() {
+    constexpr std::size_t kLongest = 64;
+    std::error_code error;
+    std::string base = std::filesystem::temp_directory_path(error).string();
+    if (error || base.size() > kLongest) base = "/tmp";
+    path_ = base + "/quire-gpu-XXXXXX";
+    is_made_ = mkdtemp(path_.data()) != nullptr;
+    if (!is_made_) problem_ = base + " cannot be written: " + strerror(errno);
+  }
   ~RunFolder() {
     std::error_code error;
     if (is_made_) std::filesystem::remove_all(path_, error);
@@ -329,10 +349,12 @@ class RunFolder {
   RunFolder& operator=(const RunFolder&) = delete;
 
   bool is_made() const { return is_made_; }
-  std::string path() const { return path_; }
+  const std::string& problem() const { return problem_; }
+  const std::string& path() const { return path_; }
 
  private:
-  char path_[32] = "/tmp/quire-gpu-XXXXXX";
+  std::string path_;
+  std::string problem_;
   bool is_made_ = false;
 };
 
@@ -367,12 +389,20 @@ bool Checker::Serve(const Command& daemon, const std::string& run, const std::st
                     const std::vector<Item>& items, StageResult* stage) {
   const std::size_t passed = stage->Count(Verdict::kPassed);
   const pid_t pid = processes_.Start(daemon);
+  if (pid <= 0) {
+    Record({prefix + "start", Verdict::kFailed, "quired cannot be started"}, stage);
+    return false;
+  }
   if (AwaitDaemon(pid, daemon, run, prefix + "start", stage)) {
     RunItems(items, 1, stage);
-    kill(pid, SIGTERM);
+    // One that has ended already may have left its number to another process.
+    std::optional<int> status = processes_.TakeStatus(pid);
+    if (!status) kill(pid, SIGTERM);
     const TimePoint until = After(Seconds(10));
-    std::optional<int> status;
-    while (!(status = processes_.TakeStatus(pid)) && Clock::now() < until) processes_.Wait(until);
+    while (!status && Clock::now() < until) {
+      processes_.Wait(until);
+      status = processes_.TakeStatus(pid);
+    }
     if (!status) processes_.Kill(pid);
     Record(Judge({.name = prefix + "stop", .command = daemon}, status, 0), stage);
   }
@@ -393,7 +423,7 @@ void Checker::RunnerStage(const std::string& listing, std::size_t jobs, StageRes
     const RunFolder run;
     const std::string prefix = has_overlap ? "overlap on " : "overlap off ";
     if (!run.is_made()) {
-      return Record({prefix + "folder", Verdict::kFailed, "/tmp cannot be written"}, stage);
+      return Record({prefix + "folder", Verdict::kFailed, run.problem()}, stage);
     }
     if (!Serve(OverlapDaemon(setup_, run.path(), has_overlap), run.path(), prefix,
                {AnswersItem(setup_, run.path(), has_overlap)}, stage)) {
@@ -406,7 +436,7 @@ void Checker::RunnerStage(const std::string& listing, std::size_t jobs, StageRes
 void Checker::DaemonStage(StageResult* stage) {
   const RunFolder run;
   if (!run.is_made()) {
-    Record({.name = "folder", .verdict = Verdict::kFailed, .why = "/tmp cannot be written"}, stage);
+    Record({.name = "folder", .verdict = Verdict::kFailed, .why = run.problem()}, stage);
     return;
   }
   RunItems({MakeModelItem(setup_, run.path())}, 1, stage);
@@ -505,7 +535,7 @@ int Checker::ExitStatus() const {
   return status;
 }
 
-void Checker::WriteJson(int status) const {
+bool Checker::WriteJson(int status) const {
   json stages = json::array();
   for (const StageResult& stage : stages_) {
     json items = json::array();
@@ -534,8 +564,10 @@ void Checker::WriteJson(int status) const {
                     {"lost", lost_},
                     {"exit_status", status},
                     {"stages", stages}};
-  std::ofstream(setup_.results + "/results.json")
-      << all.dump(1, ' ', false, json::error_handler_t::replace) << "\n";
+  std::ofstream file(setup_.results + "/results.json");
+  file << all.dump(1, ' ', false, json::error_handler_t::replace) << "\n";
+  file.close();
+  return !file.fail();
 }
 
 void Checker::PrintTable() const {
@@ -579,13 +611,15 @@ int Checker::Run() {
   }
   bundle_ = ReadBundle(options_.bundle, &fault_);
   RunStages();
-  const int status = ExitStatus();
-  WriteJson(status);
-  const std::string fault = WriteArchive(setup_.results, "results", options_.archive);
+  int status = ExitStatus();
+  std::string fault;
+  if (!WriteJson(status)) fault = "results.json cannot be written";
+  if (fault.empty()) fault = WriteArchive(setup_.results, "results", options_.archive);
   if (fault.empty()) {
     std::filesystem::remove_all(setup_.results, error);
   } else {
     std::fprintf(stderr, "%s; the files stay in %s\n", fault.c_str(), setup_.results.c_str());
+    if (status == kPassed || status == kIncomplete) status = kFailed;
   }
   PrintTable();
   return status;

@@ -274,15 +274,15 @@ std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
 
 namespace {
 
-// Of the daemon under load. Comparisons may run side by side, so theirs is a socket of their own.
-constexpr char kAddress[] = "127.0.0.1:50951";
+// Of a daemon; several checks may run side by side.
 std::string OwnAddress(const std::string& run) {
   return "unix:" + run + "/grpc.sock";
 }
 
 Command Client(const Setup& setup, const std::string& run, std::vector<std::string> arguments,
                const std::string& log) {
-  std::vector<std::string> all = {"--address", kAddress, "--admin", "unix:" + run + "/admin.sock"};
+  std::vector<std::string> all = {"--address", OwnAddress(run), "--admin",
+                                  "unix:" + run + "/admin.sock"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   return setup.Program("quire", all, log);
 }
@@ -362,7 +362,7 @@ Item MakeModelItem(const Setup& setup, const std::string& run) {
 Command LoadDaemon(const Setup& setup, const std::string& run) {
   return Quired(setup, run,
                 {"model.path=" + run + "/model", "model.load_mode=dummy",
-                 std::string("server.grpc.listen=[") + kAddress + "]"},
+                 "server.grpc.listen=[" + OwnAddress(run) + "]"},
                 "daemon-quired");
 }
 

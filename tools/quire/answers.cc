@@ -36,7 +36,7 @@ struct Options {
   std::string address = "127.0.0.1:50051";
   int requests = 1000;
   int concurrency = 32;
-  int timeout_seconds = 120;
+  int timeout_seconds = 60;
   std::string out;
   std::vector<std::string> compare;
 };
@@ -154,18 +154,34 @@ class Asker {
     return 1;
   }
 
+  // Every choice has to be there, with at least one token: nothing equals nothing.
+  void CheckWhole(int number, const v1::GenerateRequest& request,
+                  const std::vector<std::string>& lines) {
+    const auto wanted = static_cast<std::size_t>(std::max(1, request.sampling().choice_count()));
+    const bool has_tokens = std::all_of(lines.begin(), lines.end(), [](const std::string& line) {
+      return std::count(line.begin(), line.end(), ' ') > 2;
+    });
+    if (lines.size() == wanted && has_tokens) return;
+    Fail(absl::StrCat("request ", number),
+         {grpc::StatusCode::INTERNAL,
+          absl::StrCat(lines.size(), " choices of ", wanted,
+                       has_tokens ? "" : ", one of them without log-probabilities of a token")});
+  }
+
   void AskMany() {
     for (int i = next_++; i < options_.requests && !has_failed_; i = next_++) {
       grpc::ClientContext context;
       SetDeadline(&context);
       std::vector<std::string>& lines = lines_[static_cast<std::size_t>(i)];
-      const auto reader = stub_->Generate(&context, Request(i, vocab_));
+      const v1::GenerateRequest request = Request(i, vocab_);
+      const auto reader = stub_->Generate(&context, request);
       v1::GenerateResponse response;
       while (reader->Read(&response)) {
         if (response.has_completed()) lines.push_back(Line(i, response.completed()));
       }
       const grpc::Status status = reader->Finish();
       if (!status.ok()) Fail(absl::StrCat("request ", i), status);
+      CheckWhole(i, request, lines);
       // Choices end in any order.
       std::sort(lines.begin(), lines.end());
     }

@@ -28,8 +28,6 @@ std::byte* BarrierAt(std::uint64_t address) {
   return SharedPointer(static_cast<std::uint32_t>(address), 8, 8, "mbarrier");
 }
 
-// --- cp.async ---
-
 // cp.async.cg.shared.global [to], [from], bytes, bytes that are read; the others are zeros.
 Step DecodeCopy(Form* form) {
   const bool skips_l1 = form->TakeOneOf({"cg", "ca"}) == 0;
@@ -93,8 +91,6 @@ Step DecodeCp(Form* form) {
   return [=](Frame& frame) { ArriveAfterCopies(BarrierAt(barrier.Read(frame))); };
 }
 
-// --- mbarrier ---
-
 // mbarrier.try_wait.parity.shared::cta.b64 p, [barrier], parity. A device may give up before the
 // phase is complete, so this does by chance: the caller must try again.
 Step DecodeTryWait(Form* form) {
@@ -126,8 +122,6 @@ Step DecodeMbarrier(Form* form) {
     }
   };
 }
-
-// --- wgmma ---
 
 bool Holds(const Frame& frame, const HeldRegisters& held) {
   for (std::size_t i = 0; i < held.registers.size(); ++i) {
@@ -260,8 +254,6 @@ Step DecodeWgmma(Form* form) {
   const auto pending = static_cast<std::uint32_t>(form->TakeConstant());
   return [=](Frame& frame) { Wait(frame, pending); };
 }
-
-// --- launches and budgets ---
 
 Step DecodeGridDependency(Form* form) {
   if (form->TakeOneOf({"wait", "launch_dependents"}) == 1) {

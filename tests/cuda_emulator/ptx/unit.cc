@@ -29,8 +29,6 @@ namespace {
 
 using kernels::cuda::kSharedAlignment;
 
-// --- inputs ---
-
 template <std::size_t kN>
 Words AnyWords(std::mt19937& random) {
   Words words(kN);
@@ -84,6 +82,7 @@ Words Exponents(std::mt19937& random) {
   words[3] = 0xff800000u;
   words[4] = 0x00000001u;
   words[5] = 0x7f7fffffu;
+  words[6] = 0x80400000u;  // -2^-127: the reciprocal would be finite
   return words;
 }
 
@@ -124,8 +123,6 @@ Words Coordinates(std::mt19937& random) {
   }
   return words;
 }
-
-// --- what formulas give ---
 
 double ToDouble(std::uint32_t word) {
   return double{std::bit_cast<float>(word)};
@@ -449,8 +446,6 @@ Words WgmmaExpected(const Words& in) {
   return out;
 }
 
-// --- the table ---
-
 using kernels::cuda::LaunchShape;
 
 Unit Of(const char* name, Plain* twin, const LaunchShape& shape,
@@ -462,6 +457,7 @@ template <typename T, std::size_t kN, bool kShared>
 Unit Wgmma(const char* name, Plain* twin) {
   Unit unit = Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows * 128},
                  WgmmaInput<T, kN>, WgmmaExpected<T, kN, kShared>);
+  unit.is_float = true;
   unit.tolerance = 4e-6f;
   unit.hints = {"fence.proxy.async"};
   return unit;
@@ -479,11 +475,13 @@ Unit Copy(const char* name, Plain* twin) {
 template <typename T>
 Unit Mma(const char* name, Plain* twin) {
   Unit unit = Of(name, twin, {.threads = 32}, MmaInput<T>, MmaExpected<T>);
+  unit.is_float = true;
   unit.tolerance = 1e-6f;
   return unit;
 }
 Unit Approx() {
   Unit unit = Of("ApproxUnit", ApproxUnit, {.threads = 64}, Exponents, ApproxExpected);
+  unit.is_float = true;
   unit.tolerance = 1e-6f;
   unit.ulps = 2;
   return unit;

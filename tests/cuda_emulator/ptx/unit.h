@@ -28,8 +28,10 @@ struct Unit {
   std::uint32_t map_rank = 0;
   // What a formula apart from all models gives.
   Words (*expected)(const Words& in) = nullptr;
+  // Words are floats, of which any NaN is as good as another; otherwise they are equal as bits.
+  bool is_float = false;
   // How far floats may lie from `expected`, by size + 1, and from the twin in units in the last
-  // place; 0: all words are equal as bits.
+  // place.
   float tolerance = 0.0f;
   std::uint32_t ulps = 0;
   // What its PTX asks of the device that changes no value (Program::TakeHints).

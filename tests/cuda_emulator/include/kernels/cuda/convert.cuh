@@ -43,8 +43,9 @@ inline float Exp2Approx(float x) {
   return y < 0x1p-126f ? 0.0f : y;
 }
 inline float ReciprocalApprox(float x) {
+  if (std::fabs(x) < 0x1p-126f) x = std::copysign(0.0f, x);
   const float y = 1.0f / x;
-  return std::fabs(y) < 0x1p-126f ? 0.0f : y;
+  return std::fabs(y) < 0x1p-126f ? std::copysign(0.0f, y) : y;
 }
 
 inline std::uint32_t PackBF16(float low, float high) {
