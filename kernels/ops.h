@@ -11,6 +11,7 @@
 #include "kernels/elementwise/embedding.h"   // Embedding: rows of the token table
 #include "kernels/elementwise/residual.h"    // ResidualAdd: sum with factors
 #include "kernels/elementwise/softcap.h"     // Softcap: factor and cap of logits
+#include "kernels/elementwise/sum_rows.h"    // SumRows: rows added up in their order
 #include "kernels/kv_store/head_columns.h"   // CopyHeadColumns
 #include "kernels/kv_store/kv_dispatch.h"    // the one list of KV element types
 #include "kernels/kv_store/kv_store.h"       // KvStore: K and V rows into their pages

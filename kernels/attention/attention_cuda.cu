@@ -1,6 +1,4 @@
-// Which attention kernels a step runs, and the merge of cut decode rows: a block of 128 threads
-// takes the partial results of eight packed rows in the order of their keys, with the reduction of
-// the decode kernel. A partial is 4 to 8 KB, so this moves less than 1 % of the bytes of K and V.
+// Which attention kernels a step runs.
 
 #include <algorithm>
 
@@ -18,52 +16,7 @@ namespace {
 // What the writer of latent rows lets through, some kernel reads.
 static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 
-constexpr std::uint32_t kMergeThreads = RowReduction<128>::kThreads;
-
-__device__ void MergeRows(const MergeArgs& args, const AttentionMerge& merge) {
-  constexpr std::uint32_t kPerThread = RowReduction<128>::kPerThread;
-  const std::uint32_t columns = args.lists.partial_columns;
-  const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
-  RowReduction<128> reduce;
-  reduce.Clear();
-  for (std::uint32_t i = 0; i < merge.num_partials; ++i) {
-    const float* const partial =
-        args.lists.partials + (std::int64_t{merge.first_partial} + i) * args.lists.partial_floats;
-    float values[kPerThread];
-#pragma unroll
-    for (std::uint32_t j = 0; j < kPerThread; ++j) {
-      values[j] = 16 * j < columns ? partial[cuda::ThreadIndex() + kMergeThreads * j] : 0;
-    }
-    reduce.Add(
-        State{partial[columns * kDecodeRows + row], partial[(columns + 1) * kDecodeRows + row]},
-        values);
-    const std::uint32_t end = merge.first_span + (i + 1) * merge.spans_per_partial;
-    if (end % kSpansPerGroup == 0 || i + 1 == merge.num_partials) reduce.EndGroup();
-  }
-  if (row >= merge.num_rows) return;
-  const std::uint32_t packed = merge.first_row + row;
-  const std::uint32_t head = merge.kv_head * args.group + packed % args.group;
-  reduce.Write(args.out + (std::int64_t{merge.base_row} + packed / args.group) * args.out_stride +
-                   std::int64_t{head} * args.head_size,
-               args.head_size, args.sinks == nullptr ? nullptr : args.sinks + head);
-}
-
-__global__ void __launch_bounds__(kMergeThreads) MergeKernel(const MergeArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const std::uint32_t count = args.lists.counts->merge;
-  for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
-    MergeRows(args, args.lists.merge[i]);
-  }
-}
-
 }  // namespace
-
-absl::Status LaunchMerge(const CudaContext& context, const MergeArgs& args, std::uint32_t blocks) {
-  return cuda::Launch(context, "attention merge", MergeKernel,
-                      {.blocks_x = blocks, .threads = kMergeThreads, .programmatic = true}, args);
-}
-
 }  // namespace attention
 
 namespace internal {
@@ -183,10 +136,7 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
   }
   if (!plan.params().has_generated_rows) return absl::OkStatus();
   const std::uint32_t blocks = std::min(bounds.decode, 2 * context.num_sms);
-  QUIRE_RETURN_IF_ERROR(LaunchGenerated(context, params, args, blocks));
-  const attention::MergeArgs merge{args.out,   args.out_stride,  args.lists,
-                                   args.group, keys.head_size(), args.rules.sinks};
-  return attention::LaunchMerge(context, merge, blocks);
+  return LaunchGenerated(context, params, args, blocks);
 }
 
 absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams& params) {

@@ -326,10 +326,64 @@ __device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const Attenti
   }
 }
 
-// Writes the state of all of the item's keys: the output, or a partial.
+// Counts a partial result that all threads have written among those of `merge`. True in the block
+// whose is the last: it sees the others. `flag` is shared memory that no thread uses before `sync`,
+// with which all threads that wrote meet.
+template <typename Sync>
+__device__ __forceinline__ bool IsLastPartial(AttentionMerge* merge, std::uint32_t* flag,
+                                              const Sync& sync) {
+  // The fences are those of the thread that does the atomic; the barriers pass their order on.
+  sync();
+  if (cuda::ThreadIndex() == 0) {
+    cuda::DeviceFence();
+    *flag = cuda::AtomicAdd(&merge->arrived, 1u);
+    cuda::DeviceFence();
+  }
+  sync();
+  return *flag + 1 == merge->num_partials;
+}
+
+// The output of the item's rows from the partial results of all their keys, in the order of the
+// keys.
 template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void MergePartials(const ItemRows<T>& rows,
+                                              const AttentionMerge& merge) {
+  constexpr std::uint32_t kPerThread = RowReduction<kColumns>::kPerThread;
+  const AttentionWorkLists& lists = rows.args.lists;
+  const std::uint32_t columns = lists.partial_columns;
+  const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
+  const std::uint32_t num_partials = merge.num_partials;
+  const float* partial = lists.partials + std::int64_t{merge.first_partial} * lists.partial_floats;
+  std::uint32_t span = merge.first_span;
+  RowReduction<kColumns> reduce;
+  reduce.Clear();
+  // So that the loads of several partial results are under way at a time.
+#pragma unroll 4
+  for (std::uint32_t i = 0; i < num_partials; ++i) {
+    float values[kPerThread];
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPerThread; ++j) {
+      values[j] =
+          16 * j < columns ? cuda::LoadAtL2(partial + cuda::ThreadIndex() + kDecodeThreads * j) : 0;
+    }
+    reduce.Add(State{cuda::LoadAtL2(partial + columns * kDecodeRows + row),
+                     cuda::LoadAtL2(partial + (columns + 1) * kDecodeRows + row)},
+               values);
+    partial += lists.partial_floats;
+    span += merge.spans_per_partial;
+    if (span % kSpansPerGroup == 0 || i + 1 == num_partials) reduce.EndGroup();
+  }
+  if (row >= rows.item.num_rows) return;
+  reduce.Write(rows.args.out + rows.Offset(row, rows.args.out_stride), rows.args.keys.head_size(),
+               rows.Sink(row));
+}
+
+// Writes the state of all of the item's keys: the output, or a partial result, and after the last
+// one of its rows their output. `flag` and `sync` as of IsLastPartial.
+template <typename T, std::uint32_t kColumns, typename Sync>
 __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
-                                           const RowReduction<kColumns>& reduce) {
+                                           const RowReduction<kColumns>& reduce,
+                                           std::uint32_t* flag, const Sync& sync) {
   const std::uint32_t row = cuda::ThreadIndex() % kDecodeRows;
   const TileArgs<T>& args = rows.args;
   if (rows.item.partial == AttentionWork::kNoPartial) {
@@ -350,6 +404,10 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
     partial[columns * kDecodeRows + row] = reduce.row.max;
     partial[(columns + 1) * kDecodeRows + row] = reduce.row.sum;
   }
+  AttentionMerge* const merge = args.lists.merge + rows.item.merge;
+  if (!IsLastPartial(merge, flag, sync)) return;
+  if (cuda::ThreadIndex() == 0) merge->arrived = 0;
+  MergePartials<T, kColumns>(rows, *merge);
 }
 
 // The tiles of an item that exist and that its rows see; none: end is not above first. An item
@@ -413,7 +471,9 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
       reduce.EndGroup();
     }
   }
-  FinishItem<T, kColumns>(rows, reduce);
+  // All tiles are here and read, so any stage holds the flag.
+  FinishItem<T, kColumns>(rows, reduce, reinterpret_cast<std::uint32_t*>(shared),
+                          [] { cuda::SyncBlock(); });
 }
 
 template <typename T, std::uint32_t kColumns>

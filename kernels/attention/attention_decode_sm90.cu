@@ -17,7 +17,8 @@ namespace {
 constexpr std::uint32_t kThreads = kDecodeThreads + cuda::kWarpSize;
 constexpr std::uint32_t kConsumerBarrier = 1;
 
-// Stages and their barriers; shared memory holds the stages first.
+// Stages and their barriers; shared memory holds the stages first, and a flag of the consumers
+// last.
 template <typename T, std::uint32_t kColumns>
 struct Pipeline {
   using Tile = TileShape<T, kColumns>;
@@ -25,7 +26,8 @@ struct Pipeline {
   static constexpr std::uint32_t kSlabBytes = kKvTile * 128;
   static constexpr std::uint32_t kStages = DecodeShape<T, kColumns>::kStages;
   static constexpr std::uint32_t kStageBytes = DecodeShape<T, kColumns>::kStageBytes;
-  static constexpr std::uint32_t kBytes = kStages * (kStageBytes + 2 * sizeof(cuda::Barrier));
+  static constexpr std::uint32_t kFlagAt = kStages * (kStageBytes + 2 * sizeof(cuda::Barrier));
+  static constexpr std::uint32_t kBytes = kFlagAt + 16;
   static_assert(!kQuantizedKv<T> && kStageBytes == 2 * kSlabs * kSlabBytes);
 
   std::byte* shared;
@@ -105,6 +107,7 @@ __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid)
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const AttentionWork& item,
                                             Pipeline<T, kColumns>* pipeline) {
+  using Shape = Pipeline<T, kColumns>;
   const ItemRows<T> rows(args, item);
   const std::uint32_t keys_end = rows.KeysEnd();
   const TileRange range = TilesOf(rows, keys_end);
@@ -135,7 +138,9 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     if (cuda::Lane() == 0) cuda::BarrierArrive(pipeline->empty());
     pipeline->Advance();
   }
-  FinishItem<T, kColumns>(rows, reduce);
+  FinishItem<T, kColumns>(
+      rows, reduce, reinterpret_cast<std::uint32_t*>(pipeline->shared + Shape::kFlagAt),
+      [] { cuda::NamedSync(kConsumerBarrier, kDecodeThreads); });
 }
 
 template <typename T, std::uint32_t kColumns>

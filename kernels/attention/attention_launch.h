@@ -57,15 +57,4 @@ struct LatentArgs {
 };
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
 
-// Decode rows from their partial results.
-struct MergeArgs {
-  BF16* out;
-  std::int64_t out_stride;
-  AttentionWorkLists lists;
-  std::uint32_t group;
-  std::uint32_t head_size;
-  const float* sinks;  // [query heads]; null: none
-};
-absl::Status LaunchMerge(const CudaContext& context, const MergeArgs& args, std::uint32_t blocks);
-
 }  // namespace quire::kernels::attention

@@ -139,6 +139,7 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
   const std::uint32_t blocks = s.DecodeBlocks(shape.group);
   AttentionWorkCounts& counts = *lists.counts;
   const std::uint32_t first_partial = counts.partials;
+  const std::uint32_t first_merge = counts.merge;
   for (std::uint32_t run = 0; run < runs; ++run) {
     for (std::uint32_t block = 0; block < blocks; ++block) {
       for (std::uint32_t head = 0; head < shape.num_kv_heads; ++head) {
@@ -154,11 +155,11 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
         if (runs > 1) {
           const std::uint32_t first = first_partial + (block * shape.num_kv_heads + head) * runs;
           item.partial = first + run;
+          item.merge = first_merge + block * shape.num_kv_heads + head;
           ++counts.partials;
           if (run == 0) {
-            lists.merge[counts.merge++] = {item.sequence,  head,           item.base_row,
-                                           item.first_row, item.num_rows,  first,
-                                           runs,           spans_per_item, item.first_span};
+            lists.merge[counts.merge++] = {first, runs, spans_per_item, item.first_span,
+                                           /*arrived=*/0};
           }
         }
         lists.decode[counts.decode++] = item;

@@ -238,13 +238,14 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
     item.first_span = (grid.first_run + run) * grid.spans_per_item;
     item.num_spans = Smaller(grid.spans_per_item, grid.spans - item.first_span);
     item.partial = AttentionWork::kNoPartial;
+    item.merge = 0;
     if (grid.runs > 1) {
       const std::uint32_t first = shared.partials[place] + block_head * grid.runs;
       item.partial = first + run;
+      item.merge = shared.merges[place] + block_head;
       if (run == 0) {
-        args.lists.merge[shared.merges[place] + block_head] = {
-            item.sequence, item.kv_head, item.base_row,       item.first_row, item.num_rows,
-            first,         grid.runs,    grid.spans_per_item, item.first_span};
+        args.lists.merge[item.merge] = {first, grid.runs, grid.spans_per_item, item.first_span,
+                                        /*arrived=*/0};
       }
     }
     args.lists.decode[i] = item;

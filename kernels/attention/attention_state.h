@@ -1,8 +1,8 @@
 #pragma once
 
 // States of online softmax and how two of them become one. The same function reduces states inside
-// a CTA and in the merge kernel, so that where a row was cut leaves no trace in its bits: reducing
-// in the fixed order of kernels/cuda/README.md (tiles, spans, groups) is a chain of such
+// an item and over the items of a row, so that where it was cut leaves no trace in its bits:
+// reducing in the fixed order of kernels/cuda/README.md (tiles, spans, groups) is a chain of such
 // steps.
 //
 // A state of some keys: max of their scores, sum of 2^(score - max), and per column the values

@@ -47,22 +47,19 @@ struct AttentionWork {
   // Decode: where the state goes; kNoPartial: the item has all keys that its rows see and writes
   // the output.
   std::uint32_t partial;
+  std::uint32_t merge;  // which of the merges the partial result is part of; 0 without one
   friend bool operator==(const AttentionWork&, const AttentionWork&) = default;
 };
 
 // The partial results of the decode items that share packed rows, `num_partials` from
 // `first_partial` on, in the order of their keys, each of `spans_per_partial` spans (1, or 4: a
-// group), the first one from span `first_span` on.
+// group), the first one from span `first_span` on. The block that writes the last of them merges.
 struct AttentionMerge {
-  std::uint32_t sequence;
-  std::uint32_t kv_head;
-  std::uint32_t base_row;
-  std::uint32_t first_row;
-  std::uint32_t num_rows;
   std::uint32_t first_partial;
   std::uint32_t num_partials;
   std::uint32_t spans_per_partial;
   std::uint32_t first_span;
+  std::uint32_t arrived;  // partial results that are written; 0 between launches
   friend bool operator==(const AttentionMerge&, const AttentionMerge&) = default;
 };
 

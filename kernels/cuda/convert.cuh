@@ -58,6 +58,12 @@ __device__ __forceinline__ std::uint32_t PackF16(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
+// Differences of both halves, each rounded once.
+__device__ __forceinline__ std::uint32_t SubBF16(std::uint32_t a, std::uint32_t b) {
+  const __nv_bfloat162 y = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                   reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const std::uint32_t&>(y);
+}
 __device__ __forceinline__ float2 UnpackBF16(std::uint32_t pair) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
@@ -106,6 +112,13 @@ __device__ __forceinline__ std::uint32_t FmaF16(std::uint32_t a, std::uint32_t b
 __device__ __forceinline__ std::uint32_t BytePermute(std::uint32_t a, std::uint32_t b,
                                                      std::uint32_t selector) {
   return __byte_perm(a, b, selector);
+}
+// a & mask | bits in one instruction; of two constants the compiler makes two.
+__device__ __forceinline__ std::uint32_t AndOr(std::uint32_t a, std::uint32_t mask,
+                                               std::uint32_t bits) {
+  std::uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(a), "r"(mask), "r"(bits));
+  return y;
 }
 __device__ __forceinline__ std::uint32_t FloatBits(float x) {
   return __float_as_uint(x);

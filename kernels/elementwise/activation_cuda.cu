@@ -7,12 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/vec.h"
 #include "cache_manager/views/kv_vector_access.h"
-#include "kernels/backend/exact_gate.h"
-#include "kernels/backend/exact_math.h"
-#include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/elementwise/activation.h"
+#include "kernels/elementwise/gated_product.cuh"
 
 namespace quire::kernels {
 namespace {
@@ -31,44 +29,6 @@ struct GatedProductArgs {
   std::int64_t y_stride;
   std::uint32_t columns;
   GateShape shape;
-};
-
-struct SiluProduct {
-  __device__ __forceinline__ float operator()(float gate, float up) const {
-    const float silu = cuda::Div(gate, cuda::Add(1.0f, ExactExp(-gate)));
-    return cuda::Mul(silu, up);
-  }
-};
-
-// Every step rounded; comparisons are written so that a NaN stays.
-struct ShapedProduct {
-  GateShape shape;
-
-  __device__ __forceinline__ float Activate(float x) const {
-    switch (shape.act) {
-      case Activation::kSilu:
-        return cuda::Div(x, cuda::Add(1.0f, ExactExp(cuda::Mul(-shape.alpha, x))));
-      case Activation::kGeluTanh: {
-        const float cube = cuda::Mul(cuda::Mul(cuda::Mul(0.044715f, x), x), x);
-        const float tanh = ExactTanh(cuda::Mul(0.7978845608f, cuda::Add(x, cube)));
-        return cuda::Mul(cuda::Mul(0.5f, x), cuda::Add(1.0f, tanh));
-      }
-      case Activation::kGeluErf: {
-        const float erf = ExactErf(cuda::Mul(x, 0.7071067812f));
-        return cuda::Mul(cuda::Mul(0.5f, x), cuda::Add(1.0f, erf));
-      }
-      case Activation::kRelu2:
-        return x > 0 ? cuda::Mul(x, x) : cuda::Mul(x, 0.0f);
-    }
-    return 0;
-  }
-  __device__ __forceinline__ float operator()(float gate, float up) const {
-    if (shape.limit > 0) {
-      gate = gate > shape.limit ? shape.limit : gate;
-      up = up > shape.limit ? shape.limit : up < -shape.limit ? -shape.limit : up;
-    }
-    return cuda::Mul(Activate(gate), cuda::Add(up, shape.up_offset));
-  }
 };
 
 template <typename T, typename Product>
@@ -100,14 +60,14 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) SiluProductKernel(const GatedProductArgs<T> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  WriteProducts(args, SiluProduct());
+  WriteProducts(args, cuda::SiluProduct());
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) GatedProductKernel(const GatedProductArgs<T> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  WriteProducts(args, ShapedProduct{args.shape});
+  WriteProducts(args, cuda::ShapedProduct{args.shape});
 }
 
 template <typename T>

@@ -1,6 +1,8 @@
 // Small ops over rows of f32: the residual sum with factors, the soft cap of logits and the stream
 // rounded to bf16. Bound by memory: 12, 8 and 6 bytes an element. Grid: rows by blocks of columns,
-// one element a thread, neighbours side by side.
+// one element a thread, neighbours side by side. The sum of rows, of f32 or bf16, has one thread a
+// column, which goes down the rows one after the other: few blocks, but its order is that of the
+// tokens, and it is asked for by requests for a mean only.
 
 #include <cmath>
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include "kernels/cuda/thread.cuh"
 #include "kernels/elementwise/residual.h"
 #include "kernels/elementwise/softcap.h"
+#include "kernels/elementwise/sum_rows.h"
 
 namespace quire::kernels {
 namespace {
@@ -63,6 +66,31 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   params.y[row * params.y_stride + i] = BF16::FromFloat(params.x[row * params.x_stride + i]);
 }
 
+// SumRowsParams as the device reads them.
+struct RowsToSum {
+  const void* x;  // [num_rows, columns]
+  float* sum;
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+  bool begins;
+  bool is_f32;  // else bf16
+};
+
+__global__ void __launch_bounds__(kThreads) SumRowsKernel(const RowsToSum params) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t i = Column();
+  if (i >= params.columns) return;
+  float sum = params.begins ? 0.0f : params.sum[i];
+  for (std::uint32_t row = 0; row < params.num_rows; ++row) {
+    const std::int64_t at = std::int64_t{row} * params.columns + i;
+    const float value = params.is_f32 ? static_cast<const float*>(params.x)[at]
+                                      : static_cast<const BF16*>(params.x)[at].ToFloat();
+    sum = cuda::Add(sum, value);
+  }
+  params.sum[i] = sum;
+}
+
 }  // namespace
 
 namespace internal {
@@ -75,6 +103,16 @@ absl::Status ResidualAddCuda(const CudaContext& context, const ResidualAddParams
 absl::Status SoftcapCuda(const CudaContext& context, const SoftcapParams& params) {
   return cuda::Launch(context, "softcap", SoftcapKernel, ShapeOf(params.num_rows, params.columns),
                       params);
+}
+
+absl::Status SumRowsCuda(const CudaContext& context, const SumRowsParams& params) {
+  return cuda::Launch(context, "sum_rows", SumRowsKernel, ShapeOf(1, params.columns),
+                      RowsToSum{.x = params.x.data(),
+                                .sum = params.sum,
+                                .num_rows = params.num_rows,
+                                .columns = params.columns,
+                                .begins = params.begins,
+                                .is_f32 = params.x.is_f32()});
 }
 
 absl::Status RoundRowsCuda(const CudaContext& context, const RoundRowsParams& params) {

@@ -1,9 +1,9 @@
 #pragma once
 
-// One head in the registers of a warp: read and rotated in f32, written into its page. A lane owns
-// four neighbouring columns of each piece of 128, and the other column of each of its pairs is read
-// as well (from L1), so a head may be written back in place once all lanes have read. The group of
-// a quantised page is one head, so its largest magnitude is a butterfly over the warp.
+// One head in the registers of a warp: read, normed, rotated in f32, written into its page. A lane
+// owns four neighbouring columns of each piece of 128, and the other column of each of its pairs is
+// read as well (from L1), so a head may be written back in place once all lanes have read. The
+// group of a quantised page is one head, so its largest magnitude is a butterfly over the warp.
 
 #include <cstdint>
 #include <limits>
@@ -34,14 +34,52 @@ struct Rotation {
   RopeStyle style;
 };
 
+// RMSNorm of a head before its rotation.
+struct HeadNorm {
+  const float* weight;  // [head_size]; null: none
+  float epsilon;
+};
+
 __device__ __forceinline__ std::uint32_t FirstColumn(std::uint32_t piece) {
   return kColumns * (cuda::Lane() + piece * cuda::kWarpSize);
 }
 
+// 1 / rms of a head, in the order of the kernel of RmsNorm's groups.
+template <std::uint32_t kPieces>
+__device__ __forceinline__ float InverseRms(const HeadValues<kPieces>& x, std::uint32_t head_size,
+                                            float epsilon) {
+  float sum = 0.0f;
+#pragma unroll
+  for (std::uint32_t j = 0; j < kPieces; ++j) {
+#pragma unroll
+    for (std::uint32_t c = 0; c < kColumns; ++c) sum = cuda::Fma(x[j][c], x[j][c], sum);
+  }
+#pragma unroll
+  for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
+    sum = cuda::Add(sum, cuda::ShuffleXor(sum, mask));
+  }
+  const float mean = cuda::Div(sum, static_cast<float>(head_size));
+  return cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, epsilon)));
+}
+
+// A head as it is read, or normed and rounded to its type.
+template <typename T>
+struct NormedHead {
+  const T* head;
+  const float* weight;  // null: as it is read
+  float inverse;
+
+  __device__ __forceinline__ float Norm(float x, std::uint32_t d) const {
+    if (weight == nullptr) return x;
+    return ToFloat(FromFloat<T>(cuda::Mul(cuda::Mul(x, inverse), weight[d])));
+  }
+  __device__ __forceinline__ float At(std::uint32_t d) const { return Norm(ToFloat(head[d]), d); }
+};
+
 // Column d of the head, rotated; `own` is what lies there.
 template <typename T>
-__device__ __forceinline__ float Rotated(const Rotation& rotation, const T* head, std::int64_t row,
-                                         std::uint32_t d, float own) {
+__device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedHead<T>& head,
+                                         std::int64_t row, std::uint32_t d, float own) {
   const std::uint32_t i = d - rotation.first;  // wraps below the first column
   const std::uint32_t pairs = rotation.size / 2;
   if (i >= rotation.size) return own;
@@ -49,28 +87,37 @@ __device__ __forceinline__ float Rotated(const Rotation& rotation, const T* head
   const bool second = half ? i >= pairs : i % 2 != 0;
   const std::uint32_t distance = half ? pairs : 1;
   const std::uint32_t pair = half ? (second ? i - pairs : i) : i / 2;
-  const float other = ToFloat(head[second ? d - distance : d + distance]);
+  const float other = head.At(second ? d - distance : d + distance);
   const std::int64_t at = row * pairs + pair;
   const float turned = cuda::Mul(other, rotation.sines[at]);
   const float kept = cuda::Mul(own, rotation.cosines[at]);
   return second ? cuda::Add(kept, turned) : cuda::Sub(kept, turned);
 }
 
-// Reads a head of row `row`, rotated unless `rotate` is false. Columns beyond it are zeros.
+// Reads a head of row `row`, normed, and rotated unless `rotate` is false. Columns beyond it are
+// zeros.
 template <std::uint32_t kPieces, typename T>
 __device__ __forceinline__ void ReadHead(const Rotation& rotation, const T* head,
                                          std::uint32_t head_size, std::int64_t row, bool rotate,
-                                         HeadValues<kPieces>& x) {
+                                         HeadValues<kPieces>& x, const HeadNorm& norm = {}) {
 #pragma unroll
   for (std::uint32_t j = 0; j < kPieces; ++j) {
     const std::uint32_t d = FirstColumn(j);
     Vec<T, kColumns> own{};
-    const bool inside = d < head_size;
-    if (inside) own = cache::LoadVector<kColumns>(head + d);
+    if (d < head_size) own = cache::LoadVector<kColumns>(head + d);
+#pragma unroll
+    for (std::uint32_t c = 0; c < kColumns; ++c) x[j][c] = ToFloat(own.lane[c]);
+  }
+  NormedHead<T> normed{head, norm.weight, 1.0f};
+  if (norm.weight != nullptr) normed.inverse = InverseRms<kPieces>(x, head_size, norm.epsilon);
+#pragma unroll
+  for (std::uint32_t j = 0; j < kPieces; ++j) {
+    const std::uint32_t d = FirstColumn(j);
+    if (d >= head_size) continue;
 #pragma unroll
     for (std::uint32_t c = 0; c < kColumns; ++c) {
-      x[j][c] = ToFloat(own.lane[c]);
-      if (inside && rotate) x[j][c] = Rotated(rotation, head, row, d + c, x[j][c]);
+      x[j][c] = normed.Norm(x[j][c], d + c);
+      if (rotate) x[j][c] = Rotated(rotation, normed, row, d + c, x[j][c]);
     }
   }
 }

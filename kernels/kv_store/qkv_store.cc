@@ -1,5 +1,6 @@
 #include "kernels/kv_store/qkv_store.h"
 
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/kv_store/kv_store.h"
 
@@ -9,6 +10,7 @@ absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params) {
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::QkvStoreCuda(*backend.cuda(), params);
   }
+  QUIRE_CHECK(params.q_norm == nullptr && params.k_norm == nullptr);
   const KvShape shape = KvShapeOf(*params.keys);
   float* const q = params.qkv.f32();
   float* const k = q + std::int64_t{params.num_heads} * shape.head_size;

@@ -1,8 +1,8 @@
 #pragma once
 
-// What happens between the QKV product and attention: rope on q and k, then k and v into their
-// pages. On the GPU this is one kernel and the only writer of KV values; on the CPU it is Rope
-// followed by KvStore.
+// What happens between the QKV product and attention: rope on q and k, which a GPU may norm before,
+// then k and v into their pages. On the GPU this is one kernel and the only writer of KV values; on
+// the CPU it is Rope followed by KvStore.
 
 #include <cstdint>
 
@@ -32,14 +32,20 @@ struct QkvStoreParams {
   std::uint32_t rotary_size;  // even; 0: no rotation
   std::uint32_t rotary_first = 0;
   RopeStyle style = RopeStyle::kHalf;
+  // CUDA: heads of q and k are normed first, as by RmsNorm with a group for each. Null: they are
+  // not; always null on the CPU.
+  const float* q_norm = nullptr;  // [head_size]
+  const float* k_norm = nullptr;  // [head_size]
+  float norm_epsilon = 0;
 };
 
-// Formulas of Rope and KvStore. CPU: qkv is f32, pages of any type. CUDA: qkv is f32 or bf16,
-// rotated in f32 and rounded once; pages are f32 with f32 activations, bf16 or f16 with bf16 ones,
-// or quantised (int8, fp8_e4m3) with bf16 ones, one scale per token and head as QuantizeGroup of
-// cache_manager/views/kv_quantize.h makes it. Returns INVALID_ARGUMENT as Rope, KvStore and
-// CheckKvStep, or for another combination of types. CUDA: the step's lengths are not looked at,
-// rows of padding are left alone altogether, and head sizes are multiples of 4 up to 256.
+// Formulas of RmsNorm, Rope and KvStore. CPU: qkv is f32, pages of any type. CUDA: qkv is f32 or
+// bf16, normed and rounded, then rotated in f32 and rounded; pages are f32 with f32 activations,
+// bf16 or f16 with bf16 ones, or quantised (int8, fp8_e4m3) with bf16 ones, one scale per token and
+// head as QuantizeGroup of cache_manager/views/kv_quantize.h makes it. Returns INVALID_ARGUMENT as
+// Rope, KvStore and CheckKvStep, or for another combination of types. CUDA: the step's lengths are
+// not looked at, rows of padding are left alone altogether, and head sizes are multiples of 4 up to
+// 256.
 absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params);
 
 namespace internal {

@@ -1,5 +1,6 @@
-// Between the QKV product and attention: one warp per (token, head) reads the head once, rotates it
-// in f32, and writes a q head back in place or a k or v head into its page (kv_head.cuh).
+// Between the QKV product and attention: one warp per (token, head) reads the head once, norms it
+// where the model does, rotates it in f32, and writes a q head back in place or a k or v head into
+// its page (kv_head.cuh).
 //
 // A launch of its own, so that attention never reads through TMA what its own kernel wrote. Bound
 // by memory: a token's QKV row in, its q row and its page rows out.
@@ -28,6 +29,8 @@ struct QkvStoreArgs {
   KvView<E> values;
   T* qkv;
   kv_head::Rotation rotation;
+  kv_head::HeadNorm q_norm;
+  kv_head::HeadNorm k_norm;
   const std::int32_t* token_rows;
   const std::int32_t* positions;
   std::int64_t qkv_stride;
@@ -46,9 +49,11 @@ __global__ void __launch_bounds__(kThreads)
   const std::int32_t batch_row = args.token_rows[row];
   if (batch_row < 0 || head >= args.num_heads + 2 * kv_heads) return;
   T* const x = args.qkv + row * args.qkv_stride + std::int64_t{head} * head_size;
+  const bool is_value = head >= args.num_heads + kv_heads;
+  kv_head::HeadNorm norm = head < args.num_heads ? args.q_norm : args.k_norm;
+  if (is_value) norm.weight = nullptr;
   kv_head::HeadValues<kPieces> values;
-  kv_head::ReadHead<kPieces>(args.rotation, x, head_size, row, head < args.num_heads + kv_heads,
-                             values);
+  kv_head::ReadHead<kPieces>(args.rotation, x, head_size, row, !is_value, values, norm);
   cuda::SyncWarp();
   if (head < args.num_heads) {
 #pragma unroll
@@ -62,10 +67,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     return;
   }
-  const bool is_key = head < args.num_heads + kv_heads;
   kv_head::StoreHead<kPieces, E>(
-      is_key ? args.keys : args.values,
-      {static_cast<std::uint32_t>(batch_row), head - args.num_heads - (is_key ? 0 : kv_heads),
+      is_value ? args.values : args.keys,
+      {static_cast<std::uint32_t>(batch_row), head - args.num_heads - (is_value ? kv_heads : 0),
        static_cast<std::uint32_t>(args.positions[row])},
       values);
 }
@@ -85,6 +89,8 @@ absl::Status LaunchQkvStore(const CudaContext& context, const QkvStoreParams& pa
           std::get<KvView<E>>(*params.values),
           params.qkv.as<T>(),
           {params.cosines, params.sines, params.rotary_size, params.rotary_first, params.style},
+          {params.q_norm, params.norm_epsilon},
+          {params.k_norm, params.norm_epsilon},
           params.token_rows,
           params.positions,
           params.qkv_stride,

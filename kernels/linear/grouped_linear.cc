@@ -1,13 +1,20 @@
 #include "kernels/linear/grouped_linear.h"
 
 #include "absl/strings/str_cat.h"
-#include "base/dtype.h"
+#include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
 namespace {
 
-std::int64_t AddressOf(const PackedLinear& matrix) {
-  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(matrix.data()));
+std::int64_t Distance(const void* from, const void* to) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to)) -
+         static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(from));
+}
+
+bool SameForm(const PackedLinear& a, const PackedLinear& b) {
+  return a.format() == b.format() && a.dtype() == b.dtype() && a.n() == b.n() && a.k() == b.k() &&
+         a.group() == b.group() && a.has_min() == b.has_min() &&
+         (a.order() != nullptr) == (b.order() != nullptr);
 }
 
 }  // namespace
@@ -16,36 +23,56 @@ std::optional<LinearGroups> LinearGroupsOf(
     std::uint32_t count, absl::FunctionRef<const PackedLinear&(std::uint32_t group)> matrix_of) {
   if (count == 0) return std::nullopt;
   const PackedLinear& first = matrix_of(0);
-  if (first.format() != WeightFormat::kPlain || first.dtype() != DType::kBF16 ||
-      first.k() % 8 != 0) {
-    return std::nullopt;
+  LinearGroups groups{.first = &first,
+                      .data_distance = 0,
+                      .scale_distance = 0,
+                      .order_distance = 0,
+                      .count = count};
+  if (count > 1) {
+    const PackedLinear& second = matrix_of(1);
+    if (!SameForm(first, second)) return std::nullopt;
+    groups.data_distance = Distance(first.data(), second.data());
+    groups.scale_distance = Distance(first.scales(), second.scales());
+    groups.order_distance = Distance(first.order(), second.order());
   }
-  const std::int64_t distance = count == 1 ? 0 : AddressOf(matrix_of(1)) - AddressOf(first);
   for (std::uint32_t group = 1; group < count; ++group) {
     const PackedLinear& matrix = matrix_of(group);
-    if (matrix.format() != first.format() || matrix.dtype() != first.dtype() ||
-        matrix.n() != first.n() || matrix.k() != first.k() ||
-        AddressOf(matrix) - AddressOf(first) != group * distance) {
+    if (!SameForm(first, matrix) ||
+        Distance(first.data(), matrix.data()) != group * groups.data_distance ||
+        Distance(first.scales(), matrix.scales()) != group * groups.scale_distance ||
+        Distance(first.order(), matrix.order()) != group * groups.order_distance) {
       return std::nullopt;
     }
   }
-  return LinearGroups{&first, distance, count};
+  return groups;
+}
+
+bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y) {
+  return internal::OnTensorCores(*weights.first, x) && y == DType::kBF16 &&
+         weights.first->n() % cuda::kLinearTileN == 0;
 }
 
 absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& params) {
   const PackedLinear& weight = *params.weights.first;
-  if (params.x_stride < std::int64_t{weight.k()} || params.y_stride < std::int64_t{weight.n()}) {
+  if (params.gate && !GroupsTakeGate(params.weights, params.x.dtype(), params.y.dtype())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "grouped linear [", weight.n(), ", ", weight.k(), "] of x ", DTypeName(params.x.dtype()),
+        " and y ", DTypeName(params.y.dtype()), " takes no gate"));
+  }
+  const std::int64_t columns = params.gate ? weight.n() / 2 : weight.n();
+  if (params.x_stride < std::int64_t{weight.k()} || params.y_stride < columns) {
     return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
                                                    "] has strides x ", params.x_stride, ", y ",
                                                    params.y_stride, ", each must hold a row"));
   }
-  const DType x = params.x.dtype();
-  const DType y = params.y.dtype();
-  if (backend.cuda() == nullptr || x != DType::kBF16 || (y != DType::kBF16 && y != DType::kF32)) {
+  if (backend.cuda() == nullptr) {
+    return absl::InvalidArgumentError("grouped linear is for GPUs, the backend is the CPU");
+  }
+  if (params.rows != nullptr && internal::OnTensorCores(weight, params.x.dtype()) &&
+      params.x_stride % 8 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("grouped linear has x ", DTypeName(x), " and y ", DTypeName(y),
-                     backend.cuda() == nullptr ? " on the CPU" : "",
-                     ", supported are bf16 and either of bf16 and f32 on a GPU"));
+        absl::StrCat("grouped linear has rows by number ", params.x_stride,
+                     " elements apart, needed are 16-byte aligned rows"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
   if constexpr (kHasCuda) return internal::GroupedLinearCuda(*backend.cuda(), params);

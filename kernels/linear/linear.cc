@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
 
 namespace quire::kernels {
@@ -239,10 +240,31 @@ float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
   return dtype_ == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
 }
 
+namespace internal {
+
+bool OnTensorCores(const PackedLinear& weight, DType x) {
+  return x == DType::kBF16 && weight.k() % 8 == 0 &&
+         (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
+}
+
+}  // namespace internal
+
+bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DType y) {
+  return backend.cuda() != nullptr && internal::OnTensorCores(weight, x) && y == DType::kBF16 &&
+         weight.n() % cuda::kLinearTileN == 0 && weight.library_plans() == nullptr;
+}
+
 absl::Status Linear(const Backend& backend, const LinearParams& params) {
   const std::int64_t n = params.weight->n();
   const std::int64_t k = params.weight->k();
-  if (params.x_stride < k || params.y_stride < n ||
+  if (params.gate && (params.residual != nullptr ||
+                      !TakesGate(backend, *params.weight, params.x.dtype(), params.y.dtype()))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear [", n, ", ", k, "] of x ", DTypeName(params.x.dtype()), " and y ",
+                     DTypeName(params.y.dtype()),
+                     params.residual == nullptr ? "" : " with a residual", " takes no gate"));
+  }
+  if (params.x_stride < k || params.y_stride < (params.gate ? n / 2 : n) ||
       (params.residual != nullptr && params.residual_stride < n)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "linear [", n, ", ", k, "] has strides x ", params.x_stride, ", y ", params.y_stride,

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "absl/functional/function_ref.h"
@@ -16,6 +17,7 @@
 #include "base/weight_format.h"
 #include "kernels/backend/backend.h"
 #include "kernels/backend/float_ptr.h"
+#include "kernels/backend/gate_shape.h"
 #include "kernels/linear/weight_memory.h"
 
 namespace quire::kernels {
@@ -159,13 +161,23 @@ struct LinearParams {
   FloatPtr y;             // [num_rows, N], rows y_stride apart; overlaps no input but residual
   std::int64_t x_stride;  // elements, at least K
   std::int64_t residual_stride = 0;  // elements, at least N when there is a residual
-  std::int64_t y_stride;             // elements, at least N
+  std::int64_t y_stride;             // elements, at least N; with a gate at least N / 2
   std::uint32_t num_rows;
+  // Features 0 .. N / 2 - 1 gate the others: y is [num_rows, N / 2]. Only with what TakesGate
+  // says, without a residual.
+  std::optional<GateShape> gate = {};
 };
+
+// Whether the halves of N can gate each other in the product itself: on the tensor cores of a GPU,
+// with bf16 x and y, where N is a multiple of 128 and the library does not compute the product.
+bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DType y);
 
 // y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], weights widened to f32. An output
 // has the same bits whatever num_rows, the row's place and the thread count. Returns
-// INVALID_ARGUMENT on a stride below its row.
+// INVALID_ARGUMENT on a stride below its row, or a gate that is not taken.
+//
+// With a gate y[m][j] is GatedProduct of what would be y[m][j] and y[m][N / 2 + j], each rounded to
+// bf16 before: the bits of Linear and GatedProduct one after the other.
 //
 // f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
 // multiply-adds with k ascending; parts are added in order.
@@ -190,6 +202,8 @@ namespace internal {
 
 inline constexpr std::uint32_t kLinearPart = 256;
 
+// Whether a product runs on the tensor cores of a GPU.
+bool OnTensorCores(const PackedLinear& weight, DType x);
 // Of the elements of a plain matrix on a GPU.
 constexpr DType CudaPlainType(DType dtype, DType activations) {
   return activations == DType::kBF16 ? DType::kBF16 : dtype;

@@ -11,9 +11,20 @@
 
 namespace quire::kernels::cuda {
 
-// 2^23 + u is a float whose low bits are u, so subtracting 2^23 and a zero point is exact.
+// 2^23 + u is a float whose low bits are u, and 128 + u a bf16, so subtracting 2^23 or 128 and a
+// zero point is exact. 128 + 128 is the last bf16 to which a zero point may bring it.
 inline constexpr std::uint32_t kMagicBits = 0x4b000000u;
-inline constexpr float kMagic = 8388608.0f;
+inline constexpr std::uint32_t kMagicPairBits = 0x43004300u;
+
+// What is subtracted from the integers of a feature whose zero point is byte `index` of `zeros`:
+// the bits of a float for 8 bits, of a pair of bf16 for 4.
+template <WeightFormat kFormat>
+__device__ __forceinline__ std::uint32_t OffsetOf(std::uint32_t zeros, std::uint32_t index) {
+  if constexpr (kFormat == WeightFormat::kInt8) {
+    return kMagicBits | (zeros >> (8 * index) & 0xffu);
+  }
+  return BytePermute(zeros, kMagicPairBits, 0x5050u + 0x0101u * index);
+}
 
 // Pairs of bf16 from the eight e2m1 of a word: the two bytes of each come from tables of eight.
 __device__ __forceinline__ void WidenE2M1(std::uint32_t (&a)[4], std::uint32_t word) {
@@ -32,11 +43,11 @@ __device__ __forceinline__ void WidenE2M1(std::uint32_t (&a)[4], std::uint32_t w
   }
 }
 
-// The A fragment of one MMA step from eight (four) bytes of the packed order. `zeros`: kMagic plus
-// the zero points of integers, of the two features of this lane.
+// The A fragment of one MMA step from eight (four) bytes of the packed order. `offsets`: of the two
+// features of this lane, with integers.
 template <WeightFormat kFormat>
 __device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t low,
-                                           std::uint32_t high, const float (&zeros)[2]) {
+                                           std::uint32_t high, const std::uint32_t (&offsets)[2]) {
   if constexpr (kFormat == WeightFormat::kFp4E2M1) {
     WidenE2M1(a, low);
   } else {
@@ -44,14 +55,13 @@ __device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t 
     for (std::uint32_t i = 0; i < 4; ++i) {
       const std::uint32_t word = i < 2 ? low : high;
       if constexpr (kFormat == WeightFormat::kInt4) {
-        const float first = BitsFloat(kMagicBits | ((low >> (8 * i)) & 0xfu));
-        const float second = BitsFloat(kMagicBits | ((low >> (8 * i + 4)) & 0xfu));
-        a[i] = PackBF16(Sub(first, zeros[i % 2]), Sub(second, zeros[i % 2]));
+        a[i] = SubBF16(AndOr(low >> (4 * i), 0x000f000fu, kMagicPairBits), offsets[i % 2]);
       } else if constexpr (kFormat == WeightFormat::kInt8) {
         const std::uint32_t byte = i % 2 * 2;
         const float first = BitsFloat(BytePermute(word, kMagicBits, 0x7440u + byte));
         const float second = BitsFloat(BytePermute(word, kMagicBits, 0x7441u + byte));
-        a[i] = PackBF16(Sub(first, zeros[i % 2]), Sub(second, zeros[i % 2]));
+        const float offset = BitsFloat(offsets[i % 2]);
+        a[i] = PackBF16(Sub(first, offset), Sub(second, offset));
       } else {
         const float2 pair = UnpackF16(E4M3ToF16((word >> (i % 2 * 16)) & 0xffffu));
         a[i] = PackBF16(pair.x, pair.y);
@@ -60,18 +70,17 @@ __device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t 
   }
 }
 
-// kMagic plus the zero points of the features of a lane in blocks of 16 features from `first` on;
-// `from`: of a tile, of one group.
-template <std::uint32_t kBlocks>
-__device__ __forceinline__ void LoadZeros(float (&zeros)[kBlocks][2], const std::byte* from,
-                                          std::uint32_t first) {
+// Of the features of a lane in blocks of 16 features from `first` on; `zeros`: of a tile, of one
+// group.
+template <WeightFormat kFormat, std::uint32_t kBlocks>
+__device__ __forceinline__ void LoadOffsets(std::uint32_t (&offsets)[kBlocks][2],
+                                            const std::byte* zeros, std::uint32_t first) {
 #pragma unroll
   for (std::uint32_t n = 0; n < kBlocks; ++n) {
-#pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      const std::uint32_t feature = first + n * 16 + half * 8 + Lane() / 4;
-      zeros[n][half] = BitsFloat(kMagicBits | static_cast<std::uint32_t>(from[feature]));
-    }
+    const auto* const of_block = reinterpret_cast<const std::uint16_t*>(zeros + first + n * 16);
+    const std::uint32_t two = of_block[Lane() / 4];
+    offsets[n][0] = OffsetOf<kFormat>(two, 0);
+    offsets[n][1] = OffsetOf<kFormat>(two, 1);
   }
 }
 

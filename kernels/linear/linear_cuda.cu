@@ -5,17 +5,24 @@
 // (linear_reduction.h). A block of 8 warps computes 128 features x kTokens rows; cp.async fills a
 // ring of stages of 64 inputs each. bf16 tiles are swizzled by 16-byte chunks and read with
 // ldmatrix; weights of 8 and 4 bits lie in fragment order already and become bf16, exactly, in
-// registers: integers less their zero points, which are 0 to 255. While rows are few each sub-range
-// of K has a block of its own, and the last block of an output tile to arrive adds their sums in
-// index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of the
-// first stages are requested before the wait for the previous kernel.
+// registers: integers less their zero points, 0 to 255, of 4 bits 0 to 128. While rows are few each
+// sub-range of K has a block of its own, and the last block of an output tile to arrive adds their
+// sums in index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of
+// the first stages are requested before the wait for the previous kernel.
+//
+// With a gate a tile is 64 features of the first half of the matrix and the 64 that they gate, so
+// that the gated product is left to the block's store: neither a launch nor 6 bytes for each of its
+// elements. Which tile has a feature changes no sum, and the matrix lies as without.
 //
 // Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
 // Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <type_traits>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/cuda/convert.cuh"
@@ -23,9 +30,11 @@
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/thread.cuh"
+#include "kernels/elementwise/gated_product.cuh"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_codes.cuh"
+#include "kernels/linear/linear_groups.cuh"
 #include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
@@ -39,6 +48,8 @@ constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // of a bf16 tile
 constexpr std::uint32_t kChunk = 16;
 constexpr std::uint32_t kSteps = kLinearTileK / 16;
+constexpr std::uint32_t kHalfTile = kLinearTileN / 2;  // features
+constexpr std::uint32_t kRowTilePass = kThreads / 8;   // rows copied at once: swizzles repeat
 // Floats between tokens in the output tile: 4 more than a multiple of 32, so that the fragments of
 // a warp go to 32 different banks.
 constexpr std::uint32_t kOutPitch = kLinearTileN + 4;
@@ -63,7 +74,19 @@ struct LinearArgs {
   std::uint32_t grid_splits;  // blocks along K
   std::uint32_t group;        // inputs of a scale; 0: one per feature
   bool y_is_bf16;
+  // With a gate tile t has features t * kHalfTile .. and, `up_distance` behind them, those that
+  // they gate; without one up_distance is 0.
+  bool has_gate;
+  bool gate_is_silu;  // gate == GateShape{}
+  std::uint32_t up_distance;
+  std::int64_t up_elements;  // up_distance rows of plain weights
+  GateShape gate;
 };
+
+// Features that are left out in front of feature `feature` of a tile.
+__device__ __forceinline__ std::uint32_t GapBefore(const LinearArgs& args, std::uint32_t feature) {
+  return feature < kHalfTile ? 0 : args.up_distance;
+}
 
 // Sizes that follow from the template parameters.
 template <WeightFormat kFormat, std::uint32_t kTokens>
@@ -114,7 +137,7 @@ __device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
   Work work;
   work.feature_tile = cuda::BlockX() / args.grid_splits;
   work.split = cuda::BlockX() % args.grid_splits;
-  work.n0 = work.feature_tile * kLinearTileN;
+  work.n0 = work.feature_tile * (args.has_gate ? kHalfTile : kLinearTileN);
   work.m0 = cuda::BlockY() * kTokens;
   const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
   const std::uint32_t each = args.grid_splits == 1 ? tiles : args.tiles_per_split;
@@ -128,37 +151,90 @@ __device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32
   return row * kRowBytes + (chunk ^ (row % 8)) * kChunk;
 }
 
-// Rows first .. of a bf16 matrix, inputs of K tile `tile`, zeros outside.
-template <std::uint32_t kRows>
-__device__ __forceinline__ void CopyRows(std::byte* to, const BF16* from, std::int64_t stride,
-                                         std::uint32_t first, std::uint32_t rows,
-                                         std::uint32_t tile, std::uint32_t k) {
-  constexpr std::uint32_t kRowsPerPass = kThreads / 8;  // a multiple of 8, so that swizzles repeat
-  const std::uint32_t row = cuda::ThreadIndex() / 8;
-  const std::uint32_t chunk = cuda::ThreadIndex() % 8;
-  const std::uint32_t input = tile * kLinearTileK + chunk * 8;
-  const std::uint32_t left = input < k ? rows - first : 0;
-  const BF16* source = from + (first + row) * stride + input;
-  to += Swizzled(row, chunk);
-#pragma unroll
-  for (std::uint32_t pass = 0; pass < (kRows + kRowsPerPass - 1) / kRowsPerPass; ++pass) {
-    if (kRows < kRowsPerPass && row >= kRows) break;
-    const bool inside = row + pass * kRowsPerPass < left;
-    cuda::CpAsync16(to + pass * kRowsPerPass * kRowBytes, inside ? source : from, inside);
-    source += kRowsPerPass * stride;
+// Copies rows of a bf16 matrix, a K tile after the other, zeros outside. What a thread has to know
+// is computed once.
+template <std::uint32_t kRows, std::uint32_t kGapAt>
+class RowTiles {
+ public:
+  // Rows first .. below `rows`, from K tile `tile` on; `gap` elements are left out in front of row
+  // kGapAt of a tile.
+  __device__ __forceinline__ RowTiles(const BF16* from, std::int64_t stride, std::uint32_t first,
+                                      std::uint32_t rows, std::uint32_t tile, std::uint32_t k,
+                                      std::int64_t gap = 0)
+      : from_(from),
+        stride_(stride),
+        gap_(gap),
+        rows_(rows - first),
+        input_(tile * kLinearTileK + cuda::ThreadIndex() % 8 * 8),
+        end_(kPasses > 1 || Row() < rows - first ? k : 0) {
+    source_ = from + (first + Row()) * stride + input_;
   }
-}
 
-template <std::uint32_t kBytes>
-__device__ __forceinline__ void CopyBytes(std::byte* to, const std::byte* from) {
-  constexpr std::uint32_t kChunks = kBytes / kChunk;
-#pragma unroll
-  for (std::uint32_t i = 0; i < (kChunks + kThreads - 1) / kThreads; ++i) {
-    const std::uint32_t index = cuda::ThreadIndex() + i * kThreads;
-    if (kChunks % kThreads != 0 && index >= kChunks) break;
-    cuda::CpAsync16(to + index * kChunk, from + index * kChunk);
+  // What was row r is row_of(r), of the rows from `first` on.
+  template <typename RowOf>
+  __device__ __forceinline__ void Rename(std::uint32_t first, const RowOf& row_of) {
+    static_assert(kPasses <= 2 && kGapAt == kRowsPerPass);
+    const std::int64_t own = row_of(first + Row());
+    source_ = from_ + own * stride_ + input_;
+    if (kPasses == 2) gap_ = (row_of(first + kGapAt + Row()) - own - kGapAt) * stride_;
   }
-}
+
+  __device__ __forceinline__ void CopyNext(std::byte* to) {
+    if (kRows >= kRowsPerPass || Row() < kRows) {
+      to += Swizzled(Row(), cuda::ThreadIndex() % 8);
+      const bool has_inputs = input_ < end_;
+      const std::uint32_t left = has_inputs ? rows_ : 0;
+      const BF16* source = source_;
+#pragma unroll
+      for (std::uint32_t pass = 0; pass < kPasses; ++pass) {
+        const bool inside = kPasses == 1 ? has_inputs : Row() + pass * kRowsPerPass < left;
+        cuda::CpAsync16(to + pass * kRowsPerPass * kRowBytes, inside ? source : from_, inside);
+        source += kRowsPerPass * stride_;
+        if ((pass + 1) * kRowsPerPass == kGapAt) source += gap_;
+      }
+    }
+    input_ += kLinearTileK;
+    source_ += kLinearTileK;
+  }
+
+ private:
+  static constexpr std::uint32_t kRowsPerPass = kRowTilePass;
+  static constexpr std::uint32_t kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
+  __device__ __forceinline__ static std::uint32_t Row() {
+    return cuda::ThreadIndex() / 8;
+  }
+
+  const BF16* from_;
+  const BF16* source_;  // of the next tile and this thread's first row
+  std::int64_t stride_;
+  std::int64_t gap_;
+  std::uint32_t rows_;
+  std::uint32_t input_;
+  std::uint32_t end_;  // of the inputs; 0: of a row that there is not
+};
+
+// Copies codes, a K tile after the other.
+template <std::uint32_t kBytes>
+class CodeTiles {
+ public:
+  // `from`: this warp's block of 16 features in the first tile.
+  __device__ __forceinline__ explicit CodeTiles(const std::byte* from)
+      : source_(from + cuda::Lane() * kChunk) {}
+
+  __device__ __forceinline__ void CopyNext(std::byte* to) {
+    to += cuda::ThreadIndex() * kChunk;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kBytes; i += kThreads * kChunk) {
+      cuda::CpAsync16(to + i, source_ + i);
+    }
+    source_ += kBytes;
+  }
+
+ private:
+  static_assert(kBytes % (kThreads * kChunk) == 0);
+  const std::byte* source_;  // this thread's first chunk of the next tile
+};
+static_assert(kWarps * 16 == kLinearTileN);  // a warp copies 16 features
 
 // Scales of the groups of inputs in a tile, then their zero points.
 template <typename S>
@@ -176,39 +252,57 @@ __device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args
   };
   const std::uint32_t chunk = cuda::ThreadIndex();
   if (chunk < S::kGroups * kScaleChunks) {
-    const std::int64_t first = group_of(chunk / kScaleChunks) * padded_n + work.n0;
+    const std::int64_t first =
+        group_of(chunk / kScaleChunks) * padded_n + work.n0 +
+        GapBefore(args, chunk % kScaleChunks * (kLinearTileN / kScaleChunks));
     cuda::CpAsync16(to + chunk * kChunk, args.scales + first * (S::kScaleRow / kLinearTileN) +
                                              chunk % kScaleChunks * kChunk);
   }
   if (S::kInteger && args.zeros != nullptr && chunk < S::kGroups * kZeroChunks) {
     cuda::CpAsync16(to + S::kScaleBytes + chunk * kChunk,
                     args.zeros + group_of(chunk / kZeroChunks) * padded_n + work.n0 +
+                        GapBefore(args, chunk % kZeroChunks * kChunk) +
                         chunk % kZeroChunks * kChunk);
   }
 }
 
+// Weights, a K tile after the other; `tile` counts those of the matrix.
 template <WeightFormat kFormat, std::uint32_t kTokens>
-__device__ __forceinline__ void CopyWeights(std::byte* stage, const LinearArgs& args,
-                                            const Work& work, std::uint32_t tile) {
+class WeightTiles {
   using S = Shape<kFormat, kTokens>;
-  if constexpr (S::kPlain) {
-    CopyRows<kLinearTileN>(stage, reinterpret_cast<const BF16*>(args.w), args.k, work.n0, args.n,
-                           tile, args.k);
-    return;
-  }
-  const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
-  const std::int64_t index = static_cast<std::int64_t>(work.feature_tile) * tiles + tile;
-  CopyBytes<S::kWeightBytes>(stage, args.w + index * S::kWeightBytes);
-  if (args.group != 0) CopyScales<S>(stage + S::kWeightBytes, args, work, tile);
-}
+  using Tiles = std::conditional_t<S::kPlain, RowTiles<kLinearTileN, kHalfTile>,
+                                   CodeTiles<S::kWeightBytes>>;
 
-template <WeightFormat kFormat, std::uint32_t kTokens>
-__device__ __forceinline__ void CopyTokens(std::byte* stage, const LinearArgs& args,
+ public:
+  __device__ __forceinline__ WeightTiles(const LinearArgs& args, const Work& work)
+      : tiles_(First(args, work)) {}
+
+  __device__ __forceinline__ void CopyNext(std::byte* stage, const LinearArgs& args,
                                            const Work& work, std::uint32_t tile) {
-  using S = Shape<kFormat, kTokens>;
-  CopyRows<kTokens>(stage + S::kTokensAt, args.x, args.x_stride, work.m0, args.num_rows, tile,
-                    args.k);
-}
+    tiles_.CopyNext(stage);
+    if constexpr (!S::kPlain) {
+      if (args.group != 0) CopyScales<S>(stage + S::kWeightBytes, args, work, tile);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static Tiles First(const LinearArgs& args, const Work& work) {
+    if constexpr (S::kPlain) {
+      return Tiles(reinterpret_cast<const BF16*>(args.w), args.k, work.n0, args.n, work.tile_begin,
+                   args.k, args.up_elements);
+    } else {
+      const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
+      const std::uint32_t in_tile = cuda::Warp() * 16;
+      const std::uint32_t feature = work.n0 + in_tile + GapBefore(args, in_tile);
+      const std::int64_t index =
+          static_cast<std::int64_t>(feature / kLinearTileN) * tiles + work.tile_begin;
+      return Tiles(args.w + index * S::kWeightBytes +
+                   feature % kLinearTileN / 16 * cuda::kWarpSize * kChunk);
+    }
+  }
+
+  Tiles tiles_;
+};
 
 // sums += weights x tokens of MMA step `step`.
 template <typename S>
@@ -259,10 +353,16 @@ __device__ __forceinline__ void Reduce(typename S::Sums& total, typename S::Sums
   }
 }
 
-// One K tile. Groups that have scales leave their result in `total`, all else is in `sums`.
+// What is subtracted from integers, of the features of a thread; without zero points the same for
+// all tiles.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+using Offsets = std::uint32_t[Shape<kFormat, kTokens>::kTilesN][2];
+
+// One K tile. Groups that have scales leave their result in `scaled`, all else is in `sums`.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::Sums& sums,
-                                             typename Shape<kFormat, kTokens>::Sums& total,
+                                             typename Shape<kFormat, kTokens>::Sums& scaled,
+                                             Offsets<kFormat, kTokens>& offsets,
                                              const std::byte* stage, const LinearArgs& args,
                                              std::uint32_t warp) {
   using S = Shape<kFormat, kTokens>;
@@ -285,12 +385,6 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
   } else {
     constexpr std::uint32_t kStepsPerLoad = S::kFourBits ? 4 : 2;
     const std::byte* const scales = stage + S::kWeightBytes;
-    // Without zero points the middle of the range is zero.
-    [[maybe_unused]] float zeros[S::kTilesN][2];
-#pragma unroll
-    for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-      zeros[n][0] = zeros[n][1] = cuda::kMagic + (S::kFourBits ? 8.0f : 128.0f);
-    }
     const auto* const packed = reinterpret_cast<const uint4*>(stage);
 #pragma unroll
     for (std::uint32_t load = 0; load < kSteps / kStepsPerLoad; ++load) {
@@ -304,7 +398,8 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
         const std::uint32_t step = load * kStepsPerLoad + i;
         if constexpr (S::kInteger) {
           if (step % 2 == 0 && args.zeros != nullptr) {
-            cuda::LoadZeros(zeros, scales + S::kScaleBytes + step / 2 * kLinearTileN, first * 16);
+            cuda::LoadOffsets<kFormat>(offsets, scales + S::kScaleBytes + step / 2 * kLinearTileN,
+                                       first * 16);
           }
         }
 #pragma unroll
@@ -314,18 +409,18 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
                                        : i == 1 ? raw[n].y
                                        : i == 2 ? raw[n].z
                                                 : raw[n].w;
-            cuda::Dequantize<kFormat>(a[n], word, 0, zeros[n]);
+            cuda::Dequantize<kFormat>(a[n], word, 0, offsets[n]);
           } else if (i == 0) {
-            cuda::Dequantize<kFormat>(a[n], raw[n].x, raw[n].y, zeros[n]);
+            cuda::Dequantize<kFormat>(a[n], raw[n].x, raw[n].y, offsets[n]);
           } else {
-            cuda::Dequantize<kFormat>(a[n], raw[n].z, raw[n].w, zeros[n]);
+            cuda::Dequantize<kFormat>(a[n], raw[n].z, raw[n].w, offsets[n]);
           }
         }
         MultiplyStep<S>(sums, a, tokens, step, warp);
         // Half a tile is a group, or a tile is of one.
         if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
           const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
-          Reduce<S>(total, sums, warp, [own](std::uint32_t feature) {
+          Reduce<S>(scaled, sums, warp, [own](std::uint32_t feature) {
             return cuda::GroupScale<kFormat>(own, feature);
           });
         }
@@ -373,6 +468,33 @@ __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, cons
   return true;
 }
 
+// Gated products of the rows of a tile of sums.
+template <std::uint32_t kTokens>
+__device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& args,
+                                           const Work& work) {
+  const std::uint32_t column = cuda::ThreadIndex() % kHalfTile;
+  const std::uint32_t feature = work.n0 + column;
+  const std::uint32_t up_feature = feature + kHalfTile + args.up_distance;
+  const float gate_bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
+  const float up_bias = args.bias != nullptr ? args.bias[up_feature] : 0.0f;
+  for (std::uint32_t token = cuda::ThreadIndex() / kHalfTile; token < kTokens;
+       token += kThreads / kHalfTile) {
+    const std::int64_t row = work.m0 + token;
+    if (row >= args.num_rows) break;
+    float gate = tile[token * kOutPitch + column];
+    float up = tile[token * kOutPitch + kHalfTile + column];
+    if (args.bias != nullptr) {
+      gate = cuda::Add(gate, gate_bias);
+      up = cuda::Add(up, up_bias);
+    }
+    gate = BF16::FromFloat(gate).ToFloat();
+    up = BF16::FromFloat(up).ToFloat();
+    const float y = args.gate_is_silu ? cuda::SiluProduct()(gate, up)
+                                      : cuda::ShapedProduct{args.gate}(gate, up);
+    static_cast<BF16*>(args.y)[row * args.y_stride + feature] = BF16::FromFloat(y);
+  }
+}
+
 // Through shared memory, so that rows of y, bias and residual are touched in whole lines.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Sums& sums,
@@ -393,6 +515,10 @@ __device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Su
     }
   }
   cuda::SyncBlock();
+  if (args.has_gate) {
+    StoreGated<kTokens>(tile, args, work);
+    return;
+  }
   const std::uint32_t column = cuda::ThreadIndex() % kLinearTileN;
   const std::uint32_t feature = work.n0 + column;
   if (feature >= args.n) return;
@@ -426,57 +552,79 @@ __device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sum
   }
 }
 
-// What the block has to do. kPromote: it adds several sub-ranges itself.
-template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
-__device__ __forceinline__ void Multiply(const LinearArgs& args, const Work& work) {
+// Rows of x lie as they are counted.
+struct SameRow {};
+
+// What the block has to do. kPromote: it adds several sub-ranges itself. row_of: which row of x
+// each row is.
+template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote, typename RowOf>
+__device__ __forceinline__ void Multiply(const LinearArgs& args, const Work& work,
+                                         const RowOf& row_of) {
   using S = Shape<kFormat, kTokens>;
-  constexpr bool kTwoSums = kPromote || !S::kPlain;
   std::byte* const shared = cuda::SharedMemory();
   const std::uint32_t warp = cuda::Warp();
-  const auto stage = [&](std::uint32_t tile) {
-    return shared + (tile - work.tile_begin) % S::kStages * S::kStageBytes;
-  };
+  WeightTiles<kFormat, kTokens> weights(args, work);
 #pragma unroll
   for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
     const std::uint32_t tile = work.tile_begin + i;
-    if (tile < work.tile_end) CopyWeights<kFormat, kTokens>(stage(tile), args, work, tile);
+    if (tile < work.tile_end) weights.CopyNext(shared + i * S::kStageBytes, args, work, tile);
   }
   cuda::DependencyWait();
+  RowTiles<kTokens, kRowTilePass> tokens(args.x, args.x_stride, work.m0, args.num_rows,
+                                         work.tile_begin, args.k);
+  if constexpr (!std::is_same_v<RowOf, SameRow>) tokens.Rename(work.m0, row_of);
 #pragma unroll
   for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
-    const std::uint32_t tile = work.tile_begin + i;
-    if (tile < work.tile_end) CopyTokens<kFormat, kTokens>(stage(tile), args, work, tile);
+    if (work.tile_begin + i < work.tile_end) {
+      tokens.CopyNext(shared + i * S::kStageBytes + S::kTokensAt);
+    }
     cuda::CpAsyncCommit();
   }
+  const auto scale_features = [&](typename S::Sums& to, typename S::Sums& from) {
+    if (args.group != 0) return;
+    const float* const scales = reinterpret_cast<const float*>(args.scales) + work.n0;
+    Reduce<S>(to, from, warp, [&args, scales](std::uint32_t feature) {
+      return scales[feature + GapBefore(args, feature)];
+    });
+  };
   typename S::Sums sums = {};
-  typename S::Sums total = {};
+  typename S::Sums scaled = {};  // of codes: of a sub-range
+  typename S::Sums total = {};   // of several sub-ranges
+  // Without zero points the middle of the range is zero.
+  [[maybe_unused]] Offsets<kFormat, kTokens> offsets;
+#pragma unroll
+  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+    offsets[n][0] = offsets[n][1] = cuda::OffsetOf<kFormat>(S::kFourBits ? 8 : 128, 0);
+  }
+  std::uint32_t at = 0;                                    // of the tile's stage in the ring
+  std::uint32_t free = (S::kStages - 1) * S::kStageBytes;  // of the stage before it
+  const std::uint32_t copies_end = work.tile_end - work.tile_begin < S::kStages
+                                       ? work.tile_begin
+                                       : work.tile_end - (S::kStages - 1);
   for (std::uint32_t tile = work.tile_begin; tile < work.tile_end; ++tile) {
     cuda::CpAsyncWait<S::kStages - 2>();
     cuda::SyncBlock();
-    const std::uint32_t ahead = tile + S::kStages - 1;
-    if (ahead < work.tile_end) {
-      CopyWeights<kFormat, kTokens>(stage(ahead), args, work, ahead);
-      CopyTokens<kFormat, kTokens>(stage(ahead), args, work, ahead);
+    if (tile < copies_end) {
+      weights.CopyNext(shared + free, args, work, tile + S::kStages - 1);
+      tokens.CopyNext(shared + free + S::kTokensAt);
     }
     cuda::CpAsyncCommit();
-    MultiplyTile<kFormat, kTokens>(sums, total, stage(tile), args, warp);
+    MultiplyTile<kFormat, kTokens>(sums, scaled, offsets, shared + at, args, warp);
+    free = at;
+    at = at == (S::kStages - 1) * S::kStageBytes ? 0 : at + S::kStageBytes;
     if constexpr (kPromote) {
       const std::uint32_t done = tile + 1;
       if (done % args.tiles_per_split == 0 || done == work.tile_end) {
-        Promote<S>(total, sums, done <= args.tiles_per_split);
+        if constexpr (!S::kPlain) scale_features(scaled, sums);
+        Promote<S>(total, S::kPlain ? sums : scaled, done <= args.tiles_per_split);
       }
     }
   }
   // Every thread is past its last stage, so the ring becomes the output tile.
   cuda::CpAsyncWait<0>();
   cuda::SyncBlock();
-  if constexpr (!S::kPlain) {
-    if (args.group == 0) {
-      const float* const scales = reinterpret_cast<const float*>(args.scales) + work.n0;
-      Reduce<S>(total, sums, warp, [scales](std::uint32_t feature) { return scales[feature]; });
-    }
-  }
-  auto& result = kTwoSums ? total : sums;
+  if constexpr (!S::kPlain && !kPromote) scale_features(scaled, sums);
+  auto& result = kPromote ? total : S::kPlain ? sums : scaled;
   if constexpr (kTokens <= cuda::kLinearSmallRows) {
     if (args.grid_splits > 1 &&
         !AddPartials<S>(result, args, work, reinterpret_cast<std::uint32_t*>(shared))) {
@@ -491,67 +639,36 @@ template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
 __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
     LinearKernel(const __grid_constant__ LinearArgs args) {
   cuda::DependencyLaunch();
-  Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args));
+  Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args), SameRow());
 }
 
 struct GroupedArgs {
-  LinearArgs linear;             // w of group 0, num_rows of all groups
-  const std::uint32_t* offsets;  // [count + 1]
-  std::int64_t distance_bytes;
-  std::uint32_t count;
+  LinearArgs linear;  // of group 0, and all rows
+  cuda::RowGroups groups;
 };
 
-// The tile of rows that block row BlockY() computes: tiles of kTokens rows, group after group.
-struct GroupTile {
-  std::uint32_t group;  // at least `count`: the block has no work
-  std::uint32_t begin;
-  std::uint32_t end;  // of the rows of the group
-};
-
-// Every warp finds it by itself: a lane a group, sums of tiles by shuffles.
-template <std::uint32_t kTokens>
-__device__ __forceinline__ GroupTile GroupTileOf(const GroupedArgs& args) {
-  const std::uint32_t lane = cuda::Lane();
-  const std::uint32_t wanted = cuda::BlockY();
-  std::uint32_t before = 0;  // tiles of groups below `first`
-  for (std::uint32_t first = 0; first < args.count; first += cuda::kWarpSize) {
-    const std::uint32_t group = first + lane;
-    const bool exists = group < args.count;
-    const std::uint32_t begin = exists ? args.offsets[group] : 0;
-    const std::uint32_t end = exists ? args.offsets[group + 1] : 0;
-    const std::uint32_t tiles = (end - begin + kTokens - 1) / kTokens;
-    std::uint32_t sum = tiles;  // of this lane and those below
-    for (std::uint32_t delta = 1; delta < cuda::kWarpSize; delta *= 2) {
-      const std::uint32_t below = cuda::ShuffleUp(sum, delta);
-      if (lane >= delta) sum += below;
-    }
-    // How many groups end in front of the wanted tile.
-    const std::uint32_t passed = cuda::CountBits(cuda::Ballot(before + sum <= wanted));
-    if (passed < cuda::kWarpSize) {
-      const std::uint32_t skipped = before + cuda::Shuffle(sum - tiles, passed);
-      const std::uint32_t own = cuda::Shuffle(begin, passed);
-      return {first + passed, own + (wanted - skipped) * kTokens, cuda::Shuffle(end, passed)};
-    }
-    before += cuda::Shuffle(sum, cuda::kWarpSize - 1);
-  }
-  return {args.count, 0, 0};
-}
-
-// Linear for the groups of rows between offsets. A block waits before it knows its matrix, and adds
-// all sub-ranges of K itself: there are blocks enough, of several groups.
-template <std::uint32_t kTokens>
+// Linear for the rows of each group. A block waits before it knows its matrix, and adds all
+// sub-ranges of K itself: there are blocks enough, of several groups.
+template <WeightFormat kFormat, std::uint32_t kTokens>
 __global__ void __launch_bounds__(kThreads, 1)
     GroupedLinearKernel(const __grid_constant__ GroupedArgs args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  const GroupTile tile = GroupTileOf<kTokens>(args);
-  if (tile.group >= args.count) return;
+  const cuda::GroupTile tile =
+      cuda::GroupTileOf<kTokens>(args.groups, args.linear.num_rows, cuda::BlockY());
+  if (tile.group >= args.groups.count) return;
   LinearArgs own = args.linear;
-  own.w += tile.group * args.distance_bytes;
+  own.w += tile.group * args.groups.data_distance;
+  own.scales += tile.group * args.groups.scale_distance;
+  if (own.zeros != nullptr) own.zeros += tile.group * args.groups.scale_distance;
+  if (own.bias != nullptr) own.bias += tile.group * args.groups.bias_distance;
   own.num_rows = tile.end;
   Work work = WorkOf<kTokens>(own);
   work.m0 = tile.begin;
-  Multiply<WeightFormat::kPlain, kTokens, true>(own, work);
+  // Rows beyond the last are not read.
+  Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
+    return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
+  });
 }
 
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
@@ -590,19 +707,23 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
   return LaunchTile<kFormat, 128, true>(context, args);
 }
 
-// Blocks along rows for the worst case: each of the groups that can have rows ends in a tile with
-// one row.
-template <std::uint32_t kTokens>
+template <WeightFormat kFormat, std::uint32_t kTokens>
+absl::Status LaunchGroups(const CudaContext& context, const GroupedArgs& args) {
+  return cuda::Launch(
+      context, "grouped_linear", GroupedLinearKernel<kFormat, kTokens>,
+      {.blocks_x = cuda::LinearTilesN(args.linear.n),
+       .blocks_y = cuda::MostGroupTiles(args.linear.num_rows, args.groups.count, kTokens),
+       .threads = kThreads,
+       .shared_bytes = Shape<kFormat, kTokens>::kSharedBytes,
+       .programmatic = true},
+      args);
+}
+
+// Tiles of 8 rows while groups have about as many.
+template <WeightFormat kFormat>
 absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args) {
-  const std::uint32_t rows = args.linear.num_rows;
-  const std::uint32_t used = std::min(rows, args.count);
-  return cuda::Launch(context, "grouped_linear", GroupedLinearKernel<kTokens>,
-                      {.blocks_x = cuda::LinearTilesN(args.linear.n),
-                       .blocks_y = (rows - used) / kTokens + used,
-                       .threads = kThreads,
-                       .shared_bytes = Shape<WeightFormat::kPlain, kTokens>::kSharedBytes,
-                       .programmatic = true},
-                      args);
+  if (args.linear.num_rows <= 8 * args.groups.count) return LaunchGroups<kFormat, 8>(context, args);
+  return LaunchGroups<kFormat, 64>(context, args);
 }
 
 // As many rows a launch as the workspace has room for: made for few rows, where reading the weights
@@ -624,45 +745,63 @@ absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
   return absl::OkStatus();
 }
 
+// REQUIRES: n is a multiple of kLinearTileN.
+void SetGate(const std::optional<GateShape>& gate, LinearArgs* args) {
+  if (!gate) return;
+  args->has_gate = true;
+  args->gate_is_silu = *gate == GateShape{};
+  args->up_distance = args->n / 2 - kHalfTile;
+  args->up_elements = std::int64_t{args->up_distance} * args->k;
+  args->gate = *gate;
+}
+
+// What a launch needs of x and the matrix; what follows from the rows is left zero.
+absl::StatusOr<LinearArgs> ArgsOf(const PackedLinear& weight, ConstFloatPtr x,
+                                  std::int64_t x_stride, std::uint32_t num_rows) {
+  const auto at = reinterpret_cast<std::uintptr_t>(x.data());
+  if (at % kChunk != 0 || (x_stride % 8 != 0 && num_rows > 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", at % kChunk,
+        " of 16 with rows ", x_stride, " elements apart, needed are 16-byte aligned rows"));
+  }
+  const bool by_group = weight.format() != WeightFormat::kPlain &&
+                        (weight.group() != weight.k() || weight.dtype() != DType::kF32);
+  const auto* const scales = static_cast<const std::byte*>(weight.scales());
+  LinearArgs args{};
+  args.w = static_cast<const std::byte*>(weight.data());
+  args.scales = scales;
+  if (weight.has_min()) {
+    args.zeros = scales + cuda::LinearZerosAt(weight.n(), weight.k(), weight.group());
+  }
+  args.x = x.as<BF16>();
+  args.x_stride = x_stride;
+  args.n = weight.n();
+  args.k = weight.k();
+  args.num_rows = num_rows;
+  args.tiles_per_split = cuda::LinearReductionOf(args.n, args.k).tiles_per_split;
+  args.grid_splits = 1;
+  args.group = by_group ? weight.group() : 0;
+  return args;
+}
+
 }  // namespace
 
 namespace internal {
 
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params) {
-  const PackedLinear& weight = *params.weight;
-  const auto x = reinterpret_cast<std::uintptr_t>(params.x.data());
-  if (x % kChunk != 0 || (params.x_stride % 8 != 0 && params.num_rows > 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", x % kChunk,
-        " of 16 with rows ", params.x_stride, " elements apart, needed are 16-byte aligned rows"));
-  }
+  QUIRE_ASSIGN_OR_RETURN(LinearArgs args,
+                         ArgsOf(*params.weight, params.x, params.x_stride, params.num_rows));
   std::byte* const workspace = context.linear_workspace;
-  const bool by_group = weight.format() != WeightFormat::kPlain &&
-                        (weight.group() != weight.k() || weight.dtype() != DType::kF32);
-  const auto* const scales = static_cast<const std::byte*>(weight.scales());
-  const LinearArgs args{
-      .w = static_cast<const std::byte*>(weight.data()),
-      .scales = scales,
-      .zeros = weight.has_min()
-                   ? scales + cuda::LinearZerosAt(weight.n(), weight.k(), weight.group())
-                   : nullptr,
-      .x = params.x.as<BF16>(),
-      .bias = params.bias,
-      .residual = params.residual,
-      .y = params.y.data(),
-      .partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes),
-      .counters = reinterpret_cast<std::uint32_t*>(workspace),
-      .x_stride = params.x_stride,
-      .residual_stride = params.residual_stride,
-      .y_stride = params.y_stride,
-      .n = weight.n(),
-      .k = weight.k(),
-      .num_rows = params.num_rows,
-      .tiles_per_split = 0,
-      .grid_splits = 1,
-      .group = by_group ? weight.group() : 0,
-      .y_is_bf16 = params.y.dtype() == DType::kBF16};
-  switch (weight.format()) {
+  args.partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes);
+  args.counters = reinterpret_cast<std::uint32_t*>(workspace);
+  args.bias = params.bias;
+  args.residual = params.residual;
+  args.residual_stride = params.residual_stride;
+  args.y = params.y.data();
+  args.y_stride = params.y_stride;
+  args.y_is_bf16 = params.y.dtype() == DType::kBF16;
+  SetGate(params.gate, &args);
+  switch (params.weight->format()) {
     case WeightFormat::kPlain:
       return LaunchPlain(context, args);
     case WeightFormat::kInt8:
@@ -677,32 +816,29 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
   return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args);
 }
 
-absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearParams& params) {
+absl::Status GroupedLinearTensorCoreCuda(const CudaContext& context,
+                                         const GroupedLinearParams& params) {
   const PackedLinear& weight = *params.weights.first;
-  const auto x = reinterpret_cast<std::uintptr_t>(params.x.data());
-  if (x % kChunk != 0 || params.x_stride % 8 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "grouped linear [", weight.n(), ", ", weight.k(), "] has x at byte ", x % kChunk,
-        " of 16 with rows ", params.x_stride, " elements apart, needed are 16-byte aligned rows"));
-  }
-  GroupedArgs args{};
-  args.linear.w = static_cast<const std::byte*>(weight.data());
-  args.linear.x = params.x.as<BF16>();
+  GroupedArgs args{.linear = {}, .groups = cuda::RowGroupsOf(params)};
+  QUIRE_ASSIGN_OR_RETURN(args.linear, ArgsOf(weight, params.x, params.x_stride, params.num_rows));
+  args.linear.bias = params.weights.bias;
   args.linear.y = params.y.data();
-  args.linear.x_stride = params.x_stride;
   args.linear.y_stride = params.y_stride;
-  args.linear.n = weight.n();
-  args.linear.k = weight.k();
-  args.linear.num_rows = params.num_rows;
-  args.linear.tiles_per_split = cuda::LinearReductionOf(weight.n(), weight.k()).tiles_per_split;
-  args.linear.grid_splits = 1;
   args.linear.y_is_bf16 = params.y.dtype() == DType::kBF16;
-  args.offsets = params.offsets;
-  args.distance_bytes = params.weights.distance_bytes;
-  args.count = params.weights.count;
-  // Tiles of 8 rows while groups have about as many.
-  if (params.num_rows <= 8 * args.count) return LaunchGrouped<8>(context, args);
-  return LaunchGrouped<64>(context, args);
+  SetGate(params.gate, &args.linear);
+  switch (weight.format()) {
+    case WeightFormat::kPlain:
+      return LaunchGrouped<WeightFormat::kPlain>(context, args);
+    case WeightFormat::kInt8:
+      return LaunchGrouped<WeightFormat::kInt8>(context, args);
+    case WeightFormat::kFp8E4M3:
+      return LaunchGrouped<WeightFormat::kFp8E4M3>(context, args);
+    case WeightFormat::kInt4:
+      return LaunchGrouped<WeightFormat::kInt4>(context, args);
+    case WeightFormat::kFp4E2M1:
+      break;
+  }
+  return LaunchGrouped<WeightFormat::kFp4E2M1>(context, args);
 }
 
 }  // namespace internal

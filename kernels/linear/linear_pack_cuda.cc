@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "kernels/cuda/uploader.h"
 #include "kernels/linear/cublaslt.h"
+#include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
@@ -60,10 +61,6 @@ absl::Status UploadRounded(const Backend& backend, BF16* to, const void* from, D
   return absl::OkStatus();
 }
 
-bool HasFourBits(const QuantizedShape& shape) {
-  return shape.format == WeightFormat::kInt4 || shape.format == WeightFormat::kFp4E2M1;
-}
-
 // Turns rows into the tiles, scales and zero points of linear_reduction.h.
 //
 // Threads: PutTile from several at once, for different feature tiles.
@@ -78,7 +75,7 @@ class TilePacker {
         scale_bytes_(shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2),
         scales_(padded_n_ * shape.num_groups() * (scale_bytes_ + (shape.has_min ? 1 : 0))) {
     for (std::uint32_t i = 0; i < cuda::kLinearTileK; ++i) {
-      places_[i] = cuda::LinearIndexOf(Bits(), 0, i);
+      places_[i] = cuda::LinearIndexOf(shape.format, 0, i);
     }
   }
 
@@ -108,24 +105,26 @@ class TilePacker {
     std::uint32_t row;
     float zero;
   };
-  // The first row with a zero point that a byte does not hold, and that one. REQUIRES: no PutTile
+  // Of 4 bits what the zero point is added to is a bf16 (kernels/linear/linear_codes.cuh).
+  float most_zero() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
+  // The first row with a zero point that is beyond these bounds, and that one. REQUIRES: no PutTile
   // runs.
   const std::optional<BadZero>& bad_zero() const { return bad_; }
 
  private:
-  std::uint32_t Bits() const { return HasFourBits(shape_) ? 4 : 8; }
+  std::uint32_t Bits() const { return cuda::HasFourBits(shape_.format) ? 4 : 8; }
 
   void PutCodes(std::span<const std::int8_t> q, std::uint32_t feature, std::uint8_t* to) const {
-    const std::uint32_t first = cuda::LinearIndexOf(Bits(), feature, 0);
+    const std::uint32_t first = cuda::LinearIndexOf(shape_.format, feature, 0);
     // Integers without zero points have the middle of their range added.
     const bool is_middle = !shape_.has_min && shape_.format != WeightFormat::kFp8E4M3 &&
                            shape_.format != WeightFormat::kFp4E2M1;
-    const std::uint32_t offset = !is_middle ? 0 : HasFourBits(shape_) ? 8 : 128;
+    const std::uint32_t offset = !is_middle ? 0 : cuda::HasFourBits(shape_.format) ? 8 : 128;
     for (std::uint32_t k = 0; k < q.size(); ++k) {
       const std::uint32_t code = static_cast<std::uint8_t>(q[k]) + offset;
       const std::uint32_t index = first + places_[k % cuda::kLinearTileK];
       std::uint8_t* const tile = to + k / cuda::kLinearTileK * tile_bytes();
-      if (!HasFourBits(shape_)) {
+      if (!cuda::HasFourBits(shape_.format)) {
         tile[index] = static_cast<std::uint8_t>(code);
       } else {
         tile[index / 2] = static_cast<std::uint8_t>(tile[index / 2] | (code & 15) << index % 2 * 4);
@@ -148,11 +147,12 @@ class TilePacker {
     std::byte* const zeros = scales_.data() + scales.size() * padded_n_ * scale_bytes_;
     for (std::size_t g = 0; g < mins.size(); ++g) {
       const float zero = -mins[g];
-      if (!(zero >= 0 && zero <= 255)) {
+      if (!(zero >= 0 && zero <= most_zero())) {
         NoteBadZero(static_cast<std::uint32_t>(row), zero);
         return;
       }
-      zeros[g * padded_n_ + row] = static_cast<std::byte>(zero);
+      zeros[g * padded_n_ + cuda::LinearZeroIndexOf(static_cast<std::uint32_t>(row))] =
+          static_cast<std::byte>(zero);
     }
   }
 
@@ -253,7 +253,7 @@ class CudaLinearPacker {
       return absl::InvalidArgumentError(
           absl::StrCat(WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
                        "] have in row ", packer.bad_zero()->row, " the zero point ",
-                       packer.bad_zero()->zero, ", GPUs hold 0 to 255"));
+                       packer.bad_zero()->zero, ", GPUs hold 0 to ", packer.most_zero()));
     }
     QUIRE_RETURN_IF_ERROR(
         Upload(backend, packed.scales_.data(), packer.scales().data(), parts.scales));
@@ -290,13 +290,24 @@ namespace {
 // Of one launch that puts inputs in order: a grid has no more.
 constexpr std::int64_t kMaxOrderedRows = 65535;
 
+absl::Status CheckActivations(DType x, DType y) {
+  if (y == DType::kF32 || (y == DType::kBF16 && x == DType::kBF16)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("linear has x ", DTypeName(x), " and y ",
+                                                 DTypeName(y),
+                                                 ", supported are f32 and f32, bf16 and either"));
+}
+
+// As many rows at a time as the workspace has room for in an order of their own; their bits do not
+// depend on it.
+std::uint32_t MostOrderedRows(const PackedLinear& weight, DType x) {
+  const std::int64_t fit = cuda::kLinearOrderedBytes / (weight.k() * DTypeSize(x));
+  return static_cast<std::uint32_t>(std::min(fit, kMaxOrderedRows));
+}
+
 // Linear whose x lies in the weights' order, or of weights that have none.
 absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
-  const bool plain = weight.format() == WeightFormat::kPlain;
-  const bool tensor_core = params.x.dtype() == DType::kBF16 && weight.k() % 8 == 0 &&
-                           (!plain || weight.dtype() == DType::kBF16);
-  if (!tensor_core) return LinearScalarCuda(context, params);
+  if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);
   if (weight.library_plans() != nullptr && params.bias == nullptr &&
       (params.y.dtype() == DType::kF32 || params.residual == nullptr)) {
     return context.cublaslt->Matmul(*weight.library_plans(), params);
@@ -304,22 +315,22 @@ absl::Status LinearInOrder(const CudaContext& context, const LinearParams& param
   return LinearTensorCoreCuda(context, params);
 }
 
+absl::Status GroupsInOrder(const CudaContext& context, const GroupedLinearParams& params) {
+  if (!OnTensorCores(*params.weights.first, params.x.dtype())) {
+    return GroupedLinearScalarCuda(context, params);
+  }
+  return GroupedLinearTensorCoreCuda(context, params);
+}
+
 }  // namespace
 
 absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   const DType x = params.x.dtype();
-  const DType y = params.y.dtype();
-  if (y != DType::kF32 && (y != DType::kBF16 || x != DType::kBF16)) {
-    return absl::InvalidArgumentError(absl::StrCat("linear has x ", DTypeName(x), " and y ",
-                                                   DTypeName(y),
-                                                   ", supported are f32 and f32, bf16 and either"));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
   if (weight.order() == nullptr) return LinearInOrder(context, params);
-  // As many rows at a time as the workspace has room for; their bits do not depend on it.
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
-  const std::int64_t fit = cuda::kLinearOrderedBytes / (weight.k() * DTypeSize(x));
-  const auto most = static_cast<std::uint32_t>(std::min(fit, kMaxOrderedRows));
+  const std::uint32_t most = MostOrderedRows(weight, x);
   LinearParams rows = params;
   for (std::uint32_t first = 0; first < params.num_rows; first += most) {
     rows.num_rows = std::min(params.num_rows - first, most);
@@ -332,6 +343,30 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
     if (params.residual != nullptr)
       rows.residual = params.residual + first * params.residual_stride;
     QUIRE_RETURN_IF_ERROR(LinearInOrder(context, rows));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearParams& params) {
+  const PackedLinear& weight = *params.weights.first;
+  const DType x = params.x.dtype();
+  QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
+  if (weight.order() == nullptr) return GroupsInOrder(context, params);
+  const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
+  const std::uint32_t most = MostOrderedRows(weight, x);
+  GroupedLinearParams rows = params;
+  for (std::uint32_t first = 0; first < params.num_rows; first += most) {
+    rows.num_rows = std::min(params.num_rows - first, most);
+    rows.first_row = params.first_row + first;
+    rows.x = params.rows == nullptr ? params.x + first * params.x_stride : params.x;
+    rows.rows = params.rows == nullptr ? nullptr : params.rows + first;
+    rows.x_stride = params.x_stride;
+    QUIRE_RETURN_IF_ERROR(GroupedOrderInputsCuda(context, rows, ordered));
+    rows.x = ordered;
+    rows.rows = nullptr;
+    rows.x_stride = weight.k();
+    rows.y = params.y + first * params.y_stride;
+    QUIRE_RETURN_IF_ERROR(GroupsInOrder(context, rows));
   }
   return absl::OkStatus();
 }

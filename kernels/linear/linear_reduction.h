@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "base/weight_format.h"
 #include "kernels/cuda/context.h"
 
 namespace quire::kernels::cuda {
@@ -67,26 +68,38 @@ inline constexpr std::uint32_t kLinearMaxOrderedInputs = 65536;
 // finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:
 //   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
 //   4 bits  [8 feature blocks][32 lanes][4 MMA steps][8 values, the first in the lowest bits]
+// Integers of 4 bits have their values in the order 0 2 4 6 1 3 5 7, so that two that lie side by
+// side in a fragment are 16 bits apart.
 // Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0)
 // of the step. Integers without zero points are stored with 128 and 8 added. What lies beyond N and
 // K is finite and meets inputs of zero, or is not stored.
 //
 // Scales: one per feature f32 [padded N]; of groups [groups][padded N], f16 of integers, f32 of
-// e4m3 and bf16 of e2m1. Then zero points of integers, if there are any: bytes [groups][padded N].
+// e4m3 and bf16 of e2m1. Then zero points of integers, if there are any: bytes [groups][padded N],
+// within 16 features in the order 0 8 1 9 .. 7 15, in which a lane needs two at a time.
 
 // Where these begin.
 constexpr std::int64_t LinearZerosAt(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
   return std::int64_t{LinearTilesN(n)} * kLinearTileN * (k / group) * 2;
 }
 
+constexpr bool HasFourBits(WeightFormat format) {
+  return format == WeightFormat::kInt4 || format == WeightFormat::kFp4E2M1;
+}
+
+QUIRE_HOST_DEVICE constexpr std::uint32_t LinearZeroIndexOf(std::uint32_t feature) {
+  return feature / 16 * 16 + feature % 8 * 2 + feature % 16 / 8;
+}
+
 struct LinearPlace {
   std::uint32_t feature;  // inside the tile
   std::uint32_t input;
 };
-constexpr LinearPlace LinearPlaceOf(std::uint32_t bits, std::uint32_t value_index) {
-  const std::uint32_t value = value_index % 8;
+constexpr LinearPlace LinearPlaceOf(WeightFormat format, std::uint32_t value_index) {
+  std::uint32_t value = value_index % 8;
+  if (format == WeightFormat::kInt4) value = value % 4 * 2 + value / 4;
   std::uint32_t rest = value_index / 8;
-  const std::uint32_t steps = bits == 8 ? 2 : 4;
+  const std::uint32_t steps = HasFourBits(format) ? 4 : 2;
   std::uint32_t step = rest % steps;
   rest /= steps;
   const std::uint32_t lane = rest % 32;
@@ -97,14 +110,15 @@ constexpr LinearPlace LinearPlaceOf(std::uint32_t bits, std::uint32_t value_inde
           step * 16 + lane % 4 * 2 + (value & 1) + ((value & 4) != 0 ? 8u : 0u)};
 }
 
-// Which value of a tile that is: LinearPlaceOf(bits, LinearIndexOf(bits, f, i)) is {f, i}. The sum
-// of what a feature and an input add, each with 0 for the other.
-QUIRE_HOST_DEVICE constexpr std::uint32_t LinearIndexOf(std::uint32_t bits, std::uint32_t feature,
+// Which value of a tile that is: LinearPlaceOf(format, LinearIndexOf(format, f, i)) is {f, i}. The
+// sum of what a feature and an input add, each with 0 for the other.
+QUIRE_HOST_DEVICE constexpr std::uint32_t LinearIndexOf(WeightFormat format, std::uint32_t feature,
                                                         std::uint32_t input) {
-  const std::uint32_t steps = bits == 8 ? 2 : 4;
+  const bool is_int4 = format == WeightFormat::kInt4;
+  const std::uint32_t steps = is_int4 || format == WeightFormat::kFp4E2M1 ? 4 : 2;
   const std::uint32_t lane = feature % 8 * 4 + input % 8 / 2;
-  const std::uint32_t value =
-      (input & 1) + (feature % 16 >= 8 ? 2u : 0u) + (input % 16 >= 8 ? 4u : 0u);
+  std::uint32_t value = (input & 1) + (feature % 16 >= 8 ? 2u : 0u) + (input % 16 >= 8 ? 4u : 0u);
+  if (is_int4) value = value / 2 + value % 2 * 4;
   const std::uint32_t step = input / 16;
   return (((step / steps * 8 + feature / 16) * 32 + lane) * steps + step % steps) * 8 + value;
 }

@@ -10,7 +10,9 @@
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
+#include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/linear_groups.cuh"
 #include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
@@ -57,22 +59,24 @@ __device__ __forceinline__ float ValueAt(const CodedWeights& w, std::uint32_t n,
   const std::int64_t tile =
       static_cast<std::int64_t>(n / cuda::kLinearTileN) * tiles_k + k / cuda::kLinearTileK;
   const std::uint32_t index =
-      cuda::LinearIndexOf(bits, n % cuda::kLinearTileN, k % cuda::kLinearTileK);
+      cuda::LinearIndexOf(w.format, n % cuda::kLinearTileN, k % cuda::kLinearTileK);
   const std::uint8_t* const codes =
       w.codes + tile * (cuda::kLinearTileN * cuda::kLinearTileK * bits / 8);
   const std::uint32_t code =
       four_bits ? (codes[index / 2] >> (index % 2 * 4)) & 0xfu : codes[index];
-  const std::int64_t at = static_cast<std::int64_t>(k / w.group) * tiles_n * cuda::kLinearTileN + n;
+  const std::int64_t group = static_cast<std::int64_t>(k / w.group) * tiles_n * cuda::kLinearTileN;
   float value;
   if (w.format == WeightFormat::kFp8E4M3) {
     value = cuda::UnpackF16(cuda::E4M3ToF16(code)).x;
   } else if (w.format == WeightFormat::kFp4E2M1) {
     value = E2M1ToFloat(code);
   } else {
-    const std::int32_t zero = w.zeros != nullptr ? w.zeros[at] : four_bits ? 8 : 128;
+    const std::int32_t zero = w.zeros != nullptr ? w.zeros[group + cuda::LinearZeroIndexOf(n)]
+                              : four_bits        ? 8
+                                                 : 128;
     value = static_cast<float>(static_cast<std::int32_t>(code) - zero);
   }
-  return cuda::Mul(value, ScaleAt(w, at));
+  return cuda::Mul(value, ScaleAt(w, group + n));
 }
 
 // W is BF16*, F16*, float*, to [n, k], or CodedWeights.
@@ -90,19 +94,38 @@ struct ScalarArgs {
   std::uint32_t k;
   std::uint32_t num_rows;
   bool y_is_bf16;
+  cuda::RowGroups groups;  // w and bias are those of group 0
 };
 
-// to[32][kPitch] <- rows first .. of from [rows, k], inputs k0 .., zeros outside.
+// The weights of group `group`.
+template <typename T>
+__device__ __forceinline__ const T* OfGroup(const T* w, const cuda::RowGroups& groups,
+                                            std::uint32_t group) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(w) +
+                                    group * groups.data_distance);
+}
+
+__device__ __forceinline__ CodedWeights OfGroup(CodedWeights w, const cuda::RowGroups& groups,
+                                                std::uint32_t group) {
+  w.codes += group * groups.data_distance;
+  w.scales += group * groups.scale_distance;
+  if (w.zeros != nullptr) w.zeros += group * groups.scale_distance;
+  return w;
+}
+
+// to[32][kPitch] <- rows first .. of from [rows, k], inputs k0 .., zeros outside. `groups` say
+// which rows of `from` they are.
 template <typename T>
 __device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t stride,
                                          std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
-                                         std::uint32_t k) {
+                                         std::uint32_t k, const cuda::RowGroups& groups = {}) {
   const std::uint32_t column = cuda::ThreadIndex() % kTile;
 #pragma unroll
   for (std::uint32_t i = 0; i < kRowsPerThread; ++i) {
     const std::uint32_t row = cuda::ThreadIndex() / kTile + i * (kThreads / kTile);
     const bool inside = first + row < rows && k0 + column < k;
-    to[row * kPitch + column] = inside ? ToFloat(from[(first + row) * stride + k0 + column]) : 0.0f;
+    to[row * kPitch + column] =
+        inside ? ToFloat(from[cuda::InputRow(groups, first + row) * stride + k0 + column]) : 0.0f;
   }
 }
 
@@ -118,8 +141,9 @@ __device__ __forceinline__ void LoadTile(float* to, const CodedWeights& from, st
   }
 }
 
+// Four blocks a multiprocessor: for more the compiler spills.
 template <typename X, typename W>
-__global__ void __launch_bounds__(kThreads) LinearScalarKernel(const ScalarArgs<X, W> args) {
+__global__ void __launch_bounds__(kThreads, 4) LinearScalarKernel(const ScalarArgs<X, W> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   float* const w_tile = reinterpret_cast<float*>(cuda::SharedMemory16());  // [features][kPitch]
@@ -127,12 +151,24 @@ __global__ void __launch_bounds__(kThreads) LinearScalarKernel(const ScalarArgs<
   const std::uint32_t feature = cuda::ThreadIndex() % kTile;
   const std::uint32_t first_row = cuda::ThreadIndex() / kTile * kRowsPerThread;
   const std::uint32_t n0 = cuda::BlockX() * kTile;
-  const std::uint32_t m0 = cuda::BlockY() * kTile;
+  W weights = args.w;
+  const float* bias = args.bias;
+  std::uint32_t m0 = cuda::BlockY() * kTile;
+  std::uint32_t num_rows = args.num_rows;
+  if (args.groups.offsets != nullptr) {
+    const cuda::GroupTile tile =
+        cuda::GroupTileOf<kTile>(args.groups, args.num_rows, cuda::BlockY());
+    if (tile.group >= args.groups.count) return;
+    weights = OfGroup(weights, args.groups, tile.group);
+    if (bias != nullptr) bias += tile.group * args.groups.bias_distance;
+    m0 = tile.begin;
+    num_rows = tile.end;
+  }
   float total[kRowsPerThread] = {};
   float part[kRowsPerThread] = {};
   for (std::uint32_t k0 = 0; k0 < args.k; k0 += kTile) {
-    LoadTile(w_tile, args.w, args.k, n0, args.n, k0, args.k);
-    LoadTile(x_tile, args.x, args.x_stride, m0, args.num_rows, k0, args.k);
+    LoadTile(w_tile, weights, args.k, n0, args.n, k0, args.k);
+    LoadTile(x_tile, args.x, args.x_stride, m0, num_rows, k0, args.k, args.groups);
     cuda::SyncBlock();
     // Zeros beyond K would turn a sum of -0 into +0, so they are not added.
     const std::uint32_t inputs = args.k - k0 < kTile ? args.k - k0 : kTile;
@@ -156,9 +192,9 @@ __global__ void __launch_bounds__(kThreads) LinearScalarKernel(const ScalarArgs<
 #pragma unroll
   for (std::uint32_t r = 0; r < kRowsPerThread; ++r) {
     const std::int64_t m = m0 + first_row + r;
-    if (n >= args.n || m >= args.num_rows) continue;
+    if (n >= args.n || m >= num_rows) continue;
     float y = total[r];
-    if (args.bias != nullptr) y = cuda::Add(y, args.bias[n]);
+    if (bias != nullptr) y = cuda::Add(y, bias[n]);
     if (args.residual != nullptr) y = cuda::Add(y, args.residual[m * args.residual_stride + n]);
     if (args.y_is_bf16) {
       static_cast<BF16*>(args.y)[m * args.y_stride + n] = BF16::FromFloat(y);
@@ -174,6 +210,7 @@ struct OrderArgs {
   std::byte* y;                // [rows, k]
   std::int64_t x_stride;
   std::uint32_t k;
+  cuda::RowGroups groups;  // data_distance is that of orders
 };
 
 template <typename T>
@@ -183,12 +220,19 @@ __global__ void __launch_bounds__(kThreads) OrderInputsKernel(const OrderArgs ar
   const std::uint32_t j = cuda::BlockX() * kThreads + cuda::ThreadIndex();
   if (j >= args.k) return;
   const std::int64_t row = cuda::BlockY();
+  const std::int64_t from = cuda::InputRow(args.groups, cuda::BlockY());
+  const std::uint32_t* order = args.order;
+  if (args.groups.offsets != nullptr) {
+    order = OfGroup(order, args.groups, cuda::GroupOfRow(args.groups, cuda::BlockY()));
+  }
   reinterpret_cast<T*>(args.y)[row * args.k + j] =
-      reinterpret_cast<const T*>(args.x)[row * args.x_stride + args.order[j]];
+      reinterpret_cast<const T*>(args.x)[from * args.x_stride + order[j]];
 }
 
+// Groups without offsets: all rows have params.weight.
 template <typename X, typename W>
-absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params, W w) {
+absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params,
+                          const cuda::RowGroups& groups, W w) {
   const PackedLinear& weight = *params.weight;
   const ScalarArgs<X, W> args{.x = params.x.as<X>(),
                               .w = w,
@@ -201,14 +245,18 @@ absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params
                               .n = weight.n(),
                               .k = weight.k(),
                               .num_rows = params.num_rows,
-                              .y_is_bf16 = params.y.dtype() == DType::kBF16};
-  return cuda::Launch(context, "linear_scalar", LinearScalarKernel<X, W>,
-                      {.blocks_x = (weight.n() + kTile - 1) / kTile,
-                       .blocks_y = (params.num_rows + kTile - 1) / kTile,
-                       .threads = kThreads,
-                       .shared_bytes = 2 * kTile * kPitch * sizeof(float),
-                       .programmatic = true},
-                      args);
+                              .y_is_bf16 = params.y.dtype() == DType::kBF16,
+                              .groups = groups};
+  const bool grouped = groups.offsets != nullptr;
+  return cuda::Launch(
+      context, grouped ? "grouped_linear_scalar" : "linear_scalar", LinearScalarKernel<X, W>,
+      {.blocks_x = (weight.n() + kTile - 1) / kTile,
+       .blocks_y = grouped ? cuda::MostGroupTiles(params.num_rows, groups.count, kTile)
+                           : (params.num_rows + kTile - 1) / kTile,
+       .threads = kThreads,
+       .shared_bytes = 2 * kTile * kPitch * sizeof(float),
+       .programmatic = true},
+      args);
 }
 
 CodedWeights CodedOf(const PackedLinear& weight) {
@@ -226,29 +274,63 @@ CodedWeights CodedOf(const PackedLinear& weight) {
           .scale_dtype = weight.dtype()};
 }
 
+absl::Status DispatchScalar(const CudaContext& context, const LinearParams& params,
+                            const cuda::RowGroups& groups) {
+  const DType x = params.x.dtype();
+  const DType w = params.weight->dtype();
+  const void* const data = params.weight->data();
+  if (params.weight->format() != WeightFormat::kPlain) {
+    return LaunchScalar<float>(context, params, groups, CodedOf(*params.weight));
+  }
+  const auto* const bf16 = static_cast<const BF16*>(data);
+  if (x == DType::kBF16 && w == DType::kBF16) {
+    return LaunchScalar<BF16>(context, params, groups, bf16);
+  }
+  if (x == DType::kF32 && w == DType::kF32) {
+    return LaunchScalar<float>(context, params, groups, static_cast<const float*>(data));
+  }
+  if (x == DType::kF32 && w == DType::kBF16) {
+    return LaunchScalar<float>(context, params, groups, bf16);
+  }
+  if (x == DType::kF32 && w == DType::kF16) {
+    return LaunchScalar<float>(context, params, groups, static_cast<const F16*>(data));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("linear has x ", DTypeName(x), " and weights ", DTypeName(w),
+                   ", supported are f32 by f32, bf16 or f16, and bf16 by bf16"));
+}
+
+absl::Status LaunchOrder(const CudaContext& context, const OrderArgs& args, DType dtype,
+                         std::uint32_t num_rows) {
+  return cuda::Launch(context, "order_inputs",
+                      dtype == DType::kBF16 ? OrderInputsKernel<BF16> : OrderInputsKernel<float>,
+                      {.blocks_x = (args.k + kThreads - 1) / kThreads,
+                       .blocks_y = num_rows,
+                       .threads = kThreads,
+                       .shared_bytes = 0,
+                       .programmatic = true},
+                      args);
+}
+
 }  // namespace
 
 namespace internal {
 
 absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params) {
-  const DType x = params.x.dtype();
-  const DType w = params.weight->dtype();
-  const void* const data = params.weight->data();
-  if (params.weight->format() != WeightFormat::kPlain) {
-    return LaunchScalar<float>(context, params, CodedOf(*params.weight));
-  }
-  const auto* const bf16 = static_cast<const BF16*>(data);
-  if (x == DType::kBF16 && w == DType::kBF16) return LaunchScalar<BF16>(context, params, bf16);
-  if (x == DType::kF32 && w == DType::kF32) {
-    return LaunchScalar<float>(context, params, static_cast<const float*>(data));
-  }
-  if (x == DType::kF32 && w == DType::kBF16) return LaunchScalar<float>(context, params, bf16);
-  if (x == DType::kF32 && w == DType::kF16) {
-    return LaunchScalar<float>(context, params, static_cast<const F16*>(data));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("linear has x ", DTypeName(x), " and weights ", DTypeName(w),
-                   ", supported are f32 by f32, bf16 or f16, and bf16 by bf16"));
+  return DispatchScalar(context, params, {});
+}
+
+absl::Status GroupedLinearScalarCuda(const CudaContext& context,
+                                     const GroupedLinearParams& params) {
+  return DispatchScalar(context,
+                        {.x = params.x,
+                         .weight = params.weights.first,
+                         .bias = params.weights.bias,
+                         .y = params.y,
+                         .x_stride = params.x_stride,
+                         .y_stride = params.y_stride,
+                         .num_rows = params.num_rows},
+                        cuda::RowGroupsOf(params));
 }
 
 absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y) {
@@ -257,16 +339,22 @@ absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& par
                        .order = weight.order(),
                        .y = static_cast<std::byte*>(y.data()),
                        .x_stride = params.x_stride,
-                       .k = weight.k()};
-  return cuda::Launch(
-      context, "order_inputs",
-      params.x.dtype() == DType::kBF16 ? OrderInputsKernel<BF16> : OrderInputsKernel<float>,
-      {.blocks_x = (weight.k() + kThreads - 1) / kThreads,
-       .blocks_y = params.num_rows,
-       .threads = kThreads,
-       .shared_bytes = 0,
-       .programmatic = true},
-      args);
+                       .k = weight.k(),
+                       .groups = {}};
+  return LaunchOrder(context, args, params.x.dtype(), params.num_rows);
+}
+
+absl::Status GroupedOrderInputsCuda(const CudaContext& context, const GroupedLinearParams& params,
+                                    FloatPtr y) {
+  const PackedLinear& weight = *params.weights.first;
+  OrderArgs args{.x = static_cast<const std::byte*>(params.x.data()),
+                 .order = weight.order(),
+                 .y = static_cast<std::byte*>(y.data()),
+                 .x_stride = params.x_stride,
+                 .k = weight.k(),
+                 .groups = cuda::RowGroupsOf(params)};
+  args.groups.data_distance = params.weights.order_distance;
+  return LaunchOrder(context, args, params.x.dtype(), params.num_rows);
 }
 
 }  // namespace internal

@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/dtype.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/backend/exact_math.h"
 
@@ -57,22 +58,12 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) {
   QUIRE_RETURN_IF_ERROR(
       CheckRows("gathering of rows", params.x_stride, params.y_stride, params.columns));
-  const DType dtype = params.x.dtype();
-  const bool is_known =
-      dtype == DType::kF32 || (backend.cuda() != nullptr && dtype == DType::kBF16);
-  if (!is_known || params.y.dtype() != dtype) {
-    return absl::InvalidArgumentError(absl::StrCat("gathering of rows from ", DTypeName(dtype),
-                                                   " to ", DTypeName(params.y.dtype()),
-                                                   ", supported are f32, on a GPU also bf16"));
-  }
-  if constexpr (kHasCuda) {
-    if (backend.cuda() != nullptr) return internal::GatherRowsCuda(*backend.cuda(), params);
-  }
+  QUIRE_CHECK(backend.cuda() == nullptr);
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
                         for (std::int64_t i = begin; i < end; ++i) {
-                          std::memcpy(params.y.f32() + i * params.y_stride,
-                                      params.x.f32() + params.rows[i] * params.x_stride,
+                          std::memcpy(params.y + i * params.y_stride,
+                                      params.x + params.rows[i] * params.x_stride,
                                       params.columns * sizeof(float));
                         }
                       });
@@ -104,10 +95,10 @@ absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& pa
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::SumChosenRowsCuda(*backend.cuda(), params);
   }
+  std::vector<float> sum(params.columns);
   for (std::uint32_t m = 0; m < params.num_rows; ++m) {
     const std::size_t first = std::size_t{m} * params.top_k;
-    float* const y = params.y + m * params.y_stride;
-    std::fill_n(y, params.columns, 0.0f);
+    std::fill(sum.begin(), sum.end(), 0.0f);
     std::int64_t last = -1;
     for (std::uint32_t step = 0; step < params.top_k; ++step) {
       std::size_t next = first;
@@ -119,8 +110,10 @@ absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& pa
       }
       last = place;
       const float* const x = params.x + place * params.x_stride;
-      for (std::uint32_t c = 0; c < params.columns; ++c) y[c] += params.weights[next] * x[c];
+      for (std::uint32_t c = 0; c < params.columns; ++c) sum[c] += params.weights[next] * x[c];
     }
+    float* const y = params.y + m * params.y_stride;
+    for (std::uint32_t c = 0; c < params.columns; ++c) y[c] = params.add ? y[c] + sum[c] : sum[c];
   }
   return absl::OkStatus();
 }

@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend/backend.h"
-#include "kernels/backend/float_ptr.h"
 
 namespace quire::kernels {
 
@@ -35,17 +34,17 @@ struct SortByExpertParams {
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
 
 struct GatherRowsParams {
-  ConstFloatPtr x;            // rows x_stride apart
+  const float* x;             // rows x_stride apart
   const std::uint32_t* rows;  // [num_rows]
-  FloatPtr y;                 // [num_rows, columns], rows y_stride apart; does not overlap x
+  float* y;                   // [num_rows, columns], rows y_stride apart; does not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;
   std::uint32_t num_rows;
   std::uint32_t columns;
 };
 
-// y[i] = x[rows[i]]; both are f32, on a GPU or both bf16. Returns INVALID_ARGUMENT for a stride
-// below columns or other types.
+// y[i] = x[rows[i]]. Returns INVALID_ARGUMENT for a stride below columns. REQUIRES: the CPU;
+// GroupedLinear finds rows by their numbers.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
 struct AddWeightedRowsParams {
@@ -73,11 +72,13 @@ struct SumChosenRowsParams {
   std::uint32_t num_rows;
   std::uint32_t top_k;
   std::uint32_t columns;
+  bool add = false;  // to what y holds
 };
 
 // y[m] = sum over the choices j of m, places ascending, of weights[m][j] * x[places[m][j]]: in f32
 // from zero, each product rounded before it is added. These are the bits of AddWeightedRows on
-// zeros, expert after expert. Returns INVALID_ARGUMENT for a stride below columns.
+// zeros, expert after expert; with `add` of ResidualAdd of that sum. Returns INVALID_ARGUMENT for a
+// stride below columns.
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params);
 
 // x[i] = 1 / (1 + exp(-x[i])) for `count` values of f32 in the memory of the backend.
@@ -86,7 +87,6 @@ absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t coun
 namespace internal {
 
 absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertParams& params);
-absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& params);
 absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params);
 absl::Status SumChosenRowsCuda(const CudaContext& context, const SumChosenRowsParams& params);
 absl::Status SigmoidCuda(const CudaContext& context, float* x, std::uint32_t count);

@@ -1,11 +1,9 @@
-// The way of rows to their experts and back: rows sorted by expert, gathered, and their results
-// added up. A warp an expert finds its rows by going over all choices, in order; the others are
-// copies, bound by memory. Grid of those: rows by blocks of columns.
+// The way of rows to their experts and back: rows sorted by expert, and their results added up. A
+// warp an expert finds its rows by going over all choices, in order; the others are bound by
+// memory. Grid of those: rows by blocks of columns.
 
 #include <cstdint>
 
-#include "absl/strings/str_cat.h"
-#include "base/dtype.h"
 #include "kernels/backend/exact_math.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
@@ -47,18 +45,6 @@ __global__ void __launch_bounds__(kThreads) SortByExpertKernel(const SortByExper
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    GatherRowsKernel(const T* x, const std::uint32_t* rows, T* y, std::int64_t x_stride,
-                     std::int64_t y_stride, std::uint32_t columns) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const std::uint32_t i = cuda::BlockY() * kThreads + cuda::ThreadIndex();
-  if (i >= columns) return;
-  const std::int64_t row = cuda::BlockX();
-  y[row * y_stride + i] = x[std::int64_t{rows[row]} * x_stride + i];
-}
-
 __global__ void __launch_bounds__(kThreads)
     AddWeightedRowsKernel(const AddWeightedRowsParams params) {
   cuda::DependencyLaunch();
@@ -94,7 +80,8 @@ __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenR
     sum = cuda::Add(sum, cuda::Mul(weight, params.x[place * params.x_stride + i]));
     least = place + 1;
   }
-  params.y[row * params.y_stride + i] = sum;
+  float* const y = params.y + row * params.y_stride + i;
+  *y = params.add ? cuda::Add(*y, sum) : sum;
 }
 
 __global__ void __launch_bounds__(kThreads) SigmoidKernel(float* x, std::uint32_t count) {
@@ -111,13 +98,6 @@ cuda::LaunchShape ShapeOf(std::uint32_t num_rows, std::uint32_t columns) {
           .programmatic = true};
 }
 
-template <typename T>
-absl::Status LaunchGather(const CudaContext& context, const GatherRowsParams& params) {
-  return cuda::Launch(context, "gather_rows", GatherRowsKernel<T>,
-                      ShapeOf(params.num_rows, params.columns), params.x.as<T>(), params.rows,
-                      params.y.as<T>(), params.x_stride, params.y_stride, params.columns);
-}
-
 }  // namespace
 
 namespace internal {
@@ -127,11 +107,6 @@ absl::Status SortByExpertCuda(const CudaContext& context, const SortByExpertPara
       context, "sort_by_expert", SortByExpertKernel,
       {.blocks_x = params.num_experts / kWarps + 1, .threads = kThreads, .programmatic = true},
       params);
-}
-
-absl::Status GatherRowsCuda(const CudaContext& context, const GatherRowsParams& params) {
-  if (params.x.dtype() == DType::kBF16) return LaunchGather<BF16>(context, params);
-  return LaunchGather<float>(context, params);
 }
 
 absl::Status AddWeightedRowsCuda(const CudaContext& context, const AddWeightedRowsParams& params) {

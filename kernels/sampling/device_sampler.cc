@@ -41,8 +41,17 @@ struct ListSizes {
   std::uint32_t history = 0;
   std::uint32_t bias = 0;
   std::uint32_t banned = 0;
+  std::uint32_t masks = 0;
   std::uint32_t tops = 0;
 };
+
+ListSizes Sum(const ListSizes& a, const ListSizes& b) {
+  return {.history = a.history + b.history,
+          .bias = a.bias + b.bias,
+          .banned = a.banned + b.banned,
+          .masks = a.masks + b.masks,
+          .tops = a.tops + b.tops};
+}
 
 // Where a call's input lies in pinned memory.
 struct Staged {
@@ -51,6 +60,7 @@ struct Staged {
   TokenCount* history;
   LogitBias* bias;
   std::int32_t* banned;
+  std::uint32_t* masks;
   std::int64_t bytes;
 };
 
@@ -62,11 +72,15 @@ std::uint32_t NumParts(std::uint32_t vocab) {
   return vocab / internal::kSamplerSumPart + (vocab % internal::kSamplerSumPart != 0);
 }
 
-std::int64_t ListBytes(std::int64_t rows, const ListSizes& sizes) {
-  const std::int64_t bytes = rows * std::int64_t{sizeof(DeviceRow)} +
-                             sizes.history * std::int64_t{sizeof(TokenCount)} +
-                             sizes.bias * std::int64_t{sizeof(LogitBias)} +
-                             sizes.banned * std::int64_t{sizeof(std::int32_t)};
+std::int64_t MaskBytes(std::uint32_t vocab) {
+  return MaskWords(vocab) * std::int64_t{sizeof(std::uint32_t)};
+}
+
+std::int64_t ListBytes(std::int64_t rows, const ListSizes& sizes, std::uint32_t vocab) {
+  const std::int64_t bytes =
+      rows * std::int64_t{sizeof(DeviceRow)} + sizes.history * std::int64_t{sizeof(TokenCount)} +
+      sizes.bias * std::int64_t{sizeof(LogitBias)} +
+      sizes.banned * std::int64_t{sizeof(std::int32_t)} + sizes.masks * MaskBytes(vocab);
   return (bytes + 7) / 8 * 8;
 }
 
@@ -80,7 +94,11 @@ Layout LayoutFor(const DeviceSamplerLimits& limits) {
   };
   Layout layout{};
   // Each call may round up once.
-  take(ListBytes(rows, {limits.max_history, limits.max_bias, limits.max_banned, 0}) + 8 * rows);
+  const ListSizes lists{.history = limits.max_history,
+                        .bias = limits.max_bias,
+                        .banned = limits.max_banned,
+                        .masks = limits.max_masks};
+  take(ListBytes(rows, lists, limits.vocab) + 8 * rows);
   layout.results = take(rows * std::int64_t{sizeof(DeviceSampled)});
   layout.tops = take(rows * limits.max_logprobs * std::int64_t{sizeof(TopLogprob)});
   layout.slot_bytes = at;
@@ -111,6 +129,7 @@ ListSizes ListsOf(const SamplingRow& row) {
   return {.history = HasPenalties(row) ? row.history_size : 0,
           .bias = row.bias_size,
           .banned = row.banned_size,
+          .masks = row.allowed != nullptr ? 1u : 0u,
           .tops = static_cast<std::uint32_t>(std::max(row.num_logprobs, 0))};
 }
 
@@ -130,6 +149,7 @@ struct DeviceSampler::State {
   struct Asked {
     std::uint32_t first_top;
     std::int32_t num_logprobs;
+    bool processed;
   };
   struct Slot {
     std::int64_t input_used = 0;
@@ -168,7 +188,7 @@ struct DeviceSampler::State {
                            ListSizes* sizes) const;
   absl::Status FreeLists(Slot* slot) const;
   absl::Status SampleFitting(std::span<const SamplingRow> rows, const ListSizes& sizes,
-                             std::int32_t* tokens, int slot);
+                             std::int32_t* tokens, int slot, std::span<const std::uint32_t> places);
   const DeviceSampled& Sampled(int slot, std::size_t index) const {
     return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
   }
@@ -194,6 +214,7 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
         CheckLimit("history entries of a row", lists.history, limits.max_history));
     QUIRE_RETURN_IF_ERROR(CheckLimit("logit biases of a row", lists.bias, limits.max_bias));
     QUIRE_RETURN_IF_ERROR(CheckLimit("banned ids of a row", lists.banned, limits.max_banned));
+    QUIRE_RETURN_IF_ERROR(CheckLimit("masks of a row", lists.masks, limits.max_masks));
   }
   return CheckLimit("samples", slot.samples.size() + rows.size(), limits.max_samples);
 }
@@ -207,11 +228,11 @@ std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows
     const ListSizes lists = ListsOf(row);
     if (std::uint64_t{slot.used.history} + sizes->history + lists.history > limits.max_history ||
         std::uint64_t{slot.used.bias} + sizes->bias + lists.bias > limits.max_bias ||
-        std::uint64_t{slot.used.banned} + sizes->banned + lists.banned > limits.max_banned) {
+        std::uint64_t{slot.used.banned} + sizes->banned + lists.banned > limits.max_banned ||
+        std::uint64_t{slot.used.masks} + sizes->masks + lists.masks > limits.max_masks) {
       break;
     }
-    *sizes = {sizes->history + lists.history, sizes->bias + lists.bias,
-              sizes->banned + lists.banned, sizes->tops + lists.tops};
+    *sizes = Sum(*sizes, lists);
     ++count;
   }
   return count;
@@ -229,11 +250,12 @@ Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& size
   Slot& of = slots[static_cast<std::size_t>(slot)];
   Staged staged{};
   staged.begin = host(slot) + of.input_used;
-  staged.bytes = ListBytes(static_cast<std::int64_t>(num_rows), sizes);
+  staged.bytes = ListBytes(static_cast<std::int64_t>(num_rows), sizes, limits.vocab);
   staged.rows = reinterpret_cast<DeviceRow*>(staged.begin);
   staged.history = reinterpret_cast<TokenCount*>(staged.rows + num_rows);
   staged.bias = reinterpret_cast<LogitBias*>(staged.history + sizes.history);
   staged.banned = reinterpret_cast<std::int32_t*>(staged.bias + sizes.bias);
+  staged.masks = reinterpret_cast<std::uint32_t*>(staged.banned + sizes.banned);
   of.input_used += staged.bytes;
   QUIRE_CHECK(of.input_used <= layout.results);
   return staged;
@@ -254,7 +276,11 @@ void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, Li
                  : 0;
   to.top_p = static_cast<double>(row.top_p);
   to.log_min_p = row.min_p > 0.0f ? std::log(row.min_p) : -std::numeric_limits<float>::infinity();
-  to.filtered = !to.greedy && (to.top_k > 0 || to.top_p < 1.0);
+  to.top_n_sigma = to.greedy ? 0.0f : row.top_n_sigma;
+  to.xtc_threshold = row.xtc_threshold;
+  to.xtc = !to.greedy && internal::HasXtc(row);
+  to.filtered = !to.greedy && (to.top_k > 0 || to.top_p < 1.0 || to.xtc);
+  to.processed = !to.greedy && row.wants_processed_logprob;
   to.repetition_penalty = row.repetition_penalty;
   to.presence_penalty = row.presence_penalty;
   to.frequency_penalty = row.frequency_penalty;
@@ -265,7 +291,9 @@ void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, Li
   to.banned_begin = at.banned;
   to.banned_size = row.banned_size;
   to.sample_in_flight = HasPenalties(row) ? row.sample_in_flight : nullptr;
-  to.edited = to.history_size + to.bias_size + to.banned_size > 0 || to.sample_in_flight != nullptr;
+  to.edited = to.history_size + to.bias_size + to.banned_size > 0 ||
+              to.sample_in_flight != nullptr || to.top_n_sigma > 0.0f;
+  to.mask = row.allowed != nullptr ? static_cast<std::int32_t>(at.masks) : -1;
   to.token_logprob = -1;
   to.num_logprobs = std::max(row.num_logprobs, -1);
   std::copy_n(row.history, to.history_size, staged.history + at.history);
@@ -277,9 +305,11 @@ void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, Li
     if (std::find(banned, banned_end, id) == banned_end) *banned_end++ = id;
   }
   to.banned_size = static_cast<std::uint32_t>(banned_end - banned);
-  at.history += to.history_size;
-  at.bias += to.bias_size;
-  at.banned += row.banned_size;
+  if (row.allowed != nullptr) {
+    const std::size_t words = MaskWords(limits.vocab);
+    std::copy_n(row.allowed, words, staged.masks + at.masks * words);
+  }
+  at = Sum(at, ListsOf(row));
 }
 
 absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
@@ -319,6 +349,7 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
   args.history = on_device(staged.history);
   args.bias = on_device(staged.bias);
   args.banned = on_device(staged.banned);
+  args.masks = on_device(staged.masks);
   args.has_text =
       has_text.empty() ? nullptr : reinterpret_cast<const std::uint8_t*>(gpu(layout.has_text));
   args.states = reinterpret_cast<SamplerState*>(gpu(layout.states));
@@ -331,6 +362,7 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
   args.x_stride = XStride(limits.vocab);
   args.vocab = limits.vocab;
   args.text_vocab = text_vocab;
+  args.mask_words = MaskWords(limits.vocab);
   args.num_parts = NumParts(limits.vocab);
   for (std::size_t at = 0; at < rows.size(); at += internal::kSamplerRows) {
     const auto group =
@@ -428,28 +460,28 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
 // REQUIRES: the rows' lists fit.
 absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> rows,
                                                  const ListSizes& sizes, std::int32_t* tokens,
-                                                 int slot) {
+                                                 int slot, std::span<const std::uint32_t> places) {
   Slot& of = slots[static_cast<std::size_t>(slot)];
   const Staged staged = Reserve(rows.size(), sizes, slot);
   ListSizes at;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     DeviceRow& to = staged.rows[i];
+    const std::uint32_t top = of.used.tops + at.tops;
     StageSample(rows[i], to, at, staged);
-    to.token = tokens + i;
+    to.token = tokens + (places.empty() ? i : places[i]);
     to.result = static_cast<std::uint32_t>(of.samples.size());
-    to.top = of.used.tops + at.tops;
-    of.asked[to.result] = {to.top, to.num_logprobs};
-    at.tops += static_cast<std::uint32_t>(std::max(to.num_logprobs, 0));
+    to.top = top;
+    of.asked[to.result] = {to.top, to.num_logprobs, to.processed};
     of.samples.emplace_back();
   }
-  of.used = {of.used.history + sizes.history, of.used.bias + sizes.bias,
-             of.used.banned + sizes.banned, of.used.tops + sizes.tops};
+  of.used = Sum(of.used, sizes);
   return Enqueue(staged, {staged.rows, rows.size()}, sizes, slot);
 }
 
 absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32_t* tokens,
-                                   int slot) {
+                                   int slot, std::span<const std::uint32_t> places) {
   QUIRE_CHECK(slot >= 0 && slot < kSlots);
+  QUIRE_CHECK(places.empty() || places.size() == rows.size());
   State::Slot& of = state_->slots[static_cast<std::size_t>(slot)];
   QUIRE_RETURN_IF_ERROR(state_->CheckRows(rows, of));
   while (!rows.empty()) {
@@ -459,9 +491,11 @@ absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32
       QUIRE_RETURN_IF_ERROR(state_->FreeLists(&of));
       continue;
     }
-    QUIRE_RETURN_IF_ERROR(state_->SampleFitting(rows.first(count), sizes, tokens, slot));
+    const std::span<const std::uint32_t> of_these = places.first(places.empty() ? 0 : count);
+    QUIRE_RETURN_IF_ERROR(state_->SampleFitting(rows.first(count), sizes, tokens, slot, of_these));
     rows = rows.subspan(count);
-    tokens += count;
+    places = places.subspan(of_these.size());
+    if (of_these.empty()) tokens += count;
   }
   return absl::OkStatus();
 }
@@ -487,11 +521,12 @@ absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens
     to = {};
     to.logits = tokens[i].logits;
     to.greedy = true;
+    to.mask = -1;
     to.token_logprob = tokens[i].token;
     to.num_logprobs = tokens[i].num_logprobs;
     to.result = limits.max_samples + static_cast<std::uint32_t>(of.logprobs.size());
     to.top = top;
-    of.asked[to.result] = {top, to.num_logprobs};
+    of.asked[to.result] = {top, to.num_logprobs, false};
     top += static_cast<std::uint32_t>(to.num_logprobs);
     of.logprobs.push_back(tokens[i]);
   }
@@ -515,6 +550,10 @@ std::span<const SampledRow> DeviceSampler::samples(int slot) {
     const DeviceSampled& sampled = state_->Sampled(slot, i);
     samples[i].token = sampled.token;
     samples[i].no_survivor = sampled.no_survivor != 0;
+    samples[i].processed_logprob =
+        sampled.token >= 0 && state_->slots[static_cast<std::size_t>(slot)].asked[i].processed
+            ? internal::ProcessedLogprob(sampled.x, sampled.x_max, sampled.mass)
+            : 0.0f;
     state_->Finish(slot, i, samples[i]);
   }
   return samples;

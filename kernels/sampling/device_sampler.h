@@ -24,7 +24,7 @@
 
 namespace quire::kernels {
 
-// What one slot holds between two Resets. Of the three lists it is what the slot holds at a time:
+// What one slot holds between two Resets. Of the four lists it is what the slot holds at a time:
 // any single row must fit; a step whose rows do not fit together is sampled in pieces, with a wait
 // for the stream between them.
 struct DeviceSamplerLimits {
@@ -35,6 +35,7 @@ struct DeviceSamplerLimits {
   std::uint32_t max_history = 0;   // TokenCount entries
   std::uint32_t max_bias = 0;      // LogitBias entries
   std::uint32_t max_banned = 0;    // banned ids
+  std::uint32_t max_masks = 0;     // rows with `allowed`
 };
 
 class DeviceSampler {
@@ -55,11 +56,13 @@ class DeviceSampler {
       const Backend& backend, const DeviceSamplerLimits& limits,
       std::span<const std::uint8_t> has_text, std::uint32_t text_vocab);
 
-  // Enqueues samples. `logits` of a row are device memory; history, bias and banned ids are host
-  // memory, read before the call returns. tokens [rows.size()] is device memory and receives the
-  // ids, -1 where there is none. Returns INVALID_ARGUMENT, with nothing enqueued, as Sample, or
+  // Enqueues samples. `logits` of a row are device memory; history, bias, banned ids and masks are
+  // host memory, read before the call returns. tokens [rows.size()] is device memory and receives
+  // the ids, -1 where there is none. Returns INVALID_ARGUMENT, with nothing enqueued, as Sample, or
   // when a limit is exceeded or a row's text_vocab or has_text is not that of Create.
-  absl::Status Sample(std::span<const SamplingRow> rows, std::int32_t* tokens, int slot);
+  // With `places` the token of row i goes to tokens[places[i]] instead of tokens[i].
+  absl::Status Sample(std::span<const SamplingRow> rows, std::int32_t* tokens, int slot,
+                      std::span<const std::uint32_t> places = {});
   // The same for tokens that are known; `top` of a token is not looked at.
   absl::Status ComputeLogprobs(std::span<const TokenLogprob> tokens, int slot);
 

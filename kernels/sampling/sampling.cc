@@ -10,8 +10,10 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/philox.h"
 #include "base/status.h"
 #include "kernels/sampling/sampling_passes.h"
+#include "kernels/sampling/sigma.h"
 
 namespace quire::kernels {
 namespace {
@@ -120,13 +122,14 @@ internal::Prefix FindBorder(const Candidates& c, double target, std::uint64_t ab
   return border;
 }
 
-// Step 8 over `from`, whose best token has the value `max`. `c` takes the tokens around the border;
-// it may hold `from`. Sets of tokens above one value are nested, and masses have no order, so the
-// border is closed in on by values before anything is sorted.
-internal::Prefix ReachMass(float top_p, float max, const internal::IdsAndValues& from,
-                           Candidates& c) {
-  internal::MassCuts cuts = {max - 2.0f, max - 5.0f, max - 10.0f,
-                             std::max(max - kReach, -kLargest)};
+// Step 8 over the values of `from` from `low` on, of which `max` is the best. `c` takes the tokens
+// around the border; it may hold `from`. Sets of tokens above one value are nested, and masses have
+// no order, so the border is closed in on by values before anything is sorted.
+internal::Prefix ReachMass(float top_p, internal::ValueRange values,
+                           const internal::IdsAndValues& from, Candidates& c) {
+  const float max = values.high;
+  internal::MassCuts cuts = {max - 2.0f, max - 5.0f, max - 10.0f, values.low};
+  for (float& cut : cuts) cut = std::max(cut, values.low);
   internal::Masses masses = internal::MassesAtLeast(from.values, from.count, max, cuts);
   const double target = static_cast<double>(top_p) * static_cast<double>(masses.back());
   std::uint64_t above = 0;
@@ -155,17 +158,26 @@ internal::Prefix ReachMass(float top_p, float max, const internal::IdsAndValues&
   return FindBorder(c, target, above);
 }
 
-// Steps 7 to 9.
+bool HasFilter(const SamplingRow& row) {
+  return row.top_n_sigma > 0.0f || row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f;
+}
+
+// Steps 7 to 9 without XTC.
 internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t vocab, float max,
                         Candidates& c) {
   internal::Prefix prefix{std::max(max - kReach, -kLargest)};
+  if (row.top_n_sigma > 0.0f) {
+    const internal::Moments moments = internal::MomentsOf(x, vocab);
+    prefix.x = std::max(prefix.x, internal::SigmaBorder(moments, max, row.top_n_sigma));
+  }
+  const float low = prefix.x;
   internal::IdsAndValues survivors{nullptr, 0, x, vocab};
   const auto k = static_cast<std::size_t>(row.top_k);
   if (k > 0 && k < vocab) {
     prefix = FirstTokens(x, vocab, k, prefix, c);
     survivors = {c.ids, 0, c.x, c.count};
   }
-  if (row.top_p < 1.0f) prefix = ReachMass(row.top_p, max, survivors, c);
+  if (row.top_p < 1.0f) prefix = ReachMass(row.top_p, {low, max}, survivors, c);
   if (row.min_p > 0.0f) {
     const float threshold = max + std::log(row.min_p);
     if (threshold > prefix.x) prefix = {threshold};
@@ -173,17 +185,93 @@ internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t voca
   return prefix;
 }
 
+// Of the tokens of the prefix.
+std::uint64_t MassOf(const internal::Prefix& prefix, const float* x, std::size_t vocab, float max) {
+  internal::MassCuts cuts;
+  cuts.fill(prefix.x);
+  std::uint64_t mass = internal::MassesAtLeast(x, vocab, max, cuts).front();
+  float w = 0;
+  internal::ExpMinus(&prefix.x, 1, max, &w);
+  const auto after = static_cast<std::size_t>(prefix.last_tie) + 1;
+  for (std::size_t id = after; id < vocab; ++id) mass -= x[id] == prefix.x ? Mass(w) : 0;
+  return mass;
+}
+
+struct Drawn {
+  std::int32_t token = -1;
+  float processed_logprob = 0;
+};
+
+// XTC of step 9. `c` takes the tokens of the prefix that are left. Returns the largest x of them.
+float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
+                 const internal::IdsAndValues& from, float max, Candidates& c) {
+  c.count = internal::CollectBetween(from, {prefix.x}, c.ids, c.x);
+  internal::ExpMinus(c.x, c.count, max, c.w);
+  const auto keep_if = [&c](auto is_in) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < c.count; ++i) {
+      if (!is_in(i)) continue;
+      c.ids[kept] = c.ids[i];
+      c.x[kept] = c.x[i];
+      c.w[kept++] = c.w[i];
+    }
+    c.count = kept;
+  };
+  std::uint64_t total = 0;
+  keep_if([&](std::size_t i) {
+    const bool is_in = c.x[i] > prefix.x || c.ids[i] <= prefix.last_tie;
+    total += is_in ? Mass(c.w[i]) : 0;
+    return is_in && Mass(c.w[i]) > 0;
+  });
+  const double target = static_cast<double>(row.xtc_threshold) * static_cast<double>(total);
+  std::uint64_t first = ~std::uint64_t{0};
+  for (std::size_t i = 0; i < c.count; ++i) {
+    if (static_cast<double>(Mass(c.w[i])) < target) continue;
+    first = std::min(first, OrderKey(c.x[i], c.ids[i]));
+  }
+  if (first == ~std::uint64_t{0}) return max;
+  keep_if([&](std::size_t i) { return OrderKey(c.x[i], c.ids[i]) <= first; });
+  return ValueOfKey(static_cast<std::uint32_t>(first >> 32));
+}
+
+// Step 10 behind XTC.
+Drawn SampleBelowTop(const SamplingRow& row, float max, const internal::RaceKey& key,
+                     Candidates& c) {
+  const internal::IdsAndValues left{c.ids, 0, c.x, c.count};
+  Drawn drawn{internal::RaceAmong(left, max, {-kLargest}, key)};
+  if (row.wants_processed_logprob) {
+    internal::MassCuts all;
+    all.fill(-kLargest);
+    const float x = c.x[std::lower_bound(c.ids, c.ids + c.count, drawn.token) - c.ids];
+    drawn.processed_logprob =
+        internal::ProcessedLogprob(x, max, internal::MassesAtLeast(c.x, c.count, max, all).front());
+  }
+  return drawn;
+}
+
 // Steps 7 to 10.
-std::int32_t Sample(const SamplingRow& row, const float* x, std::size_t vocab, float max,
-                    Candidates& c) {
+Drawn Sample(const SamplingRow& row, const float* x, std::size_t vocab, float max, Candidates& c) {
   const internal::RaceKey key{row.seed, row.position, row.choice};
   const internal::Prefix prefix = Filter(row, x, vocab, max, c);
-  // Without a filter nearly all tokens are in.
-  if (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f) {
-    c.count = internal::CollectBetween({nullptr, 0, x, vocab}, {prefix.x}, c.ids, c.x);
-    if (c.count < vocab / 4) return internal::RaceAmong({c.ids, 0, c.x, c.count}, max, prefix, key);
+  if (internal::HasXtc(row)) {
+    return SampleBelowTop(row, ExcludeTop(row, prefix, {nullptr, 0, x, vocab}, max, c), key, c);
   }
-  return internal::Race(x, vocab, max, prefix, key);
+  const auto race = [&] {
+    // Without a filter nearly all tokens are in.
+    if (HasFilter(row)) {
+      c.count = internal::CollectBetween({nullptr, 0, x, vocab}, {prefix.x}, c.ids, c.x);
+      if (c.count < vocab / 4) {
+        return internal::RaceAmong({c.ids, 0, c.x, c.count}, max, prefix, key);
+      }
+    }
+    return internal::Race(x, vocab, max, prefix, key);
+  };
+  Drawn drawn{race()};
+  if (row.wants_processed_logprob) {
+    drawn.processed_logprob =
+        internal::ProcessedLogprob(x[drawn.token], max, MassOf(prefix, x, vocab, max));
+  }
+  return drawn;
 }
 
 bool HasText(std::uint32_t token, std::uint32_t text_vocab, const std::uint8_t* has_text) {
@@ -236,6 +324,20 @@ void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
   if (is_new) Penalise(row, {.token = in_flight, .output_count = 1}, z);
 }
 
+// Words are mostly all ones or all zeros.
+void ApplyMask(const std::uint32_t* allowed, std::uint32_t vocab, float* z) {
+  for (std::uint32_t begin = 0; begin < vocab; begin += 32) {
+    const std::uint32_t size = std::min(32u, vocab - begin);
+    std::uint32_t masked = ~allowed[begin / 32];
+    if (masked == ~0u) {
+      std::fill_n(z + begin, size, kNothing);
+      continue;
+    }
+    if (size < 32) masked &= (1u << size) - 1;
+    for (; masked != 0; masked &= masked - 1) z[begin + std::countr_zero(masked)] = kNothing;
+  }
+}
+
 // Steps 2 to 5, in place.
 void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
   if (HasPenalties(row)) PenaliseHistory(row, vocab, z);
@@ -244,6 +346,7 @@ void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
     value = std::min(value + row.bias[i].bias, kLargest);
   }
   for (std::uint32_t i = 0; i < row.banned_size; ++i) z[row.banned[i]] = kNothing;
+  if (row.allowed != nullptr) ApplyMask(row.allowed, vocab, z);
   if (row.text_vocab < vocab) std::fill(z + row.text_vocab, z + vocab, kNothing);
   ForEachWithoutText(row.has_text, std::min(row.text_vocab, vocab),
                      [z](std::size_t token) { z[token] = kNothing; });
@@ -321,27 +424,29 @@ std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max
   const auto best = static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
   const bool banned =
       std::find(row.banned, row.banned + row.banned_size, best) != row.banned + row.banned_size;
-  if (banned || !HasText(static_cast<std::uint32_t>(best), row.text_vocab, row.has_text)) return -1;
+  const auto id = static_cast<std::uint32_t>(best);
+  const bool is_allowed = row.allowed == nullptr || (row.allowed[id / 32] >> (id % 32) & 1) != 0;
+  if (banned || !is_allowed || !HasText(id, row.text_vocab, row.has_text)) return -1;
   return best;
 }
 
 // Steps 2 to 10; -1 when nothing survives. `x` [vocab] and `c` have room for all tokens; `max` is
 // the best logit.
-std::int32_t Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x,
-                    Candidates& c) {
+Drawn Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x, Candidates& c) {
   const bool greedy = row.temperature < 0.001f;
   if (greedy) {
     const std::int32_t best = BestUnmasked(row, vocab, max);
-    if (best >= 0) return best;
+    if (best >= 0) return {best};
   }
   std::copy(row.logits, row.logits + vocab, x);
   Adjust(row, vocab, x);
   if (greedy) {
     const float best = internal::ScanLogits(x, vocab).max;
-    return best == kNothing ? -1 : static_cast<std::int32_t>(internal::FindFirst(x, vocab, best));
+    if (best == kNothing) return {};
+    return {static_cast<std::int32_t>(internal::FindFirst(x, vocab, best))};
   }
   const float best = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
-  if (best == kNothing) return -1;
+  if (best == kNothing) return {};
   return Sample(row, x, vocab, best, c);
 }
 
@@ -352,7 +457,7 @@ std::size_t SampleScratchBytes(std::uint32_t vocab) {
 
 void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace,
                SampledRow& sampled) {
-  sampled = {-1, 0.0f, 0, false, false, 0, sampled.top};
+  sampled = {.top = sampled.top};
   const internal::LogitScan scan = internal::ScanLogits(row.logits, vocab);
   if (scan.non_finite || scan.max == kNothing) {
     sampled.non_finite = true;
@@ -362,7 +467,9 @@ void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace
   auto* const keys = reinterpret_cast<std::uint64_t*>(workspace.Reserve(SampleScratchBytes(vocab)));
   auto* const x = reinterpret_cast<float*>(keys + n);
   Candidates c{reinterpret_cast<std::int32_t*>(x + 3 * n), x + n, x + 2 * n, keys, 0};
-  sampled.token = Choose(row, vocab, scan.max, x, c);
+  const Drawn drawn = Choose(row, vocab, scan.max, x, c);
+  sampled.token = drawn.token;
+  sampled.processed_logprob = drawn.processed_logprob;
   if (sampled.token < 0) {
     sampled.no_survivor = true;
     return;
@@ -389,12 +496,26 @@ absl::Status CheckRange(absl::string_view what, float value, bool valid, absl::s
 
 namespace internal {
 
+bool HasXtc(const SamplingRow& row) {
+  if (row.xtc_probability <= 0.0f || row.xtc_threshold > 0.5f) return false;
+  constexpr std::uint32_t kPurposeXtc = 1;
+  const std::uint32_t r = Philox4x32({0, row.position, row.choice, kPurposeXtc}, row.seed)[0];
+  return (static_cast<double>(r) + 0.5) * 0x1p-32 < static_cast<double>(row.xtc_probability);
+}
+
 absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab) {
   QUIRE_RETURN_IF_ERROR(CheckRange("temperature", row.temperature,
                                    row.temperature >= 0 && row.temperature <= 100, "0 to 100"));
   QUIRE_RETURN_IF_ERROR(
       CheckRange("top_p", row.top_p, row.top_p > 0 && row.top_p <= 1, "above 0, at most 1"));
   QUIRE_RETURN_IF_ERROR(CheckRange("min_p", row.min_p, row.min_p >= 0 && row.min_p <= 1, "0 to 1"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("top_n_sigma", row.top_n_sigma,
+                                   row.top_n_sigma >= 0 && row.top_n_sigma <= kLargest,
+                                   "0 or more and finite"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("xtc_probability", row.xtc_probability,
+                                   row.xtc_probability >= 0 && row.xtc_probability <= 1, "0 to 1"));
+  QUIRE_RETURN_IF_ERROR(CheckRange("xtc_threshold", row.xtc_threshold,
+                                   row.xtc_threshold >= 0 && row.xtc_threshold <= 1, "0 to 1"));
   QUIRE_RETURN_IF_ERROR(CheckRange("repetition_penalty", row.repetition_penalty,
                                    row.repetition_penalty > 0 && row.repetition_penalty <= kLargest,
                                    "above 0 and finite"));
@@ -416,6 +537,11 @@ absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab) {
     QUIRE_RETURN_IF_ERROR(CheckToken("banned", row.banned[i], vocab));
   }
   return absl::OkStatus();
+}
+
+float ProcessedLogprob(float x, float max, std::uint64_t mass) {
+  const double log_mass = std::log(static_cast<double>(mass) * 0x1p-40);
+  return static_cast<float>(static_cast<double>(x) - static_cast<double>(max) - log_mass);
 }
 
 absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab) {

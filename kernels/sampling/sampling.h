@@ -1,28 +1,39 @@
 #pragma once
 
-// From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the sample, and
-// raw log-probabilities. A sampled token is a pure function of its SamplingRow; nothing else
-// enters, least of all the other rows of the call.
+// From logits to tokens: penalties, bias, masks, temperature, top-n-sigma, top-k, top-p, min-p,
+// XTC, the sample, and raw log-probabilities. A sampled token is a pure function of its
+// SamplingRow; nothing else enters, least of all the other rows of the call.
 //
 // One row, all in f32 unless said otherwise; z starts as the logits:
 //   0 check        NaN or +inf anywhere, or nothing but -inf: non_finite, and no token
 //   1 raw          logprob(i) = z(i) - max z - ln(sum exp(z - max z)), only when asked for
 //   2 repetition   tokens of the history and the sample in flight: z = z > 0 ? z / r : z * r
 //   3 frequency, presence   output tokens: z = z - f * count, then z = z - p
-//   4 bias         z = z + bias
-//   5 masks        z = -inf for banned ids and for ids without text; nothing left: no_survivor
+//   4 bias         z = z + bias, in the order of the list
+//   5 masks        z = -inf for banned ids, for ids whose bit of `allowed` is 0 and for ids without
+//                  text; nothing left: no_survivor
 //   6 temperature  below 0.001 the largest z wins, ties by lower id; else x = z * (1 / T)
-//   7 top-k        the k largest x; equal x at the border: lower ids first. 0: off
+//   7 top-n-sigma  x >= max x - n * sigma, the standard deviation of all finite x. 0: off
+//     top-k        the k largest x; equal x at the border: lower ids first. 0: off
 //   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
 //                  p * total, compared in f64. 1: off
 //                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
 //   9 min-p        x >= max x + ln(min_p). 0: off
+//     XTC          with its probability, tokens without mass leave, and of those whose mass is
+//                  threshold * total at least, all but the last in the order of step 8; max x is
+//                  then the largest that survives
 //  10 sample         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
 //                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
-//                  {token / 4, position, choice, 0} as counter
+//                  {token / 4, position, choice, 0} as counter. XTC happens where u of the first
+//                  word of {0, position, choice, 1} is below its probability
 //
 // Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts add up in
-// order, in f64. exp is the polynomial of cpu/simd_math-inl.h at every instruction set.
+// order, in f64. exp is the polynomial of cpu/simd_math-inl.h at every instruction set. The sums
+// behind sigma are those of sigma.h.
+//
+// Sources: Minh et al., "Turning Up the Heat: Min-p Sampling", ICLR 2025; Tang et al., "Top-nsigma:
+// Not All Logits Are You Need", 2024; XTC is by P. E. Weidmann (oobabooga/text-generation-webui,
+// pull request 6335).
 
 #include <cstdint>
 #include <span>
@@ -43,6 +54,11 @@ struct LogitBias {
   float bias;
 };
 
+// Words of a mask with one bit a token.
+constexpr std::uint32_t MaskWords(std::uint32_t vocab) {
+  return vocab / 32 + (vocab % 32 != 0);
+}
+
 // One sample; plain data, pointers are owned by the caller until the call returns. Token ids lie in
 // [0, vocab).
 struct SamplingRow {
@@ -50,6 +66,9 @@ struct SamplingRow {
   float temperature = 1;          // [0, 100]; below 0.001 greedy
   float top_p = 1;                // (0, 1]; 1: off
   float min_p = 0;                // [0, 1]; 0: off
+  float top_n_sigma = 0;          // >= 0 and finite; 0: off
+  float xtc_probability = 0;      // [0, 1]; 0: off
+  float xtc_threshold = 0;        // [0, 1]; above 0.5 no two tokens reach it
   float repetition_penalty = 1;   // > 0; 1: off
   float presence_penalty = 0;     // 0: off
   float frequency_penalty = 0;    // 0: off
@@ -63,15 +82,19 @@ struct SamplingRow {
   // own memory when the row is computed, so that the step that samples it may be in flight before.
   // Null, or outside [0, vocab): none.
   const std::int32_t* sample_in_flight = nullptr;
-  const LogitBias* bias = nullptr;  // [bias_size]
+  const LogitBias* bias = nullptr;  // [bias_size], a token may be there more than once
   std::uint32_t bias_size = 0;
   const std::int32_t* banned = nullptr;  // [banned_size] held back, such as EOS before min_tokens
   std::uint32_t banned_size = 0;
+  // [MaskWords(vocab)] host memory: token t is allowed where bit t % 32 of word t / 32 is 1. Bits
+  // from vocab on are not looked at. Null: every id is allowed, and no mask is read.
+  const std::uint32_t* allowed = nullptr;
   std::uint32_t text_vocab = 0;  // ids from here on have no text and are masked: usually vocab
   // [vocab], 0: masked; null: every id below text_vocab has text.
   const std::uint8_t* has_text = nullptr;
   // -1: none; 0: of the token alone; n: of the n best ids with text and a finite logit, too.
   std::int32_t num_logprobs = -1;
+  bool wants_processed_logprob = false;
 };
 
 struct TopLogprob {
@@ -83,6 +106,9 @@ struct TopLogprob {
 struct SampledRow {
   std::int32_t token = -1;  // -1 when non_finite or no_survivor
   float logprob = 0;        // raw; 0 unless asked for
+  // ln P(token) among the survivors of step 9, of which it was drawn; 0 when greedy, or unless
+  // asked for. Masses add up as in step 8.
+  float processed_logprob = 0;
   // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for.
   std::int32_t rank = 0;
   bool non_finite = false;    // the logits hold NaN or +inf, or nothing but -inf
@@ -128,6 +154,8 @@ absl::Status ComputeLogprobs(const Backend& backend, const LogprobParams& params
 
 namespace internal {
 
+// Whether XTC happens to the row: its coin is a function of seed, position and choice.
+bool HasXtc(const SamplingRow& row);
 // What Sample checks of a row, apart from the room for its results.
 absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab);
 // The sample in flight of a row whose memory the host can read; -1: none.
@@ -136,6 +164,9 @@ inline std::int32_t SampleInFlight(const SamplingRow& row, std::uint32_t vocab) 
   const std::int32_t token = *row.sample_in_flight;
   return static_cast<std::uint32_t>(token) < vocab ? token : -1;
 }
+// Of a token with the adjusted and scaled logit x, of whose survivors max is the largest and
+// mass * 2^-40 the sum of exp(x - max).
+float ProcessedLogprob(float x, float max, std::uint64_t mass);
 // What ComputeLogprobs checks of a token.
 absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab);
 

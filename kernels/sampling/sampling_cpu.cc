@@ -46,6 +46,9 @@ std::vector<float> Adjusted(const SamplingRow& row, std::uint32_t vocab) {
   for (std::uint32_t i = 0; i < row.banned_size; ++i) {
     z[static_cast<std::size_t>(row.banned[i])] = kNothing;
   }
+  for (std::uint32_t i = 0; i < vocab && row.allowed != nullptr; ++i) {
+    if ((row.allowed[i / 32] >> (i % 32) & 1) == 0) z[i] = kNothing;
+  }
   for (std::uint32_t i = 0; i < vocab; ++i) {
     if (i >= row.text_vocab || (row.has_text != nullptr && row.has_text[i] == 0)) z[i] = kNothing;
   }
@@ -54,6 +57,29 @@ std::vector<float> Adjusted(const SamplingRow& row, std::uint32_t vocab) {
 
 std::uint64_t Mass(double w) {
   return static_cast<std::uint64_t>(w * 0x1p40);
+}
+
+double RelativeDistance(double value, double border) {
+  return std::abs(value - border) / std::max(std::abs(border), 1e-300);
+}
+
+// The first part of step 7 over survivors in order.
+void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample) {
+  const auto x_of = [&](std::int32_t id) { return double{x[static_cast<std::size_t>(id)]}; };
+  const auto count = static_cast<double>(sample.survivors.size());
+  double mean = 0;
+  for (const std::int32_t id : sample.survivors) mean += x_of(id) / count;
+  double variance = 0;
+  for (const std::int32_t id : sample.survivors) {
+    variance += (x_of(id) - mean) * (x_of(id) - mean) / count;
+  }
+  const double border = x_of(sample.survivors.front()) - double{n} * std::sqrt(variance);
+  for (const std::int32_t id : sample.survivors) {
+    // The best token is in whatever the border is rounded to.
+    if (id == sample.survivors.front()) continue;
+    sample.margin = std::min(sample.margin, RelativeDistance(x_of(id), border));
+  }
+  std::erase_if(sample.survivors, [&](std::int32_t id) { return x_of(id) < border; });
 }
 
 // Step 8 over survivors in order.
@@ -77,6 +103,32 @@ void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceSamp
   const float threshold = max + std::log(min_p);
   std::erase_if(sample.survivors,
                 [&](std::int32_t id) { return !(x[static_cast<std::size_t>(id)] >= threshold); });
+}
+
+// The second part of step 9 over survivors in order. Returns the largest x that is left.
+float ExcludeTop(float threshold, const std::vector<double>& w, const std::vector<float>& x,
+                 ReferenceSample& sample) {
+  const auto w_of = [&](std::int32_t id) { return w[static_cast<std::size_t>(id)]; };
+  const auto is_weightless = [&](std::int32_t id) {
+    sample.margin = std::min(sample.margin, RelativeDistance(w_of(id), 0x1p-40));
+    return w_of(id) < 0x1p-40;
+  };
+  std::erase_if(sample.survivors, is_weightless);
+  double total = 0;
+  for (const std::int32_t id : sample.survivors) total += w_of(id);
+  std::size_t reaching = 0;
+  for (const std::int32_t id : sample.survivors) {
+    const double probability = w_of(id) / total;
+    reaching += probability >= double{threshold} ? 1 : 0;
+    if (threshold > 0) {
+      sample.margin = std::min(sample.margin, RelativeDistance(probability, double{threshold}));
+    }
+  }
+  if (reaching > 1) {
+    sample.survivors.erase(sample.survivors.begin(),
+                           sample.survivors.begin() + static_cast<std::ptrdiff_t>(reaching) - 1);
+  }
+  return x[static_cast<std::size_t>(sample.survivors.front())];
 }
 
 // Step 10.
@@ -142,12 +194,20 @@ ReferenceSample SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
   const float max = x[static_cast<std::size_t>(sample.survivors[0])];
   std::vector<double> w(vocab);
   for (std::uint32_t i = 0; i < vocab; ++i) w[i] = std::exp(double{x[i]} - double{max});
+  if (row.top_n_sigma > 0) KeepTopNSigma(row.top_n_sigma, x, sample);
   if (row.top_k > 0 && static_cast<std::size_t>(row.top_k) < sample.survivors.size()) {
     sample.survivors.resize(static_cast<std::size_t>(row.top_k));
   }
   if (row.top_p < 1) KeepTopP(row.top_p, w, sample);
   if (row.min_p > 0) KeepMinP(row.min_p, x, max, sample);
+  if (HasXtc(row)) {
+    const float best = ExcludeTop(row.xtc_threshold, w, x, sample);
+    for (std::uint32_t i = 0; i < vocab; ++i) w[i] = std::exp(double{x[i]} - double{best});
+  }
   Race(row, w, sample);
+  double total = 0;
+  for (const std::int32_t id : sample.survivors) total += w[static_cast<std::size_t>(id)];
+  sample.processed_logprob = std::log(w[static_cast<std::size_t>(sample.token)] / total);
   return sample;
 }
 

@@ -3,11 +3,12 @@
 // result depends on their order.
 //
 //   scan       the logits, once from memory: flags, maximum, masks; scaled x to scratch (L2)
-//   edit       penalties, bias and banned ids, which are few: one block a row; then scale once more
+//   edit       penalties, bias and banned ids, which are few: one block a row
+//   scale      the edited rows' temperature, and the moments that top-n-sigma asks for
 //   buckets    top-k or top-p: counts or masses by the first 11 bits of the ordered key
 //   keep       without filters the race itself; with them a short list: keys from the border's
 //              bucket on
-//   choose     exact borders of top-k, top-p and min-p on that list, and the race
+//   choose     exact borders of top-k, top-p, min-p and XTC on that list, and the race
 //   finish     tokens and flags
 //
 // A greedy row without edits needs the first and the last only.
@@ -54,6 +55,7 @@ class Race {
   }
   __device__ __forceinline__ void Add(float x, std::uint32_t id, std::uint32_t r) {
     const float w = ExactExp(cuda::Sub(x, max_));
+    if (row_.processed) mass_ += static_cast<std::uint64_t>(cuda::Mul(w, 0x1p40f));
     // -ln u is never below 1 - u, so most tokens lose without a logarithm.
     const float rest = cuda::Mul(static_cast<float>(~r), 0x1p-32f * 0.999f);
     if (rest > cuda::Mul(best_, w)) return;
@@ -67,6 +69,9 @@ class Race {
   __device__ __forceinline__ void Publish(SamplerState& state) const {
     const std::uint64_t lost = WarpMax(lost_);
     if (cuda::Lane() == 0) cuda::AtomicMax(&state.race, lost);
+    if (!row_.processed) return;
+    const std::uint64_t mass = WarpSum(mass_);
+    if (cuda::Lane() == 0) cuda::AtomicAdd(&state.mass, mass);
   }
 
  private:
@@ -74,7 +79,12 @@ class Race {
   const float max_;
   float best_ = std::numeric_limits<float>::infinity();
   std::uint64_t lost_ = 0;  // complement of the key
+  std::uint64_t mass_ = 0;
 };
+
+__device__ __forceinline__ bool IsAllowed(const std::uint32_t* allowed, std::uint32_t id) {
+  return allowed == nullptr || (allowed[id / 32] >> (id % 32) & 1) != 0;
+}
 
 __global__ void __launch_bounds__(kSamplerThreads)
     SamplerScanKernel(const __grid_constant__ SamplerArgs args) {
@@ -88,6 +98,9 @@ __global__ void __launch_bounds__(kSamplerThreads)
   bool bad = false;
   std::uint32_t raw_max = 0;
   std::uint64_t best = 0;
+  // Edits of a masked logit leave it -infinity, so the mask may come before them.
+  const std::uint32_t* const allowed =
+      row.mask < 0 ? nullptr : args.masks + std::int64_t{row.mask} * args.mask_words;
   const IdStripe stripe = BlockStripe(args.vocab);
   for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
     const float logit = row.logits[i];
@@ -95,7 +108,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
     const std::uint32_t key = OrderedKey(logit);
     raw_max = raw_max < key ? key : raw_max;
     if (score) continue;
-    float z = HasText(args, i) ? logit : kMinusInfinity;
+    float z = HasText(args, i) && IsAllowed(allowed, i) ? logit : kMinusInfinity;
     if (!row.greedy && !row.edited) z = ScaleLogit(z, row.factor);
     if (writes) x[i] = z;
     const std::uint64_t order = OrderKey(z, i);
@@ -163,6 +176,38 @@ __global__ void __launch_bounds__(kSamplerThreads)
   }
 }
 
+// Shared memory of the scale kernel: sums of its warps.
+struct WarpMoments {
+  double sums[kSamplerWarps];
+  double squares[kSamplerWarps];
+};
+
+// What all threads of the block have added up, as the moments of its stripe. All threads call it.
+__device__ __forceinline__ void PublishMoments(const Moments& own, SamplerState& state) {
+  auto& shared = *reinterpret_cast<WarpMoments*>(cuda::SharedMemory16());
+  const std::uint32_t warp = cuda::Warp();
+  const double sum = WarpSum(own.sum);
+  const double squares = WarpSum(own.squares);
+  const std::uint64_t count = WarpSum(own.count);
+  Moments& stripe = state.stripes[cuda::BlockX()];
+  if (cuda::Lane() == 0) {
+    shared.sums[warp] = sum;
+    shared.squares[warp] = squares;
+    cuda::AtomicAdd(&stripe.count, count);
+  }
+  cuda::SyncBlock();
+  if (cuda::ThreadIndex() != 0) return;
+  double total = 0;
+  double total_squares = 0;
+#pragma unroll
+  for (std::uint32_t w = 0; w < kSamplerWarps; ++w) {
+    total += shared.sums[w];
+    total_squares += shared.squares[w];
+  }
+  stripe.sum = total;
+  stripe.squares = total_squares;
+}
+
 __global__ void __launch_bounds__(kSamplerThreads)
     SamplerScaleKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
@@ -170,7 +215,10 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const DeviceRow& row = args.rows[cuda::BlockY()];
   if (!row.edited) return;
   float* const x = args.x + cuda::BlockY() * args.x_stride;
+  SamplerState& state = args.states[cuda::BlockY()];
+  const bool adds = row.top_n_sigma > 0.0f;
   std::uint64_t best = 0;
+  Moments own;
   const IdStripe stripe = BlockStripe(args.vocab);
   for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
     float z = x[i];
@@ -180,13 +228,35 @@ __global__ void __launch_bounds__(kSamplerThreads)
     }
     const std::uint64_t order = OrderKey(z, i);
     if (z > kMinusInfinity && order > best) best = order;
+    if (adds && z > kMinusInfinity) {
+      const double value = z;
+      own.sum += value;
+      own.squares = fma(value, value, own.squares);
+      ++own.count;
+    }
   }
   best = WarpMax(best);
-  if (cuda::Lane() == 0) cuda::AtomicMax(&args.states[cuda::BlockY()].best, best);
+  if (cuda::Lane() == 0) cuda::AtomicMax(&state.best, best);
+  if (adds) PublishMoments(own, state);
 }
 
-__device__ __forceinline__ std::uint32_t ReachKey(float max) {
-  return OrderedKey(cuda::Max(cuda::Sub(max, kReach), -kLargestLogit));
+// The lowest key that can be sampled: below reach a token cannot win, below the border of
+// top-n-sigma it may not. REQUIRES: something survived.
+__device__ __forceinline__ std::uint32_t LowestKey(const DeviceRow& row,
+                                                   const SamplerState& state) {
+  const float max = KeyValue(state.best);
+  float lowest = cuda::Max(cuda::Sub(max, kReach), -kLargestLogit);
+  if (row.top_n_sigma > 0.0f) {
+    Moments all;
+#pragma unroll
+    for (std::uint32_t s = 0; s < kSamplerSplits; ++s) {
+      all.sum += state.stripes[s].sum;
+      all.squares += state.stripes[s].squares;
+      all.count += state.stripes[s].count;
+    }
+    lowest = cuda::Max(lowest, SigmaBorder(all, max, row.top_n_sigma));
+  }
+  return OrderedKey(lowest);
 }
 
 __global__ void __launch_bounds__(kSamplerThreads)
@@ -195,16 +265,16 @@ __global__ void __launch_bounds__(kSamplerThreads)
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   const SamplerState& state = args.states[cuda::BlockY()];
-  if (!row.filtered || !Alive(state)) return;
+  if ((row.top_k == 0 && row.top_p >= 1.0) || !Alive(state)) return;
   auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
   ClearSums(search);
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   const OfMass mass{KeyValue(state.best)};
-  const std::uint32_t reach = ReachKey(mass.max);
+  const std::uint32_t lowest = LowestKey(row, state);
   const IdStripe stripe = BlockStripe(args.vocab);
   for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
     const std::uint64_t key = OrderKey(x[i], i);
-    if (key >> 32 < reach) continue;
+    if (key >> 32 < lowest) continue;
     cuda::AtomicAdd(&search.sums[key >> 53], row.top_k > 0 ? 1 : mass(key));
   }
   cuda::SyncBlock();
@@ -266,24 +336,25 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const DeviceRow& row = args.rows[cuda::BlockY()];
   SamplerState& state = args.states[cuda::BlockY()];
   if (row.token_logprob >= 0 || row.greedy || !Alive(state)) return;
-  const float max = KeyValue(state.best);
-  std::uint32_t lowest = ReachKey(max);
+  std::uint32_t lowest = LowestKey(row, state);
   // A token below min-p has a mass for top-p, but no part in anything else.
   if (row.top_p >= 1.0) {
-    const std::uint32_t min_p = MinPKey(row, max);
+    const std::uint32_t min_p = MinPKey(row, KeyValue(state.best));
     lowest = lowest < min_p ? min_p : lowest;
   }
   if (!row.filtered) {
     RaceOverStripe(args, row, state, lowest);
     return;
   }
-  auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
-  const std::uint64_t* const buckets =
-      args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
-  const double target = row.top_k > 0 ? static_cast<double>(row.top_k)
-                                      : TopPTarget(row, SumOfBuckets(search, buckets));
-  const std::uint32_t border = FindBucket(search, buckets, 0, target).index << 21;
-  lowest = lowest < border ? border : lowest;
+  if (row.top_k > 0 || row.top_p < 1.0) {
+    auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
+    const std::uint64_t* const buckets =
+        args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
+    const double target = row.top_k > 0 ? static_cast<double>(row.top_k)
+                                        : TopPTarget(row, SumOfBuckets(search, buckets));
+    const std::uint32_t border = FindBucket(search, buckets, 0, target).index << 21;
+    lowest = lowest < border ? border : lowest;
+  }
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
   const IdStripe stripe = BlockStripe(args.vocab);
@@ -293,6 +364,30 @@ __global__ void __launch_bounds__(kSamplerThreads)
     const std::uint64_t key = i < stripe.end ? OrderKey(x[i], i) : 0;
     AppendKey(key >> 32 >= lowest, key, keys, &state.kept);
   }
+}
+
+// XTC over the keys of the list from `border` on: the largest key that stays. All threads call it.
+__device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::uint64_t* keys,
+                                                std::uint32_t count, std::uint64_t border,
+                                                const OfMass& mass, float threshold) {
+  std::uint64_t total = 0;
+  for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
+    if (keys[i] >= border) total += mass(keys[i]);
+  }
+  total = BlockScan(search, total).total;
+  const double target = static_cast<double>(threshold) * static_cast<double>(total);
+  if (cuda::ThreadIndex() == 0) search.above = 0;
+  cuda::SyncBlock();
+  std::uint64_t last = 0;  // complement of the smallest key that reaches the target
+  for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
+    const std::uint64_t of_key = keys[i] >= border ? mass(keys[i]) : 0;
+    if (of_key > 0 && Reached(of_key, target) && ~keys[i] > last) last = ~keys[i];
+  }
+  cuda::SyncWarp();
+  last = WarpMax(last);
+  if (cuda::Lane() == 0) cuda::AtomicMax(&search.above, last);
+  cuda::SyncBlock();
+  return search.above == 0 ? ~std::uint64_t{0} : ~search.above;
 }
 
 __global__ void __launch_bounds__(kSamplerThreads)
@@ -324,10 +419,15 @@ __global__ void __launch_bounds__(kSamplerThreads)
   }
   const std::uint64_t min_p = std::uint64_t{MinPKey(row, mass.max)} << 32;
   border = border < min_p ? min_p : border;
-  Race race(row, mass.max);
+  std::uint64_t first = ~std::uint64_t{0};
+  if (row.xtc) {
+    first = XtcKey(search, keys, count, border, mass, row.xtc_threshold);
+    if (cuda::ThreadIndex() == 0 && ~first != 0) state.best = first;
+  }
+  Race race(row, ~first != 0 ? KeyValue(first) : mass.max);
   for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
     const std::uint64_t key = keys[i];
-    if (key < border) continue;
+    if (key < border || key > first || (row.xtc && mass(key) == 0)) continue;
     const std::uint32_t id = KeyId(key);
     const auto words = race.Words(id);
     const std::uint32_t low = id % 2 == 0 ? words[0] : words[1];
@@ -363,6 +463,11 @@ __global__ void __launch_bounds__(kSamplerRows)
     }
   }
   if (result.token >= 0) result.logit = row.logits[result.token];
+  if (result.token >= 0 && row.processed) {
+    result.x = args.x[r * args.x_stride + result.token];
+    result.x_max = KeyValue(state.best);
+    result.mass = state.mass;
+  }
   result.max = KeyValue(state.raw_max);
   state.token = result.token;
   args.results[row.result] = result;
@@ -384,7 +489,9 @@ absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
   QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scan", SamplerScanKernel, splits, args));
   if (needs.edits) {
     QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_edit", SamplerEditKernel, rows, args));
-    QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scale", SamplerScaleKernel, splits, args));
+    cuda::LaunchShape scale = splits;
+    scale.shared_bytes = sizeof(WarpMoments);
+    QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scale", SamplerScaleKernel, scale, args));
   }
   if (needs.filters) {
     QUIRE_RETURN_IF_ERROR(

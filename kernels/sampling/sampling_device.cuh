@@ -44,13 +44,16 @@ __device__ __forceinline__ bool HasText(const SamplerArgs& args, std::uint32_t i
   return id < args.text_vocab && (args.has_text == nullptr || args.has_text[id] != 0);
 }
 
+static_assert(kSigmaStripes == kSamplerSplits && kSigmaLanes == kSamplerThreads &&
+              kSigmaGroup == cuda::kWarpSize);
+
 // The ids of this block: one of kSamplerSplits stripes, whose bounds are multiples of 4.
 struct IdStripe {
   std::uint32_t begin;
   std::uint32_t end;
 };
 __device__ __forceinline__ IdStripe BlockStripe(std::uint32_t vocab) {
-  const std::uint32_t length = (vocab / (4 * kSamplerSplits) + 1) * 4;
+  const std::uint32_t length = StripeLength(vocab);
   const std::uint32_t begin = cuda::BlockX() * length;
   const std::uint32_t end = begin + length;
   return {begin < vocab ? begin : vocab, end < vocab ? end : vocab};
@@ -63,6 +66,16 @@ __device__ __forceinline__ T WarpMax(T value) {
   for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
     const T other = cuda::ShuffleXor(value, mask);
     value = value < other ? other : value;
+  }
+  return value;
+}
+
+// Sum over the warp, in all lanes: the order of sigma.h for f64.
+template <typename T>
+__device__ __forceinline__ T WarpSum(T value) {
+#pragma unroll
+  for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
+    value += cuda::ShuffleXor(value, mask);
   }
   return value;
 }

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/context.h"
 #include "kernels/sampling/sampling.h"
+#include "kernels/sampling/sigma.h"
 
 namespace quire::kernels::internal {
 
@@ -27,9 +28,11 @@ struct DeviceRow {
   std::int32_t* token;                   // where the sampled token goes; null for a prompt logprob
   const std::int32_t* sample_in_flight;  // as SamplingRow
   std::uint64_t seed;
-  double top_p;     // 1: off
-  float factor;     // 1 / temperature
-  float log_min_p;  // -infinity: off
+  double top_p;       // 1: off
+  float factor;       // 1 / temperature
+  float log_min_p;    // -infinity: off
+  float top_n_sigma;  // 0: off
+  float xtc_threshold;
   float repetition_penalty;
   float presence_penalty;
   float frequency_penalty;
@@ -42,20 +45,24 @@ struct DeviceRow {
   std::uint32_t bias_size;
   std::uint32_t banned_begin;
   std::uint32_t banned_size;
+  std::int32_t mask;  // index of its mask; -1: none
   std::int32_t token_logprob;
   std::int32_t num_logprobs;
   std::uint32_t result;  // index of its result
   std::uint32_t top;     // index of its first best id
   bool greedy;
-  bool edited;    // history, bias or banned ids change logits
-  bool filtered;  // top-k or top-p
+  bool edited;     // history, bias or banned ids change logits, or top-n-sigma asks for moments
+  bool filtered;   // top-k, top-p or XTC
+  bool xtc;        // it happens
+  bool processed;  // the mass of the survivors is asked for
 };
 
-// Of a row while it is worked on; zero at the start. Everything is a maximum or an integer sum, so
-// the order in which blocks arrive does not matter.
+// Of a row while it is worked on; zero at the start. What blocks share is a maximum or an integer
+// sum, so the order in which they arrive does not matter.
 struct SamplerState {
-  std::uint64_t best;     // largest order key of x; 0: nothing survived
-  std::uint64_t race;     // complement of the smallest (score, id)
+  std::uint64_t best;  // largest order key of x, in the end of what XTC left; 0: nothing survived
+  std::uint64_t race;  // complement of the smallest (score, id)
+  std::uint64_t mass;  // of the survivors, where it is asked for
   std::uint32_t raw_max;  // largest ordered key of the logits
   std::uint32_t non_finite;
   std::uint32_t kept;      // keys that were kept for the sample
@@ -63,6 +70,8 @@ struct SamplerState {
   std::uint32_t better;    // ids with text that are likelier than the token
   std::int32_t token;
   std::uint32_t in_history;  // the history holds the sample in flight
+  std::uint32_t unused;
+  Moments stripes[kSigmaStripes];  // of x, where top-n-sigma asks for them
 };
 
 // What the host makes log-probabilities of.
@@ -75,6 +84,9 @@ struct DeviceSampled {
   float max;
   float logit;
   std::uint32_t num_top;
+  float x;             // where the mass is asked for: of the token, after step 6
+  std::uint64_t mass;  // of the survivors
+  float x_max;         // their largest
   std::uint32_t unused;
 };
 
@@ -84,6 +96,7 @@ struct SamplerArgs {
   const TokenCount* history;
   const LogitBias* bias;
   const std::int32_t* banned;
+  const std::uint32_t* masks;    // [masks of the call, mask_words]
   const std::uint8_t* has_text;  // [vocab]; null: every id below text_vocab has text
   SamplerState* states;          // [kSamplerRows]
   std::uint64_t* buckets;        // [kSamplerRows, kSamplerBuckets]
@@ -95,6 +108,7 @@ struct SamplerArgs {
   std::int64_t x_stride;
   std::uint32_t vocab;
   std::uint32_t text_vocab;
+  std::uint32_t mask_words;
   std::uint32_t num_parts;
   std::uint32_t num_rows;
 };

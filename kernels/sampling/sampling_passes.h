@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/sampling/sigma.h"
+
 namespace quire::kernels::internal {
 
 struct LogitScan {
@@ -21,6 +23,9 @@ double SumOfExp(const float* z, std::size_t count, float max);
 
 // x = x * factor, kept finite unless x was -infinity; returns the largest.
 float ScaleLogits(float* x, std::size_t count, float factor);
+
+// In the order of sigma.h.
+Moments MomentsOf(const float* x, std::size_t count);
 
 // The first index with x == value; count when there is none.
 std::size_t FindFirst(const float* x, std::size_t count, float value);

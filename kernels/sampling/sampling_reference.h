@@ -18,6 +18,7 @@ struct ReferenceSample {
   // sampler may differ when this is within its rounding of exp, 1e-6.
   double margin = 1;
   std::vector<double> logprobs;  // [vocab] raw
+  double processed_logprob = 0;  // of the token among the survivors; 0 when greedy
 };
 
 // The row's steps 0 to 10. Penalties, bias and temperature are the f32 operations of the contract.

@@ -97,6 +97,52 @@ float Scale(float* x, std::size_t count, float factor) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(max, y)));
 }
 
+// Lanes of a stripe side by side, which the compiler turns into vectors; a product of two floats is
+// exact in f64, so that it does not matter whether the sum takes it by a fused operation.
+internal::Moments StripeMoments(const float* x, std::size_t count) {
+  constexpr std::size_t kStep = internal::kSigmaLanes;
+  constexpr std::size_t kGroupLanes = internal::kSigmaGroup;
+  alignas(64) double sums[kStep] = {};
+  alignas(64) double squares[kStep] = {};
+  std::uint64_t finite = 0;
+  for (std::size_t at = 0; at < count; at += kStep) {
+    const std::size_t lanes = std::min(kStep, count - at);
+    std::uint32_t in_step = 0;
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      const float value = x[at + lane];
+      const double added = value > -kInfinity ? static_cast<double>(value) : 0.0;
+      sums[lane] += added;
+      squares[lane] += added * added;
+      in_step += value > -kInfinity ? 1u : 0u;
+    }
+    finite += in_step;
+  }
+  internal::Moments moments{.count = finite};
+  for (std::size_t group = 0; group < kStep; group += kGroupLanes) {
+    for (std::size_t half = kGroupLanes / 2; half > 0; half /= 2) {
+      for (std::size_t lane = group; lane < group + half; ++lane) {
+        sums[lane] += sums[lane + half];
+        squares[lane] += squares[lane + half];
+      }
+    }
+    moments.sum += sums[group];
+    moments.squares += squares[group];
+  }
+  return moments;
+}
+
+internal::Moments RowMoments(const float* x, std::size_t count) {
+  const std::size_t length = internal::StripeLength(static_cast<std::uint32_t>(count));
+  internal::Moments moments;
+  for (std::size_t begin = 0; begin < count; begin += length) {
+    const internal::Moments stripe = StripeMoments(x + begin, std::min(length, count - begin));
+    moments.sum += stripe.sum;
+    moments.squares += stripe.squares;
+    moments.count += stripe.count;
+  }
+  return moments;
+}
+
 std::size_t Find(const float* x, std::size_t count, float value) {
   const DF d;
   const VF wanted = hn::Set(d, value);
@@ -424,6 +470,7 @@ namespace quire::kernels {
 HWY_EXPORT(Scan);
 HWY_EXPORT(SumExp);
 HWY_EXPORT(Scale);
+HWY_EXPORT(RowMoments);
 HWY_EXPORT(Find);
 HWY_EXPORT(Before);
 HWY_EXPORT(Collect);
@@ -442,6 +489,9 @@ double SumOfExp(const float* z, std::size_t count, float max) {
 }
 float ScaleLogits(float* x, std::size_t count, float factor) {
   return HWY_DYNAMIC_DISPATCH(Scale)(x, count, factor);
+}
+Moments MomentsOf(const float* x, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(RowMoments)(x, count);
 }
 std::size_t FindFirst(const float* x, std::size_t count, float value) {
   return HWY_DYNAMIC_DISPATCH(Find)(x, count, value);

@@ -7,6 +7,7 @@
 #include <driver_types.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace quire::cuda_emulator {
@@ -60,6 +61,7 @@ void InjectFault(const Fault& fault);
 // Since the start of the process or Reset().
 std::uint64_t LaunchCount(const std::string& kernel);
 std::uint64_t LaunchCount();
+std::map<std::string, std::uint64_t> LaunchCounts();  // by kernel
 // Collectives that warps have met in, since the start of the process.
 std::uint64_t CollectiveCount();
 // Operations that wait on streams until the host waits for them.

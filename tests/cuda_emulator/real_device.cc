@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "base/device.h"
@@ -36,6 +37,9 @@ std::uint64_t LaunchCount(const std::string& /*kernel*/) {
 }
 std::uint64_t LaunchCount() {
   return 0;
+}
+std::map<std::string, std::uint64_t> LaunchCounts() {
+  return {};
 }
 std::uint64_t CollectiveCount() {
   return 0;

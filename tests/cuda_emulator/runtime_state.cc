@@ -252,6 +252,11 @@ std::uint64_t LaunchCount() {
   return sum;
 }
 
+std::map<std::string, std::uint64_t> LaunchCounts() {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  return TheRuntime().launches;
+}
+
 std::uint64_t CollectiveCount() {
   const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
   return GetSimtCounters().collectives;

@@ -195,15 +195,20 @@ void ExpectPartialsDense(const HostLists& lists) {
     writers[item.partial] = &item;
   }
   std::uint32_t merged = 0;
-  for (const AttentionMerge& merge : lists.merge) {
+  for (std::uint32_t m = 0; m < lists.counts.merge; ++m) {
+    const AttentionMerge& merge = lists.merge[m];
     merged += merge.num_partials;
     ASSERT_GT(merge.num_partials, 1u);
+    ASSERT_EQ(merge.arrived, 0u);
     for (std::uint32_t i = 0; i < merge.num_partials; ++i) {
       const AttentionWork* const item = writers[merge.first_partial + i];
       ASSERT_NE(item, nullptr);
+      ASSERT_EQ(item->merge, m);
+      const AttentionWork* const first = writers[merge.first_partial];
       ASSERT_EQ(
           std::tie(item->sequence, item->kv_head, item->base_row, item->first_row, item->num_rows),
-          std::tie(merge.sequence, merge.kv_head, merge.base_row, merge.first_row, merge.num_rows));
+          std::tie(first->sequence, first->kv_head, first->base_row, first->first_row,
+                   first->num_rows));
       ASSERT_EQ(item->first_span, merge.first_span + i * merge.spans_per_partial);
     }
   }

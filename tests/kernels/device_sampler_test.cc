@@ -60,6 +60,9 @@ struct HostRow {
     }
     if (one_in(2)) row.top_p = uniform(0.01f, 1.0f);
     if (one_in(3)) row.min_p = uniform(0.0f, 0.5f);
+    if (one_in(3)) row.top_n_sigma = uniform(0.01f, 4.0f);
+    if (one_in(3)) row.xtc_probability = uniform(0.3f, 1.0f);
+    row.xtc_threshold = one_in(6) ? 0.0f : std::pow(10.0f, uniform(-4.0f, -0.2f));
     if (one_in(3)) row.repetition_penalty = uniform(0.5f, 2.0f);
     if (one_in(3)) row.presence_penalty = uniform(-2.0f, 2.0f);
     if (one_in(3)) row.frequency_penalty = uniform(-2.0f, 2.0f);
@@ -82,12 +85,28 @@ struct HostRow {
     row.num_logprobs = static_cast<std::int32_t>(rng() % (kMaxLogprobs + 2)) - 1;
     if (one_in(4)) row.num_logprobs = kMaxLogprobs;
     row.text_vocab = vocab;
+    MakeMask(seed + 2, vocab);
+    row.wants_processed_logprob = seed % 2 == 0;
+  }
+
+  // Half, few or most of the tokens, or no mask.
+  void MakeMask(std::uint32_t seed, std::uint32_t vocab) {
+    std::mt19937 rng(seed);
+    allowed.resize(MaskWords(vocab));
+    const auto kind = rng() % 6;
+    for (std::uint32_t& word : allowed) {
+      word = static_cast<std::uint32_t>(rng());
+      if (kind == 1 && rng() % 8 != 0) word = 0;
+      if (kind == 2 && rng() % 8 != 0) word = ~0u;
+    }
+    if (kind < 3) row.allowed = allowed.data();
   }
 
   std::vector<float> logits;
   std::vector<TokenCount> history;
   std::vector<LogitBias> bias;
   std::vector<std::int32_t> banned;
+  std::vector<std::uint32_t> allowed;
   SamplingRow row;
 };
 
@@ -108,7 +127,8 @@ class SamplerSetup {
                .max_logprobs = kMaxLogprobs,
                .max_history = 64 * 30,
                .max_bias = 64 * 9,
-               .max_banned = 64 * 4};
+               .max_banned = 64 * 4,
+               .max_masks = 9};
     auto made = DeviceSampler::Create(*cuda_, limits_, has_text_, text_vocab);
     EXPECT_TRUE(made.ok()) << made.status();
     sampler_ = *std::move(made);
@@ -180,6 +200,7 @@ void ExpectSameLogprobs(const Result& got, const Result& want) {
 void ExpectSameSample(const SampledRow& got, const SampledRow& want) {
   EXPECT_EQ(got.token, want.token);
   EXPECT_EQ(got.no_survivor, want.no_survivor);
+  EXPECT_EQ(got.processed_logprob, want.processed_logprob);
   ExpectSameLogprobs(got, want);
 }
 
@@ -424,6 +445,35 @@ TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
     EXPECT_FLOAT_EQ(samples[i].logprob, expected[i].logprob) << i;
     EXPECT_EQ(samples[i].top[1].token, expected[i].top[1].token) << i;
   }
+}
+
+// The mask is read where the logits are, so a greedy row with one still takes two kernels; one
+// without takes no room for masks.
+TEST(DeviceSamplerUseTest, AMaskDecidesAndIsReadWhereThereIsOne) {
+  constexpr std::uint32_t kVocab = 70;
+  const SamplerSetup setup(1, kVocab, kVocab, false);
+  HostRow host(3, kVocab);
+  host.logits = RandomFloats(kVocab, 3, 2.0f);
+  host.logits[60] = 50.0f;
+  host.row = {.temperature = 0};
+  DeviceArray<float> logits(setup.cuda(), kVocab);
+  std::vector<SamplingRow> rows = setup.OnDevice({host}, logits);
+  rows.resize(5, rows[0]);
+  const std::vector<std::uint32_t> only = {0, 1u << 9, 0}, none(3, 0),
+                                   all_but = {~0u, ~(1u << 28), ~0u};
+  rows[1].allowed = only.data();
+  rows[2].allowed = none.data();
+  rows[3].allowed = all_but.data();
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+  ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
+  const std::vector<std::int32_t> got = tokens.Get();
+  const auto second = [&] {
+    std::vector<float> left = host.logits;
+    left[60] = -kInfinity;
+    return static_cast<std::int32_t>(std::max_element(left.begin(), left.end()) - left.begin());
+  }();
+  EXPECT_EQ(got, (std::vector<std::int32_t>{60, 41, -1, second, 60}));
+  EXPECT_TRUE(setup.sampler().samples(0)[2].no_survivor);
 }
 
 TEST(DeviceSamplerUseTest, RefusesWhatExceedsItsLimits) {

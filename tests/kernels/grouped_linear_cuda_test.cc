@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -11,8 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "kernels/linear/weight_memory.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/kernels/coded_matrix.h"
 #include "tests/kernels/kernel_test_util.h"
 #include "tests/kernels/linear_cuda_fixture.h"
 
@@ -21,25 +24,59 @@ namespace {
 
 // Matrices of one layer in one memory, each beside another one, as gate-up lies beside down.
 struct Experts {
-  Experts(const CudaBackend& cuda, std::uint32_t count, std::uint32_t n, std::uint32_t k) {
-    const std::int64_t room = CudaPlainRoom(DType::kBF16, n, k, DType::kBF16);
+  static constexpr std::int64_t kBiasGap = 3;  // floats between biases
+
+  // Plain.
+  Experts(const CudaBackend& cuda, std::uint32_t count, std::uint32_t n, std::uint32_t k,
+          DType dtype = DType::kBF16, DType activations = DType::kBF16) {
+    const std::int64_t room = CudaPlainRoom(dtype, n, k, activations);
     auto memory = *WeightMemory::Allocate(2 * count * room);
     for (std::uint32_t e = 0; e < count; ++e) {
-      values.push_back(Rounded(RandomFloats(std::size_t{n} * k, 100 + e), DType::kBF16));
-      const auto bytes = Encode(values.back(), DType::kBF16);
+      values.push_back(Rounded(RandomFloats(std::size_t{n} * k, 100 + e), dtype));
+      const auto bytes = Encode(values.back(), dtype);
       const WeightRows rows{bytes.data(), n};
-      matrices.push_back(*PackLinearWeights(*cuda, {&rows, 1}, DType::kBF16, k,
-                                            {.activations = DType::kBF16, .memory = &memory}));
+      matrices.push_back(*PackLinearWeights(*cuda, {&rows, 1}, dtype, k,
+                                            {.activations = activations, .memory = &memory}));
       beside.push_back(memory.Take(room));
     }
   }
+  // Of codes, each with scales, zero points and an order of its own.
+  Experts(const CudaBackend& cuda, std::uint32_t count, const QuantizedShape& shape) {
+    const std::int64_t room = CudaQuantizedRoom(shape);
+    auto memory = *WeightMemory::Allocate(2 * count * room);
+    for (std::uint32_t e = 0; e < count; ++e) {
+      const Quantized made = MakeQuantized(shape, 100 + e);
+      values.push_back(made.worth);
+      matrices.push_back(*made.Pack(*cuda, &memory));
+      beside.push_back(memory.Take(room));
+    }
+  }
+  void AddBiases(const CudaBackend& cuda) {
+    const std::uint32_t n = matrices[0].n();
+    device_bias.emplace(cuda, DType::kF32, static_cast<std::uint32_t>(matrices.size()), n,
+                        n + kBiasGap);
+    biases = RandomFloats(matrices.size() * n, 9);
+    device_bias->Put(biases);
+  }
+  const float* BiasOf(std::size_t e) const {
+    return device_bias ? device_bias->f32() + static_cast<std::int64_t>(e) * device_bias->stride()
+                       : nullptr;
+  }
   std::optional<LinearGroups> Groups() const {
-    return LinearGroupsOf(static_cast<std::uint32_t>(matrices.size()),
-                          [this](std::uint32_t e) -> const PackedLinear& { return matrices[e]; });
+    auto groups =
+        LinearGroupsOf(static_cast<std::uint32_t>(matrices.size()),
+                       [this](std::uint32_t e) -> const PackedLinear& { return matrices[e]; });
+    if (groups && device_bias) {
+      groups->bias = BiasOf(0);
+      groups->bias_distance = device_bias->stride();
+    }
+    return groups;
   }
   std::vector<std::vector<float>> values;
   std::vector<PackedLinear> matrices;
   std::vector<DeviceBuffer> beside;
+  std::vector<float> biases;
+  std::optional<DeviceRows> device_bias;
 };
 
 DeviceBuffer Upload(const CudaBackend& cuda, const std::vector<std::uint32_t>& values) {
@@ -50,40 +87,73 @@ DeviceBuffer Upload(const CudaBackend& cuda, const std::vector<std::uint32_t>& v
   return buffer;
 }
 
+struct Types {
+  DType x = DType::kBF16;
+  DType y = DType::kF32;
+  bool by_number = false;  // the rows of x lie in another order, found by their numbers
+};
+
+// Rows from the last to the first, with one behind each that is nowhere asked for.
+struct RowsByNumber {
+  RowsByNumber(const CudaBackend& cuda, const std::vector<float>& values, DType dtype,
+               std::uint32_t k)
+      : x(cuda, dtype, static_cast<std::uint32_t>(2 * values.size() / k), k, (k + 15) / 8 * 8) {
+    const auto num_rows = static_cast<std::uint32_t>(values.size() / k);
+    std::vector<std::uint32_t> places(num_rows);
+    std::vector<float> reversed(2 * values.size(), 1000.0f);
+    for (std::uint32_t m = 0; m < num_rows; ++m) {
+      places[m] = 2 * (num_rows - 1 - m);
+      std::copy_n(values.begin() + std::ptrdiff_t{m} * k, k,
+                  reversed.begin() + std::ptrdiff_t{places[m]} * k);
+    }
+    x.Put(reversed);
+    numbers = Upload(cuda, places);
+  }
+  DeviceRows x;
+  DeviceBuffer numbers;
+};
+
+// GroupedLinear of all rows against Linear of each group, and against double precision.
 void CheckGroups(const CudaBackend& cuda, const Experts& experts,
-                 const std::vector<std::uint32_t>& counts, DType y_dtype) {
-  SCOPED_TRACE(absl::StrCat("y ", DTypeName(y_dtype)));
+                 const std::vector<std::uint32_t>& counts, const Types& types) {
+  SCOPED_TRACE(absl::StrCat("x ", DTypeName(types.x), " y ", DTypeName(types.y)));
   const std::uint32_t n = experts.matrices[0].n();
   const std::uint32_t k = experts.matrices[0].k();
   const auto num_rows = std::accumulate(counts.begin(), counts.end(), 0u);
   std::vector<std::uint32_t> offsets = {0};
   for (const std::uint32_t count : counts) offsets.push_back(offsets.back() + count);
-  const auto values = Rounded(RandomFloats(std::size_t{num_rows} * k, 2), DType::kBF16);
-  DeviceRows x(cuda, DType::kBF16, num_rows, k, (k + 15) / 8 * 8);
+  const auto values = Rounded(RandomFloats(std::size_t{num_rows} * k, 2), types.x);
+  DeviceRows x(cuda, types.x, num_rows, k, (k + 15) / 8 * 8);
   x.Put(values);
-  DeviceRows y(cuda, y_dtype, num_rows, n, n + 5);
-  DeviceRows want(cuda, y_dtype, num_rows, n, n + 5);
+  const RowsByNumber by_number(cuda, values, types.x, k);
+  DeviceRows y(cuda, types.y, num_rows, n, n + 5);
+  DeviceRows want(cuda, types.y, num_rows, n, n + 5);
   const DeviceBuffer device_offsets = Upload(cuda, offsets);
   const auto groups = experts.Groups();
   ASSERT_TRUE(groups.has_value());
   const std::uint64_t before = cuda_emulator::LaunchCount();
-  ASSERT_TRUE(GroupedLinear(*cuda, {.x = x.ptr(),
-                                    .weights = *groups,
-                                    .offsets = static_cast<std::uint32_t*>(device_offsets.data()),
-                                    .y = y.ptr(),
-                                    .x_stride = x.stride(),
-                                    .y_stride = y.stride(),
-                                    .num_rows = num_rows})
-                  .ok());
+  const absl::Status status = GroupedLinear(
+      *cuda,
+      {.x = types.by_number ? by_number.x.ptr() : x.ptr(),
+       .weights = *groups,
+       .offsets = static_cast<std::uint32_t*>(device_offsets.data()),
+       .y = y.ptr(),
+       .x_stride = x.stride(),
+       .y_stride = y.stride(),
+       .num_rows = num_rows,
+       .rows = types.by_number ? static_cast<std::uint32_t*>(by_number.numbers.data()) : nullptr});
+  ASSERT_TRUE(status.ok()) << status;
   const std::vector<float> got = y.Get();
-  // Half a unit of bf16 is at most 2^-8 of the value.
-  const double rounding = y_dtype == DType::kBF16 ? 1.0 / 256 : 1e-5;
-  EXPECT_LE(cuda_emulator::LaunchCount() - before, 1u);
+  const bool has_order = experts.matrices[0].order() != nullptr;
+  EXPECT_LE(cuda_emulator::LaunchCount() - before, has_order ? 2u : 1u);
   EXPECT_TRUE(y.GuardsIntact());
+  // Half a unit of bf16 is at most 2^-8 of the value.
+  const double rounding = types.y == DType::kBF16 ? 1.0 / 256 : 1e-5;
   for (std::size_t e = 0; e < counts.size(); ++e) {
     if (counts[e] == 0) continue;
     ASSERT_TRUE(Linear(*cuda, {.x = x.ptr() + offsets[e] * x.stride(),
                                .weight = &experts.matrices[e],
+                               .bias = experts.BiasOf(e),
                                .y = want.ptr() + offsets[e] * want.stride(),
                                .x_stride = x.stride(),
                                .y_stride = want.stride(),
@@ -91,10 +161,14 @@ void CheckGroups(const CudaBackend& cuda, const Experts& experts,
                     .ok());
     const std::span<const float> own =
         std::span(values).subspan(std::size_t{offsets[e]} * k, std::size_t{counts[e]} * k);
-    const auto exact = Exact(own, experts.values[e], {}, {}, counts[e], n, k);
+    std::span<const float> bias = experts.biases;
+    if (!bias.empty()) bias = bias.subspan(e * n, n);
+    const auto exact = Exact(own, experts.values[e], bias, {}, counts[e], n, k);
+    float largest = 1;
+    for (const float w : experts.values[e]) largest = std::max(largest, std::abs(w));
     for (std::size_t i = 0; i < exact.size(); ++i) {
       const double tolerance =
-          rounding * std::abs(exact[i]) + 1e-6 * std::sqrt(static_cast<double>(k));
+          rounding * std::abs(exact[i]) + 1e-6 * largest * std::sqrt(static_cast<double>(k));
       ASSERT_NEAR(got[std::size_t{offsets[e]} * n + i], exact[i], tolerance) << "group " << e;
     }
   }
@@ -113,9 +187,10 @@ TEST(GroupedLinearCudaTest, RowsHaveTheBitsOfLinearAndAreNearDoublePrecision) {
         {0, 0, 64, 0, 0}, {70, 129, 0, 100, 1}, {0, 0, 0, 300, 0}};
     for (const auto& counts : cases) {
       SCOPED_TRACE(absl::StrCat(n, "x", k, ", first counts ", counts[0], " ", counts[1]));
-      CheckGroups(cuda, experts, counts, DType::kF32);
+      CheckGroups(cuda, experts, counts, {});
     }
-    CheckGroups(cuda, experts, {2, 0, 70, 1, 5}, DType::kBF16);
+    CheckGroups(cuda, experts, {2, 0, 70, 1, 5}, {.y = DType::kBF16, .by_number = true});
+    CheckGroups(cuda, experts, {3, 0, 9, 1, 1}, {.by_number = true});
   }
 }
 
@@ -124,13 +199,99 @@ TEST(GroupedLinearCudaTest, GroupsAreFoundAmongMoreThanAWarpOfThem) {
   const Experts experts(cuda, 70, 8, 64);
   std::vector<std::uint32_t> counts(70);
   for (const std::uint32_t e : {0u, 31u, 32u, 63u, 69u}) counts[e] = 1 + e % 10;
-  CheckGroups(cuda, experts, counts, DType::kF32);
+  CheckGroups(cuda, experts, counts, {});
   std::fill(counts.begin(), counts.end(), 1);
-  CheckGroups(cuda, experts, counts, DType::kF32);
+  CheckGroups(cuda, experts, counts, {});
   counts[69] = 800;
-  CheckGroups(cuda, experts, counts, DType::kF32);
+  CheckGroups(cuda, experts, counts, {});
   const Experts one(cuda, 1, 8, 64);
-  CheckGroups(cuda, one, {33}, DType::kF32);
+  CheckGroups(cuda, one, {33}, {});
+}
+
+// Every form that Linear takes, in one sub-range of K and in several, by the tile of 8 rows and by
+// that of 64; with biases and without.
+TEST(GroupedLinearCudaTest, CodesBiasesAndF32HaveTheBitsOfLinear) {
+  const CudaBackend cuda;
+  using enum WeightFormat;
+  const QuantizedShape shapes[] = {
+      {.format = kInt8, .n = 136, .k = 584, .group = 584},
+      {.format = kInt8, .n = 24, .k = 544, .group = 32, .has_min = true, .min_in_steps = true},
+      {.format = kFp8E4M3, .n = 136, .k = 584, .group = 128},
+      {.format = kFp8E4M3, .n = 24, .k = 584, .group = 584},
+      {.format = kInt4, .n = 136, .k = 576, .group = 64},
+      {.format = kInt4, .n = 24, .k = 544, .group = 32, .has_min = true, .min_in_steps = true},
+      {.format = kInt4, .n = 24, .k = 640, .group = 128, .has_order = true},
+      {.format = kFp4E2M1, .n = 136, .k = 544, .group = 32},
+      {.format = kFp4E2M1, .n = 24, .k = 96, .group = 32}};
+  for (const QuantizedShape& shape : shapes) {
+    SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), " ", shape.n, "x", shape.k, " by ",
+                              shape.group, shape.has_order ? " order" : ""));
+    Experts experts(cuda, 3, shape);
+    CheckGroups(cuda, experts, {1, 0, 2}, {});
+    experts.AddBiases(cuda);
+    CheckGroups(cuda, experts, {0, 9, 4}, {});
+    CheckGroups(cuda, experts, {65, 0, 3}, {.y = DType::kBF16, .by_number = true});
+    CheckGroups(cuda, experts, {2, 0, 40}, {.x = DType::kF32, .by_number = true});
+  }
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    SCOPED_TRACE(DTypeName(dtype));
+    Experts experts(cuda, 3, 40, 300, dtype, DType::kF32);
+    CheckGroups(cuda, experts, {33, 0, 2}, {.x = DType::kF32});
+    experts.AddBiases(cuda);
+    CheckGroups(cuda, experts, {0, 1, 0}, {.x = DType::kF32});
+  }
+  // K that tensor cores do not take.
+  const Experts uneven(cuda, 2, 16, 60);
+  CheckGroups(cuda, uneven, {3, 34}, {.y = DType::kBF16});
+}
+
+// Rows that the workspace of ordered inputs does not hold at once, which are 64; one group lies
+// across the border, others on one side of it.
+TEST(GroupedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
+  const CudaBackend cuda;
+  const Experts experts(
+      cuda, 4,
+      {.format = WeightFormat::kInt8, .n = 8, .k = 32768, .group = 128, .has_order = true});
+  DeviceRows x(cuda, DType::kBF16, 66, 32768, 32768);
+  x.Put(Rounded(RandomFloats(std::size_t{66} * 32768, 2), DType::kBF16));
+  const std::vector<std::uint32_t> offsets = {0, 3, 3, 65, 66};
+  const DeviceBuffer device_offsets = Upload(cuda, offsets);
+  DeviceRows y(cuda, DType::kF32, 66, 8, 8);
+  DeviceRows want(cuda, DType::kF32, 66, 8, 8);
+  ASSERT_TRUE(GroupedLinear(*cuda, {.x = x.ptr(),
+                                    .weights = *experts.Groups(),
+                                    .offsets = static_cast<std::uint32_t*>(device_offsets.data()),
+                                    .y = y.ptr(),
+                                    .x_stride = x.stride(),
+                                    .y_stride = y.stride(),
+                                    .num_rows = 66})
+                  .ok());
+  for (std::size_t e = 0; e < 4; ++e) {
+    ASSERT_TRUE(Linear(*cuda, {.x = x.ptr() + offsets[e] * x.stride(),
+                               .weight = &experts.matrices[e],
+                               .y = want.ptr() + offsets[e] * want.stride(),
+                               .x_stride = x.stride(),
+                               .y_stride = want.stride(),
+                               .num_rows = offsets[e + 1] - offsets[e]})
+                    .ok());
+  }
+  EXPECT_EQ(y.Get(), want.Get());
+  // All of them row 7 of x, by number, in several passes too.
+  const DeviceBuffer numbers = Upload(cuda, std::vector<std::uint32_t>(66, 7));
+  ASSERT_TRUE(GroupedLinear(*cuda, {.x = x.ptr(),
+                                    .weights = *experts.Groups(),
+                                    .offsets = static_cast<std::uint32_t*>(device_offsets.data()),
+                                    .y = y.ptr(),
+                                    .x_stride = x.stride(),
+                                    .y_stride = y.stride(),
+                                    .num_rows = 66,
+                                    .rows = static_cast<std::uint32_t*>(numbers.data())})
+                  .ok());
+  const auto got = y.Get();
+  const auto all = want.Get();
+  for (std::size_t m = 3; m < 65; ++m) {
+    EXPECT_TRUE(std::equal(got.begin() + m * 8, got.begin() + m * 8 + 8, all.begin() + 7 * 8)) << m;
+  }
 }
 
 TEST(GroupedLinearCudaTest, OtherFormsAndDistancesAreNoGroups) {
@@ -142,10 +303,14 @@ TEST(GroupedLinearCudaTest, OtherFormsAndDistancesAreNoGroups) {
   std::swap(experts.matrices[1], experts.matrices[2]);
   experts.matrices[2] = Pack(cuda, RandomFloats(16 * 72, 1), DType::kBF16, 16, 72);
   EXPECT_FALSE(experts.Groups().has_value());
-  EXPECT_FALSE(Experts(cuda, 2, 16, 60).Groups().has_value());
-  const PackedLinear f32 = Pack(cuda, RandomFloats(16 * 64, 1), DType::kF32, 16, 64, DType::kF32);
-  EXPECT_FALSE(
-      LinearGroupsOf(1, [&](std::uint32_t) -> const PackedLinear& { return f32; }).has_value());
+  experts.matrices.resize(2);
+  EXPECT_TRUE(experts.Groups().has_value());
+  experts.matrices[1] =
+      *MakeQuantized({.format = WeightFormat::kInt8, .n = 16, .k = 64, .group = 64}).Pack(*cuda);
+  EXPECT_FALSE(experts.Groups().has_value());
+  EXPECT_FALSE(LinearGroupsOf(0, [&](std::uint32_t) -> const PackedLinear& {
+                 return experts.matrices[0];
+               }).has_value());
 }
 
 TEST(GroupedLinearCudaTest, StridesTypesAndAlignmentAreChecked) {
@@ -162,12 +327,16 @@ TEST(GroupedLinearCudaTest, StridesTypesAndAlignmentAreChecked) {
                                  .y_stride = 16,
                                  .num_rows = 3};
   EXPECT_TRUE(GroupedLinear(*cuda, good).ok());
-  std::vector<GroupedLinearParams> bad(5, good);
+  std::vector<GroupedLinearParams> bad(7, good);
   bad[0].x_stride = 56;
   bad[1].y_stride = 15;
-  bad[2].x = y.ptr();
+  bad[2].y = FloatPtr(y.ptr().data(), DType::kF16);
   bad[3].x = x.ptr() + 1;
   bad[4].x_stride = 65;
+  bad[5].x_stride = 65;
+  bad[5].rows = static_cast<std::uint32_t*>(offsets.data());
+  bad[5].num_rows = 1;
+  bad[6].gate = GateShape{};
   for (const GroupedLinearParams& params : bad) {
     EXPECT_TRUE(absl::IsInvalidArgument(GroupedLinear(*cuda, params)));
   }

@@ -10,6 +10,7 @@
 #include "kernels/elementwise/activation.h"
 #include "kernels/elementwise/residual.h"
 #include "kernels/elementwise/softcap.h"
+#include "kernels/elementwise/sum_rows.h"
 #include "kernels/norm/norm.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/exact_gate_reference.h"
@@ -123,6 +124,37 @@ TEST(SoftcapCudaTest, EqualsDoublePrecisionAndKeepsInfinity) {
       const double scaled = double{x[i]} * scale;
       const double want = cap > 0 ? cap * std::tanh(scaled / cap) : scaled;
       ASSERT_NEAR(got[i], want, 1e-6 * std::abs(want)) << i;
+    }
+  }
+}
+
+// The bits of a loop on the host, in one call or in several, of either type.
+TEST(SumRowsCudaTest, AddsTheRowsOneAfterTheOther) {
+  const EmulatedBackend cuda;
+  constexpr std::uint32_t kRows = 37, kColumns = 300;
+  const std::vector<float> x = RandomFloats(kRows * kColumns, 5);
+  std::vector<BF16> narrow;
+  for (const float value : x) narrow.push_back(BF16::FromFloat(value));
+  const DeviceArray<float> wide_rows(cuda, x);
+  const DeviceArray<BF16> narrow_rows(cuda, narrow);
+  for (const bool is_f32 : {true, false}) {
+    std::vector<float> want(kColumns);
+    for (std::uint32_t i = 0; i < x.size(); ++i) {
+      want[i % kColumns] += is_f32 ? x[i] : narrow[i].ToFloat();
+    }
+    for (const std::uint32_t cut : {kRows, 1u, 20u}) {
+      const DeviceArray<float> sum(cuda, std::vector<float>(kColumns, kNaN));
+      for (std::uint32_t begin = 0; begin < kRows; begin += cut) {
+        const ConstFloatPtr rows =
+            is_f32 ? ConstFloatPtr(wide_rows.data()) : ConstFloatPtr(narrow_rows.data());
+        ASSERT_TRUE(SumRows(*cuda, {.x = rows + begin * kColumns,
+                                    .sum = sum.data(),
+                                    .num_rows = std::min(cut, kRows - begin),
+                                    .columns = kColumns,
+                                    .begins = begin == 0})
+                        .ok());
+      }
+      EXPECT_EQ(sum.Get(), want) << is_f32 << " " << cut;
     }
   }
 }

@@ -12,6 +12,7 @@
 #include "kernels/elementwise/activation.h"
 #include "kernels/elementwise/residual.h"
 #include "kernels/elementwise/softcap.h"
+#include "kernels/elementwise/sum_rows.h"
 #include "kernels/norm/norm.h"
 #include "tests/kernels/exact_gate_reference.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -207,6 +208,33 @@ TEST(SoftcapTest, InfinityStaysSo) {
       expect(x, isa);
     }
   }
+}
+
+TEST(SumRowsTest, AddsTheRowsOneAfterTheOtherInAnyNumberOfCalls) {
+  const TestBackend backend(3);
+  constexpr std::uint32_t kRows = 50, kColumns = 203;
+  std::vector<float> x(kRows * kColumns);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = std::sin(static_cast<float>(i)) * (i % 7 == 0 ? 1000.0f : 1.0f);
+  }
+  std::vector<float> want(kColumns);
+  for (std::size_t i = 0; i < x.size(); ++i) want[i % kColumns] += x[i];
+  for (const std::uint32_t cut : {kRows, 1u, 13u}) {
+    std::vector<float> sum(kColumns, std::numeric_limits<float>::quiet_NaN());
+    for (std::uint32_t begin = 0; begin < kRows; begin += cut) {
+      ASSERT_TRUE(SumRows(*backend, {.x = x.data() + begin * kColumns,
+                                     .sum = sum.data(),
+                                     .num_rows = std::min(cut, kRows - begin),
+                                     .columns = kColumns,
+                                     .begins = begin == 0})
+                      .ok());
+    }
+    EXPECT_EQ(sum, want) << cut;
+  }
+  const BF16 narrow[2] = {};
+  float sum[2];
+  EXPECT_THAT(SumRows(*backend, {narrow, sum, 1, 2, true}).message(),
+              testing::HasSubstr("rows to add up are bf16"));
 }
 
 TEST(SoftcapTest, NamesWhatIsWrong) {

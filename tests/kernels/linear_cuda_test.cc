@@ -243,17 +243,18 @@ TEST(LinearReductionTest, FillsTheDeviceFromShapesAlone) {
 }
 
 TEST(LinearReductionTest, PackedOrderHoldsEveryWeightOnce) {
-  for (const std::uint32_t bits : {4u, 8u}) {
+  for (const WeightFormat format :
+       {WeightFormat::kInt8, WeightFormat::kInt4, WeightFormat::kFp8E4M3, WeightFormat::kFp4E2M1}) {
     std::set<std::pair<std::uint32_t, std::uint32_t>> places;
     for (std::uint32_t i = 0; i < cuda::kLinearTileN * cuda::kLinearTileK; ++i) {
-      const cuda::LinearPlace place = cuda::LinearPlaceOf(bits, i);
+      const cuda::LinearPlace place = cuda::LinearPlaceOf(format, i);
       ASSERT_LT(place.feature, cuda::kLinearTileN);
       ASSERT_LT(place.input, cuda::kLinearTileK);
       places.insert({place.feature, place.input});
-      ASSERT_EQ(cuda::LinearIndexOf(bits, place.feature, place.input), i);
-      ASSERT_EQ(
-          cuda::LinearIndexOf(bits, place.feature, 0) + cuda::LinearIndexOf(bits, 0, place.input),
-          i);
+      ASSERT_EQ(cuda::LinearIndexOf(format, place.feature, place.input), i);
+      ASSERT_EQ(cuda::LinearIndexOf(format, place.feature, 0) +
+                    cuda::LinearIndexOf(format, 0, place.input),
+                i);
     }
     EXPECT_EQ(places.size(), cuda::kLinearTileN * cuda::kLinearTileK);
   }

@@ -13,6 +13,7 @@
 #include "kernels/kv_store/latent_store.h"
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/kv_store/qkv_store.h"
+#include "kernels/norm/norm.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 
@@ -117,6 +118,7 @@ struct QkvCase {
   std::uint32_t rotary_size;
   std::uint32_t rotary_first;
   RopeStyle style;
+  bool norm = false;  // of heads of q and k
 };
 
 class QkvStoreCudaTest : public testing::TestWithParam<QkvCase> {};
@@ -133,7 +135,11 @@ INSTANTIATE_TEST_SUITE_P(
                     QkvCase{DType::kI8, 4, 2, 128, 128, 0, RopeStyle::kHalf},
                     QkvCase{DType::kI8, 1, 3, 64, 64, 0, RopeStyle::kInterleaved},
                     QkvCase{DType::kF8E4M3, 4, 2, 128, 128, 0, RopeStyle::kHalf},
-                    QkvCase{DType::kF8E4M3, 2, 2, 256, 128, 64, RopeStyle::kHalf}));
+                    QkvCase{DType::kF8E4M3, 2, 2, 256, 128, 64, RopeStyle::kHalf},
+                    QkvCase{DType::kF32, 3, 1, 20, 20, 0, RopeStyle::kInterleaved, true},
+                    QkvCase{DType::kBF16, 8, 2, 128, 128, 0, RopeStyle::kHalf, true},
+                    QkvCase{DType::kBF16, 2, 1, 256, 0, 0, RopeStyle::kHalf, true},
+                    QkvCase{DType::kI8, 2, 2, 64, 32, 32, RopeStyle::kHalf, true}));
 
 // Column d of a head after rope, products rounded one by one; d and its partner by the definition
 // of a pair.
@@ -151,6 +157,15 @@ float Rotate(const QkvCase& of, const std::vector<float>& head, const float* cos
   return head[d];
 }
 
+std::vector<float> RotateHead(const QkvCase& of, const std::vector<float>& head,
+                              const float* cosines, const float* sines) {
+  std::vector<float> out;
+  for (std::uint32_t d = 0; d < of.head_size; ++d) {
+    out.push_back(Rotate(of, head, cosines, sines, d));
+  }
+  return out;
+}
+
 template <typename E>
 void PutHead(const std::vector<float>& x, std::byte* to, float* scale) {
   std::vector<E> out(x.size());
@@ -166,6 +181,14 @@ void PutHead(const std::vector<float>& x, std::byte* to, float* scale) {
 // without a page; rows 1 and 6 are padding with positions that mean nothing.
 const std::vector<std::int32_t> kTokenRows = {0, -1, 0, 1, 0, 0, -1, 2, 0};
 const std::vector<std::int32_t> kPositions = {14, 77777, 15, 3, 16, 17, 0, 5, 18};
+
+std::vector<std::uint32_t> StepTable() {
+  std::vector<std::uint32_t> table(3 * kLookupStride, 0);
+  table[0] = 7;
+  table[1] = 2;
+  table[kLookupStride] = 5;
+  return table;
+}
 
 template <typename T>
 struct QkvInputs {
@@ -196,23 +219,46 @@ struct QkvInputs {
   std::vector<float> cosines, sines;
 };
 
+constexpr float kNormEpsilon = 1e-6f;
+
+// qkv with its heads of q and k normed by the op that has a group for each head.
+template <typename T>
+std::vector<T> NormHeads(const EmulatedBackend& cuda, const QkvCase& of, const QkvInputs<T>& in,
+                         const DeviceArray<float>& q_norm, const DeviceArray<float>& k_norm) {
+  const DeviceArray<T> qkv(cuda, in.qkv);
+  const auto norm = [&](std::uint32_t first, std::uint32_t heads, const float* weight) {
+    const FloatPtr at = FloatPtr(qkv.data()) + std::int64_t{first} * of.head_size;
+    EXPECT_TRUE(RmsNorm(*cuda, {.x = at,
+                                .weight = weight,
+                                .y = at,
+                                .x_stride = in.stride,
+                                .y_stride = in.stride,
+                                .num_rows = static_cast<std::uint32_t>(kTokenRows.size()),
+                                .hidden = of.head_size,
+                                .epsilon = kNormEpsilon,
+                                .groups = heads})
+                    .ok());
+  };
+  norm(0, of.heads, q_norm.data());
+  norm(of.heads, of.kv_heads, k_norm.data());
+  return qkv.Get();
+}
+
 // T: activations, E: pages.
 template <typename T, typename E>
 void CheckQkvStore(const QkvCase& of) {
-  const std::vector<std::int32_t>& token_rows = kTokenRows;
-  const std::vector<std::int32_t>& positions = kPositions;
-  const auto rows = static_cast<std::uint32_t>(token_rows.size());
-  std::vector<std::uint32_t> table(3 * kLookupStride, 0);
-  table[0] = 7;
-  table[1] = 2;
-  table[kLookupStride] = 5;
+  const auto rows = static_cast<std::uint32_t>(kTokenRows.size());
+  const std::vector<std::uint32_t> table = StepTable();
   const EmulatedBackend cuda(of.head_size);
   DevicePool pool(cuda, Geometry(of.dtype, of.kv_heads, of.head_size), table);
   QkvInputs<T> in(of);
   auto& [all_heads, stride, pairs, qkv, cosines, sines] = in;
   DeviceArray<T> device_qkv(cuda, qkv);
   DeviceArray<float> device_cos(cuda, cosines), device_sin(cuda, sines);
-  DeviceArray<std::int32_t> device_rows(cuda, token_rows), device_positions(cuda, positions);
+  DeviceArray<std::int32_t> device_rows(cuda, kTokenRows), device_positions(cuda, kPositions);
+  const DeviceArray<float> q_norm(cuda, RandomFloats(of.head_size, 8));
+  const DeviceArray<float> k_norm(cuda, RandomFloats(of.head_size, 9));
+  const std::vector<T> from = of.norm ? NormHeads(cuda, of, in, q_norm, k_norm) : qkv;
   const AnyKvView keys = KeyView(pool.collection(), 1);
   const AnyKvView view_values = ValueView(pool.collection(), 1);
   const absl::Status status = QkvStore(*cuda, {.keys = &keys,
@@ -229,22 +275,24 @@ void CheckQkvStore(const QkvCase& of) {
                                                .num_heads = of.heads,
                                                .rotary_size = of.rotary_size,
                                                .rotary_first = of.rotary_first,
-                                               .style = of.style});
+                                               .style = of.style,
+                                               .q_norm = of.norm ? q_norm.data() : nullptr,
+                                               .k_norm = of.norm ? k_norm.data() : nullptr,
+                                               .norm_epsilon = kNormEpsilon});
   ASSERT_TRUE(status.ok()) << status;
   // What must come out: q heads in place, k and v in the image of the pool.
   for (std::uint32_t m = 0; m < rows; ++m) {
-    if (token_rows[m] < 0) continue;
-    const auto t = static_cast<std::uint32_t>(positions[m]);
+    if (kTokenRows[m] < 0) continue;
+    const auto t = static_cast<std::uint32_t>(kPositions[m]);
     const std::uint32_t page =
-        table[static_cast<std::uint32_t>(token_rows[m]) * kLookupStride + t / 16];
+        table[static_cast<std::uint32_t>(kTokenRows[m]) * kLookupStride + t / 16];
     for (std::uint32_t h = 0; h < all_heads; ++h) {
       T* const at = &qkv[m * stride + h * of.head_size];
-      std::vector<float> head(of.head_size), out(of.head_size);
-      std::transform(at, at + of.head_size, head.begin(), [](T v) { return ToFloat(v); });
       const bool is_value = h >= of.heads + of.kv_heads;
-      for (std::uint32_t d = 0; d < of.head_size; ++d) {
-        out[d] = is_value ? head[d] : Rotate(of, head, &cosines[m * pairs], &sines[m * pairs], d);
-      }
+      const T* const head = &from[m * stride + h * of.head_size];
+      std::vector<float> out;
+      for (std::uint32_t d = 0; d < of.head_size; ++d) out.push_back(ToFloat(head[d]));
+      if (!is_value) out = RotateHead(of, out, &cosines[m * pairs], &sines[m * pairs]);
       if (h < of.heads) {
         std::transform(out.begin(), out.end(), at, [](float v) { return FromFloat<T>(v); });
       } else if (page != 0) {

@@ -99,6 +99,39 @@ TEST_F(SamplingEdgeTest, MaskedTokensAreNeverSampled) {
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 4, 7, 8, 9, 10, 11}));
 }
 
+TEST_F(SamplingEdgeTest, AMaskComesAfterPenaltiesAndBias) {
+  std::vector<float> logits(70, 0.0f);
+  logits[69] = 9;
+  SamplingRow row = Row(logits);
+  std::vector<std::uint32_t> allowed = {0, 0, 1u << 4 | 1u << 5};  // 68, 69
+  row.allowed = allowed.data();
+  for (const float temperature : {0.0f, 1.0f}) {
+    row.temperature = temperature;
+    row.bias_size = 0;
+    EXPECT_EQ(Run(row).token, 69);
+    // No bias brings a masked token back; that of an allowed one counts.
+    const LogitBias bias[] = {{3, 100.0f}, {68, 60.0f}};
+    row.bias = bias;
+    row.bias_size = 2;
+    EXPECT_EQ(Run(row).token, 68);
+    const std::int32_t banned[] = {68, 69};
+    row.banned = banned;
+    row.banned_size = 1;
+    EXPECT_EQ(Run(row).token, 69);
+    row.banned_size = 2;
+    EXPECT_TRUE(Run(row).no_survivor) << "mask and banned ids contradict each other";
+    row.banned_size = 0;
+  }
+  // Log-probabilities stay those of the model.
+  row.num_logprobs = 1;
+  row.bias_size = 0;
+  allowed[2] = 1u << 4;
+  const SampledRow sampled = Run(row);
+  EXPECT_EQ(sampled.token, 68);
+  EXPECT_EQ(sampled.top[0].token, 69);
+  EXPECT_EQ(sampled.rank, 1 + 69);
+}
+
 TEST_F(SamplingEdgeTest, TopKKeepsLowIdsAmongEqualOnes) {
   const std::vector<float> logits = {0, 1, 0, 1, 0, 1, 0, 1};
   SamplingRow row = Row(logits);
@@ -166,6 +199,78 @@ TEST_F(SamplingEdgeTest, MinusZeroTiesWithZero) {
   SamplingRow row = Row(logits);
   row.top_k = 2;
   EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 1}));
+}
+
+TEST_F(SamplingEdgeTest, TopNSigmaMeasuresFromTheBest) {
+  const std::vector<float> logits = {-2, 4, 3, 0, 0, -kInfinity};
+  SamplingRow row = Row(logits);
+  constexpr float kSigma = 2.1908902f;  // of -2, 4, 3, 0, 0: mean 1, variance 24 / 5
+  row.top_n_sigma = 0.99f / kSigma;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
+  row.top_n_sigma = 1.01f / kSigma;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2}));
+  row.top_n_sigma = 4.01f / kSigma;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2, 3, 4}));
+  // The same tokens at any temperature: the border scales with the logits.
+  row.temperature = 8;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2, 3, 4}));
+  row.top_n_sigma = 1.01f / kSigma;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1, 2}));
+  // It comes before top-p: of the two that are left, the best has 73 % of the mass.
+  row.temperature = 1;
+  row.top_p = 0.72f;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{1}));
+}
+
+TEST_F(SamplingEdgeTest, TopNSigmaOfEqualLogitsKeepsAll) {
+  const std::vector<float> logits(40, 0.1f);
+  SamplingRow row = Row(logits);
+  row.top_n_sigma = 1e-3f;
+  EXPECT_EQ(Sampled(row).size(), 40u);
+}
+
+TEST_F(SamplingEdgeTest, XtcLeavesTheLastOfTheTop) {
+  // Probabilities 0.4, 0.3, 0.2 and 0.1.
+  const std::vector<float> logits = {std::log(0.3f), std::log(0.4f), std::log(0.1f),
+                                     std::log(0.2f)};
+  SamplingRow row = Row(logits);
+  row.xtc_probability = 1;
+  row.xtc_threshold = 0.15f;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{3, 2}));
+  row.xtc_threshold = 0.25f;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0, 3, 2}));
+  row.xtc_threshold = 0.35f;  // one token alone is the last of the top
+  EXPECT_EQ(Sampled(row).size(), 4u);
+  row.xtc_threshold = 0.45f;
+  EXPECT_EQ(Sampled(row).size(), 4u);
+  row.xtc_threshold = 0;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{2}));
+  // What min-p leaves has probabilities of its own: 4/7 and 3/7.
+  row.min_p = 0.7f;
+  row.xtc_threshold = 0.42f;
+  EXPECT_EQ(Sampled(row), (std::set<std::int32_t>{0}));
+  // Greedy rows have no filters.
+  row.temperature = 0;
+  EXPECT_EQ(Run(row).token, 1);
+}
+
+// The coin is keyed as the sample is, and falls as often as its probability says.
+TEST_F(SamplingEdgeTest, XtcHappensAsOftenAsAsked) {
+  const std::vector<float> logits = {0, 0};
+  SamplingRow row = Row(logits);
+  row.xtc_threshold = 0.3f;
+  for (const float probability : {0.0f, 0.25f, 0.9f, 1.0f}) {
+    row.xtc_probability = probability;
+    int happened = 0;
+    for (row.position = 0; row.position < 10000; ++row.position) {
+      happened += internal::HasXtc(row) ? 1 : 0;
+    }
+    // Five standard deviations of 10000 coins are at most 250.
+    EXPECT_NEAR(happened, 10000 * static_cast<double>(probability), probability < 1 ? 250 : 0);
+  }
+  row.xtc_probability = 1;
+  row.xtc_threshold = 0.51f;  // no two tokens reach it
+  EXPECT_FALSE(internal::HasXtc(row));
 }
 
 TEST_F(SamplingEdgeTest, PenaltiesFollowTheirOrder) {
@@ -241,6 +346,10 @@ TEST_F(SamplingEdgeTest, RefusesParametersOutOfRange) {
   EXPECT_THAT(message([&](auto& r) { r.temperature = 101; }), HasSubstr("101"));
   EXPECT_THAT(message([&](auto& r) { r.top_p = 0; }), HasSubstr("top_p"));
   EXPECT_THAT(message([&](auto& r) { r.min_p = 1.5f; }), HasSubstr("min_p"));
+  EXPECT_THAT(message([&](auto& r) { r.top_n_sigma = -1.0f; }), HasSubstr("top_n_sigma"));
+  EXPECT_THAT(message([&](auto& r) { r.top_n_sigma = kInfinity; }), HasSubstr("top_n_sigma"));
+  EXPECT_THAT(message([&](auto& r) { r.xtc_probability = 1.1f; }), HasSubstr("xtc_probability"));
+  EXPECT_THAT(message([&](auto& r) { r.xtc_threshold = -0.1f; }), HasSubstr("xtc_threshold"));
   EXPECT_THAT(message([&](auto& r) { r.top_k = -1; }), HasSubstr("top_k"));
   EXPECT_THAT(message([&](auto& r) { r.repetition_penalty = 0; }), HasSubstr("repetition"));
   EXPECT_THAT(message([&](auto& r) { r.presence_penalty = nan; }), HasSubstr("presence"));

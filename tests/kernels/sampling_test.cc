@@ -54,6 +54,9 @@ struct RandomRow {
     if (coin(2)) row.top_k = std::uniform_int_distribution<std::int32_t>(1, 60)(rng);
     if (coin(2)) row.top_p = uniform(0.01f, 1.0f);
     if (coin(3)) row.min_p = uniform(0.0f, 0.5f);
+    if (coin(3)) row.top_n_sigma = uniform(0.01f, 4.0f);
+    if (coin(3)) row.xtc_probability = uniform(0.3f, 1.0f);
+    row.xtc_threshold = coin(6) ? 0.0f : std::pow(10.0f, uniform(-4.0f, -0.2f));
     if (coin(3)) row.repetition_penalty = uniform(0.5f, 2.0f);
     if (coin(3)) row.presence_penalty = uniform(-2.0f, 2.0f);
     if (coin(3)) row.frequency_penalty = uniform(-2.0f, 2.0f);
@@ -77,6 +80,21 @@ struct RandomRow {
     row.position = static_cast<std::uint32_t>(rng());
     row.choice = rng() % 4;
     row.num_logprobs = static_cast<std::int32_t>(rng() % 7) - 1;
+    MakeMask(seed + 2);
+    row.wants_processed_logprob = coin(2);
+  }
+
+  // Few, most or half of the tokens, or no mask; bits from the vocabulary on mean nothing.
+  void MakeMask(std::uint32_t mask_seed) {
+    std::mt19937 rng(mask_seed);
+    allowed.resize(MaskWords(vocab));
+    const auto kind = rng() % 6;
+    for (std::uint32_t& word : allowed) {
+      word = kind == 0 ? ~0u << (rng() % 32) : static_cast<std::uint32_t>(rng());
+      if (kind == 1 && rng() % 8 != 0) word = 0;
+      if (kind == 2 && rng() % 8 != 0) word = ~0u;
+    }
+    if (kind < 4) row.allowed = allowed.data();
   }
 
   std::uint32_t vocab;
@@ -85,6 +103,7 @@ struct RandomRow {
   std::vector<LogitBias> bias;
   std::vector<std::int32_t> banned;
   std::vector<std::uint8_t> has_text;
+  std::vector<std::uint32_t> allowed;
   SamplingRow row;
 };
 
@@ -170,7 +189,8 @@ TEST(SamplingTest, ASampleInFlightIsOneMoreTokenOfTheOutput) {
 
 TEST(SamplingParityTest, EqualsTheSortedReferenceOnRandomRows) {
   const TestBackend backend(2);
-  int near_decisions = 0, greedy = 0, empty = 0;
+  int near_decisions = 0, greedy = 0, empty = 0, xtc = 0, sigma = 0;
+  double sum_of_processed = 0;
   for (const std::string& isa : AvailableIsas()) {
     const ScopedIsa scoped(isa);
     const std::uint32_t rows = isa == AvailableIsas().front() ? 6000 : 600;
@@ -182,6 +202,13 @@ TEST(SamplingParityTest, EqualsTheSortedReferenceOnRandomRows) {
       sampled.top = top.data();
       ASSERT_TRUE(Sample(*backend, {{&r.row, 1}, {&sampled, 1}, vocab}).ok());
       const auto exact = internal::SampleCpu(r.row, vocab);
+      SamplingRow without = r.row;
+      without.top_n_sigma = 0;
+      without.xtc_probability = 0;
+      const auto survivors = exact.survivors.size();
+      const bool is_less = survivors < internal::SampleCpu(without, vocab).survivors.size();
+      xtc += is_less && internal::HasXtc(r.row) && r.row.top_n_sigma == 0;
+      sigma += is_less && !internal::HasXtc(r.row);
       ASSERT_EQ(sampled.no_survivor, exact.no_survivor) << seed;
       ASSERT_FALSE(sampled.non_finite) << seed;
       empty += exact.no_survivor;
@@ -197,12 +224,18 @@ TEST(SamplingParityTest, EqualsTheSortedReferenceOnRandomRows) {
       ASSERT_EQ(sampled.token, exact.token)
           << isa << " seed " << seed << " margin " << exact.margin;
       CheckLogprobs(r, sampled, exact);
+      const double processed = r.row.wants_processed_logprob ? exact.processed_logprob : 0;
+      EXPECT_NEAR(sampled.processed_logprob, processed, 2e-6 + 1e-6 * std::abs(processed)) << seed;
+      sum_of_processed += processed;
     }
   }
   // The comparison must not have been skipped or trivial.
   EXPECT_LE(near_decisions, 20);
   EXPECT_GE(greedy, 500);
-  EXPECT_LE(empty, 200);
+  EXPECT_GE(xtc, 200);
+  EXPECT_GE(sigma, 500);
+  EXPECT_LE(empty, 700);
+  EXPECT_LT(sum_of_processed, -1000);
 }
 
 TEST(SamplingParityTest, RowsDoNotInfluenceEachOther) {
@@ -231,6 +264,7 @@ TEST(SamplingParityTest, RowsDoNotInfluenceEachOther) {
       const SampledRow& expected = alone[order[i]];
       EXPECT_EQ(sampled[i].token, expected.token);
       EXPECT_EQ(std::memcmp(&sampled[i].logprob, &expected.logprob, 4), 0);
+      EXPECT_EQ(std::memcmp(&sampled[i].processed_logprob, &expected.processed_logprob, 4), 0);
       EXPECT_EQ(sampled[i].rank, expected.rank);
       ASSERT_EQ(sampled[i].num_top, expected.num_top);
       EXPECT_EQ(std::memcmp(sampled[i].top, expected.top, expected.num_top * sizeof(TopLogprob)),

@@ -47,6 +47,9 @@ Bits ToE4M3Saturating(double x) {
 double FromF16(Bits bits) {
   return double{F16{static_cast<std::uint16_t>(bits)}.ToFloat()};
 }
+double FromBF16(Bits bits) {
+  return double{BF16{static_cast<std::uint16_t>(bits)}.ToFloat()};
+}
 float ToFloat(Bits bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
 }
@@ -94,6 +97,14 @@ Step PairBinary(Form* form, const Op& op) {
   });
 }
 
+template <typename Op>
+Step BF16PairBinary(Form* form, const Op& op) {
+  return Binary(form, {"bf16x2", 32}, [=](Bits a, Bits b) {
+    return ToBF16(op(FromBF16(a & 0xffffu), FromBF16(b & 0xffffu))) |
+           ToBF16(op(FromBF16(a >> 16), FromBF16(b >> 16))) << 16;
+  });
+}
+
 Step Unknown(Form* form, const Type& type) {
   form->Fail("type ." + std::string(type.name) + " is not known here");
   return [](Frame&) {};
@@ -105,6 +116,7 @@ Step AddOrSubtract(Form* form, const Op& op) {
   const Type type = form->TakeType();
   if (type.name == "f32") return FloatBinary(form, op);
   if (type.name == "f16x2") return PairBinary(form, op);
+  if (type.name == "bf16x2") return BF16PairBinary(form, op);
   if (rounds || !type.IsInteger()) return Unknown(form, type);
   return IntegerBinary(form, type, op);
 }
@@ -153,6 +165,14 @@ Step DecodeFma(Form* form) {
   if (type.name == "f32") {
     return Ternary(form, type, type, [](Bits a, Bits b, Bits c) {
       return FromFloat(std::fma(ToFloat(a), ToFloat(b), ToFloat(c)));
+    });
+  }
+  if (type.name == "bf16x2") {
+    return Ternary(form, type, type, [](Bits a, Bits b, Bits c) {
+      const auto fma = [&](Bits shift) {
+        return ToBF16(FromBF16(a >> shift) * FromBF16(b >> shift) + FromBF16(c >> shift)) << shift;
+      };
+      return fma(0) | fma(16);
     });
   }
   if (type.name != "f16x2") return Unknown(form, type);
@@ -410,6 +430,25 @@ Step DecodeCvt(Form* form) {
   });
 }
 
+// Bit i of the table is the result where the bits of a, b and c make the number i.
+Step DecodeLogic(Form* form) {
+  const Type type = form->TakeType();
+  const std::uint32_t to = form->TakeRegister();
+  const Value a = form->TakeValue(type);
+  const Value b = form->TakeValue(type);
+  const Value c = form->TakeValue(type);
+  const Value table = form->TakeU32();
+  return [=](Frame& frame) {
+    Bits result = 0;
+    for (std::uint32_t bit = 0; bit < type.bits; ++bit) {
+      const auto at = [&](const Value& value) { return value.Read(frame) >> bit & 1; };
+      const Bits index = at(a) << 2 | at(b) << 1 | at(c);
+      result |= (table.Read(frame) >> index & 1) << bit;
+    }
+    Write(frame, to, result);
+  };
+}
+
 Step DecodeBra(Form* form) {
   form->Take("uni");
   const std::uint32_t target = form->TakeLabel();
@@ -424,15 +463,13 @@ Step DecodeRet(Form* form) {
 
 Step DecodeArithmetic(Form* form) {
   static const auto& decoders = *new std::map<absl::string_view, Step (*)(Form*)>{
-      {"add", DecodeAdd},      {"sub", DecodeSub},        {"mul", DecodeMul},
-      {"mad", DecodeMad},      {"fma", DecodeFma},        {"min", DecodeMin},
-      {"max", DecodeMax},      {"div", DecodeDiv},        {"sqrt", DecodeSqrt},
-      {"ex2", DecodeExp2},     {"rcp", DecodeReciprocal}, {"and", DecodeAnd},
-      {"or", DecodeOr},        {"xor", DecodeXor},        {"not", DecodeNot},
-      {"neg", DecodeNeg},      {"shl", DecodeShl},        {"shr", DecodeShr},
-      {"bfi", DecodeInsert},   {"clz", DecodeClz},        {"popc", DecodePopc},
-      {"prmt", DecodePermute}, {"setp", DecodeSetp},      {"selp", DecodeSelp},
-      {"mov", DecodeMov},      {"cvt", DecodeCvt},        {"bra", DecodeBra},
+      {"add", DecodeAdd},   {"sub", DecodeSub},    {"mul", DecodeMul},        {"mad", DecodeMad},
+      {"fma", DecodeFma},   {"min", DecodeMin},    {"max", DecodeMax},        {"div", DecodeDiv},
+      {"sqrt", DecodeSqrt}, {"ex2", DecodeExp2},   {"rcp", DecodeReciprocal}, {"and", DecodeAnd},
+      {"or", DecodeOr},     {"xor", DecodeXor},    {"not", DecodeNot},        {"neg", DecodeNeg},
+      {"shl", DecodeShl},   {"shr", DecodeShr},    {"bfi", DecodeInsert},     {"clz", DecodeClz},
+      {"popc", DecodePopc}, {"lop3", DecodeLogic}, {"prmt", DecodePermute},   {"setp", DecodeSetp},
+      {"selp", DecodeSelp}, {"mov", DecodeMov},    {"cvt", DecodeCvt},        {"bra", DecodeBra},
       {"ret", DecodeRet}};
   const auto found = decoders.find(form->opcode());
   return found == decoders.end() ? Step() : found->second(form);

@@ -331,6 +331,7 @@ class Parser {
     char* end = nullptr;
     // strtoull takes a sign and gives the two's complement.
     const std::uint64_t bits = std::strtoull(begin, &end, is_float ? 16 : 0);
+    if (!is_float && end != begin && *end == 'U') ++end;  // an unsigned number
     if (end == begin || *end != '\0') {
       return absl::InvalidArgumentError(absl::StrCat("not a number: ", text));
     }

@@ -330,8 +330,11 @@ constexpr Format kF16 = {.exponent_bits = 5, .digits = 10, .bias = 15, .largest 
 constexpr Format kBF16 = {.exponent_bits = 8, .digits = 7, .bias = 127, .largest = 0x7f7f};
 constexpr Format kE4M3 = {.exponent_bits = 4, .digits = 3, .bias = 7, .largest = 0x7e};
 
+double DecodeSigned(const Format& format, std::uint32_t code) {
+  return (code & 0x8000u) != 0 ? -format.Decode(code & 0x7fffu) : format.Decode(code & 0x7fffu);
+}
 double DecodeF16(std::uint32_t code) {
-  return (code & 0x8000u) != 0 ? -kF16.Decode(code & 0x7fffu) : kF16.Decode(code & 0x7fffu);
+  return DecodeSigned(kF16, code);
 }
 
 Words FloatPairExpected(const Words& in) {
@@ -352,7 +355,7 @@ Words FloatPairExpected(const Words& in) {
 Words HalfPairExpected(const Words& in) {
   Words out;
   for (std::size_t i = 0; i < in.size(); i += 3) {
-    std::uint32_t results[3] = {};
+    std::uint32_t results[4] = {};
     for (const std::uint32_t shift : {0u, 16u}) {
       const double a = DecodeF16(in[i] >> shift & 0xffffu);
       const double b = DecodeF16(in[i + 1] >> shift & 0xffffu);
@@ -360,9 +363,13 @@ Words HalfPairExpected(const Words& in) {
       results[0] |= kF16.Encode(a * b) << shift;
       results[1] |= kF16.Encode(a - b) << shift;
       results[2] |= kF16.Encode(a * b + c) << shift;
+      results[3] |= kBF16.Encode(DecodeSigned(kBF16, in[i] >> shift & 0xffffu) -
+                                 DecodeSigned(kBF16, in[i + 1] >> shift & 0xffffu))
+                    << shift;
     }
-    out.insert(out.end(), {FromDouble(DecodeF16(in[i] & 0xffffu)),
-                           FromDouble(DecodeF16(in[i] >> 16)), results[0], results[1], results[2]});
+    out.insert(out.end(),
+               {FromDouble(DecodeF16(in[i] & 0xffffu)), FromDouble(DecodeF16(in[i] >> 16)),
+                results[0], results[1], results[2], results[3], (in[i] & in[i + 1]) | in[i + 2]});
   }
   return out;
 }

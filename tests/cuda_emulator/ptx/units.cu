@@ -231,8 +231,8 @@ __global__ void HalfPairUnit(const std::uint32_t* in, std::uint32_t* out) {
   const std::uint32_t b = in[3 * ThreadIndex() + 1];
   const std::uint32_t c = in[3 * ThreadIndex() + 2];
   const float2 f16 = UnpackF16(a);
-  const std::uint32_t values[] = {FloatBits(f16.x), FloatBits(f16.y), MulF16(a, b), SubF16(a, b),
-                                  FmaF16(a, b, c)};
+  const std::uint32_t values[] = {FloatBits(f16.x), FloatBits(f16.y), MulF16(a, b),  SubF16(a, b),
+                                  FmaF16(a, b, c),  SubBF16(a, b),    AndOr(a, b, c)};
   Store(out, values);
 }
 

@@ -91,6 +91,12 @@ inline std::uint32_t SubF16(std::uint32_t a, std::uint32_t b) {
   return PackF16(internal::RoundToOdd(static_cast<double>(x.x) - y.x),
                  internal::RoundToOdd(static_cast<double>(x.y) - y.y));
 }
+inline std::uint32_t SubBF16(std::uint32_t a, std::uint32_t b) {
+  const float2 x = UnpackBF16(a);
+  const float2 y = UnpackBF16(b);
+  return PackBF16(internal::RoundToOdd(static_cast<double>(x.x) - y.x),
+                  internal::RoundToOdd(static_cast<double>(x.y) - y.y));
+}
 inline std::uint32_t FmaF16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   const float2 x = UnpackF16(a);
   const float2 y = UnpackF16(b);
@@ -107,6 +113,9 @@ inline std::uint32_t BytePermute(std::uint32_t a, std::uint32_t b, std::uint32_t
     out |= byte << (8 * i);
   }
   return out;
+}
+inline std::uint32_t AndOr(std::uint32_t a, std::uint32_t mask, std::uint32_t bits) {
+  return (a & mask) | bits;
 }
 inline std::uint32_t FloatBits(float x) {
   return std::bit_cast<std::uint32_t>(x);

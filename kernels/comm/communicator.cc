@@ -1,0 +1,184 @@
+#include "kernels/comm/communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "base/mutex.h"
+#include "base/status.h"
+
+namespace quire::kernels {
+namespace {
+
+// What a rank brings to an operation.
+struct Contribution {
+  absl::string_view operation;
+  std::span<const std::byte> bytes;
+};
+
+using Contributions = std::array<Contribution, Communicator::kMaxRanks>;
+
+}  // namespace
+
+// The meeting of the ranks. An operation is a round in two halves:
+//
+//   arrive    ranks leave their contributions and wait until all have, or the group is aborted
+//   read      all ranks read all contributions, and go on when the last one has read
+//
+// A round that all have arrived at is completed whatever Abort says, since its ranks read each
+// other's memory and none of them waits for anything but the others' reading.
+class Communicator::Group {
+ public:
+  explicit Group(std::uint32_t size) : size_(size) {}
+
+  std::uint32_t size() const { return size_; }
+
+  // The contributions of all ranks, to be read until FinishReading.
+  absl::StatusOr<Contributions> Arrive(std::uint32_t rank, const Contribution& contribution) {
+    const MutexLock lock(&mutex_);
+    if (!aborted_.ok()) return aborted_;
+    contributions_[rank] = contribution;
+    const std::uint64_t round = begun_ + 1;
+    if (++arrived_ < size_) {
+      while (begun_ < round && aborted_.ok()) changed_.Wait(&mutex_);
+    } else if (const absl::Status alike = CheckAlike(); !alike.ok()) {
+      aborted_ = alike;
+      changed_.NotifyAll();
+    } else {
+      begun_ = round;
+      arrived_ = 0;
+      reading_ = size_;
+      changed_.NotifyAll();
+    }
+    if (begun_ < round) return aborted_;
+    return contributions_;
+  }
+
+  // Returns when no rank reads any more. REQUIRES: Arrive returned OK.
+  void FinishReading() {
+    const MutexLock lock(&mutex_);
+    const std::uint64_t round = begun_;
+    if (--reading_ == 0) {
+      finished_ = round;
+      changed_.NotifyAll();
+    }
+    while (finished_ < round) changed_.Wait(&mutex_);
+  }
+
+  void Abort(const absl::Status& why) {
+    QUIRE_CHECK(!why.ok());
+    const MutexLock lock(&mutex_);
+    if (!aborted_.ok()) return;
+    aborted_ = why;
+    changed_.NotifyAll();
+  }
+
+  absl::Status CheckIntegrity() const {
+    const MutexLock lock(&mutex_);
+    // All may have arrived only where their contributions differ.
+    const bool arrival = arrived_ < size_ || (arrived_ == size_ && !aborted_.ok());
+    const bool between = begun_ == finished_ && reading_ == 0;
+    const bool inside =
+        begun_ == finished_ + 1 && reading_ > 0 && reading_ <= size_ && arrived_ == 0;
+    if (arrival && (between || inside)) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("group of ", size_, " ranks: ", arrived_, " arrived, ",
+                                            reading_, " reading, rounds begun ", begun_,
+                                            ", finished ", finished_));
+  }
+
+ private:
+  absl::Status CheckAlike() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Contribution& first = contributions_[0];
+    for (std::uint32_t rank = 1; rank < size_; ++rank) {
+      const Contribution& other = contributions_[rank];
+      if (other.operation == first.operation && other.bytes.size() == first.bytes.size()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " calls ", other.operation, " with ", other.bytes.size(),
+                       " bytes, rank 0 calls ", first.operation, " with ", first.bytes.size()));
+    }
+    return absl::OkStatus();
+  }
+
+  const std::uint32_t size_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  Contributions contributions_ ABSL_GUARDED_BY(mutex_);
+  std::uint32_t arrived_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint32_t reading_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;     // rounds that all arrived at
+  std::uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;  // of these, read by all
+  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> Communicator::CreateGroup(
+    std::uint32_t size) {
+  if (size < 1 || size > kMaxRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a group of ", size, " ranks, it must have 1 to ", kMaxRanks));
+  }
+  const auto group = std::make_shared<Group>(size);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (std::uint32_t rank = 0; rank < size; ++rank) {
+    ranks.push_back(std::unique_ptr<Communicator>(new Communicator(group, rank)));
+  }
+  return ranks;
+}
+
+Communicator::Communicator(std::shared_ptr<Group> group, std::uint32_t rank)
+    : group_(std::move(group)), rank_(rank) {}
+
+Communicator::~Communicator() {
+  group_->Abort(absl::UnavailableError(absl::StrCat("rank ", rank_, " of ", size(), " has left")));
+}
+
+std::uint32_t Communicator::size() const {
+  return group_->size();
+}
+
+// Every rank adds up all elements: what this costs beside one share each is not worth another
+// meeting in a round among threads of one machine.
+absl::Status Communicator::AllReduceSum(std::span<float> values) {
+  Reserve(values.size());
+  QUIRE_ASSIGN_OR_RETURN(const Contributions parts,
+                         group_->Arrive(rank_, {"AllReduceSum", std::as_bytes(values)}));
+  const auto part = [&](std::uint32_t rank) {
+    return reinterpret_cast<const float*>(parts[rank].bytes.data());
+  };
+  std::copy_n(part(0), values.size(), sum_.begin());
+  for (std::uint32_t rank = 1; rank < size(); ++rank) {
+    const float* const added = part(rank);
+    for (std::size_t i = 0; i < values.size(); ++i) sum_[i] += added[i];
+  }
+  group_->FinishReading();
+  std::copy_n(sum_.begin(), values.size(), values.begin());
+  return absl::OkStatus();
+}
+
+absl::Status Communicator::AllGather(std::span<const std::byte> part, std::span<std::byte> all) {
+  QUIRE_CHECK(all.size() == size() * part.size());
+  QUIRE_ASSIGN_OR_RETURN(const Contributions parts, group_->Arrive(rank_, {"AllGather", part}));
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    std::copy(parts[rank].bytes.begin(), parts[rank].bytes.end(),
+              all.begin() + static_cast<std::ptrdiff_t>(rank * part.size()));
+  }
+  group_->FinishReading();
+  return absl::OkStatus();
+}
+
+void Communicator::Reserve(std::size_t elements) {
+  if (elements > sum_.size()) sum_.resize(elements);
+}
+
+void Communicator::Abort(const absl::Status& why) {
+  group_->Abort(why);
+}
+
+absl::Status Communicator::CheckIntegrity() const {
+  return group_->CheckIntegrity();
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,51 @@
+#pragma once
+
+// How a gate and an up value become one on the device, with the bits of the CPU's kernels.
+
+#include "kernels/backend/exact_gate.h"
+#include "kernels/backend/exact_math.h"
+#include "kernels/backend/gate_shape.h"
+#include "kernels/cuda/convert.cuh"
+
+namespace quire::kernels::cuda {
+
+// GateShape{}.
+struct SiluProduct {
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    const float silu = Div(gate, Add(1.0f, ExactExp(-gate)));
+    return Mul(silu, up);
+  }
+};
+
+// Every step rounded; comparisons are written so that a NaN stays.
+struct ShapedProduct {
+  GateShape shape;
+
+  __device__ __forceinline__ float Activate(float x) const {
+    switch (shape.act) {
+      case Activation::kSilu:
+        return Div(x, Add(1.0f, ExactExp(Mul(-shape.alpha, x))));
+      case Activation::kGeluTanh: {
+        const float cube = Mul(Mul(Mul(0.044715f, x), x), x);
+        const float tanh = ExactTanh(Mul(0.7978845608f, Add(x, cube)));
+        return Mul(Mul(0.5f, x), Add(1.0f, tanh));
+      }
+      case Activation::kGeluErf: {
+        const float erf = ExactErf(Mul(x, 0.7071067812f));
+        return Mul(Mul(0.5f, x), Add(1.0f, erf));
+      }
+      case Activation::kRelu2:
+        return x > 0 ? Mul(x, x) : Mul(x, 0.0f);
+    }
+    return 0;
+  }
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    if (shape.limit > 0) {
+      gate = gate > shape.limit ? shape.limit : gate;
+      up = up > shape.limit ? shape.limit : up < -shape.limit ? -shape.limit : up;
+    }
+    return Mul(Activate(gate), Add(up, shape.up_offset));
+  }
+};
+
+}  // namespace quire::kernels::cuda

@@ -1,0 +1,32 @@
+#pragma once
+
+// Rows added up, for vectors that are a mean of hidden states.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/backend/backend.h"
+#include "kernels/backend/float_ptr.h"
+
+namespace quire::kernels {
+
+struct SumRowsParams {
+  ConstFloatPtr x;  // [num_rows, columns], f32 or, on a GPU, bf16 too; rows one behind the other
+  float* sum;       // [columns]; read, unless begins, and written
+  std::uint32_t num_rows;
+  std::uint32_t columns;
+  bool begins;  // sum has nothing yet
+};
+
+// sum = (begins ? 0 : sum) + x[0] + x[1] + ..., column by column in f32, from left to right: so the
+// rows may come in any number of calls. Returns INVALID_ARGUMENT for another type of x.
+absl::Status SumRows(const Backend& backend, const SumRowsParams& params);
+
+namespace internal {
+
+absl::Status SumRowsCuda(const CudaContext& context, const SumRowsParams& params);
+// Columns [begin, end).
+void SumRowsCpu(const SumRowsParams& params, std::int64_t begin, std::int64_t end);
+
+}  // namespace internal
+}  // namespace quire::kernels

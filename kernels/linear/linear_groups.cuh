@@ -1,0 +1,106 @@
+#pragma once
+
+// Which rows and which of the matrices of GroupedLinear a block has, found on the device.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/thread.cuh"
+#include "kernels/linear/grouped_linear.h"
+
+namespace quire::kernels::cuda {
+
+// Groups of the rows of a launch; what a kernel is told, by value.
+struct RowGroups {
+  const std::uint32_t* offsets;  // [count + 1]; null: all rows have one matrix
+  std::int64_t data_distance;    // bytes, from group to group
+  std::int64_t scale_distance;   // bytes
+  std::int64_t bias_distance;    // floats
+  const std::uint32_t* x_rows;   // [rows of the launch] of x; null: rows of x are those
+  std::uint32_t count;
+  std::uint32_t first_row;  // of the launch, as offsets count
+};
+
+inline RowGroups RowGroupsOf(const GroupedLinearParams& params) {
+  return {.offsets = params.offsets,
+          .data_distance = params.weights.data_distance,
+          .scale_distance = params.weights.scale_distance,
+          .bias_distance = params.weights.bias_distance,
+          .x_rows = params.rows,
+          .count = params.weights.count,
+          .first_row = params.first_row};
+}
+
+// Tiles along rows for the worst case: each of the groups that can have rows ends in a tile with
+// one row.
+constexpr std::uint32_t MostGroupTiles(std::uint32_t rows, std::uint32_t groups,
+                                       std::uint32_t tile) {
+  const std::uint32_t used = rows < groups ? rows : groups;
+  return (rows - used) / tile + used;
+}
+
+// A tile of rows: kTokens of them, group after group. Rows count from the launch's first.
+struct GroupTile {
+  std::uint32_t group;  // at least `count`: there is no such tile
+  std::uint32_t begin;
+  std::uint32_t end;  // of the rows of the group
+};
+
+// Which row of x row `row` of the launch is.
+__device__ __forceinline__ std::uint32_t InputRow(const RowGroups& groups, std::uint32_t row) {
+  return groups.x_rows == nullptr ? row : groups.x_rows[row];
+}
+
+// Where group `group` begins among the rows of the launch, of which there are `rows`.
+__device__ __forceinline__ std::uint32_t GroupBegin(const RowGroups& groups, std::uint32_t group,
+                                                    std::uint32_t rows) {
+  const std::uint32_t at = groups.offsets[group];
+  if (at <= groups.first_row) return 0;
+  return at - groups.first_row < rows ? at - groups.first_row : rows;
+}
+
+// Tile `wanted`. Every warp finds it by itself: a lane a group, sums of tiles by shuffles.
+template <std::uint32_t kTokens>
+__device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::uint32_t rows,
+                                                 std::uint32_t wanted) {
+  const std::uint32_t lane = Lane();
+  std::uint32_t before = 0;  // tiles of groups below `first`
+  for (std::uint32_t first = 0; first < groups.count; first += kWarpSize) {
+    const std::uint32_t group = first + lane;
+    const bool exists = group < groups.count;
+    const std::uint32_t begin = exists ? GroupBegin(groups, group, rows) : 0;
+    const std::uint32_t end = exists ? GroupBegin(groups, group + 1, rows) : 0;
+    const std::uint32_t tiles = (end - begin + kTokens - 1) / kTokens;
+    std::uint32_t sum = tiles;  // of this lane and those below
+    for (std::uint32_t delta = 1; delta < kWarpSize; delta *= 2) {
+      const std::uint32_t below = ShuffleUp(sum, delta);
+      if (lane >= delta) sum += below;
+    }
+    // How many groups end in front of the wanted tile.
+    const std::uint32_t passed = CountBits(Ballot(before + sum <= wanted));
+    if (passed < kWarpSize) {
+      const std::uint32_t skipped = before + Shuffle(sum - tiles, passed);
+      const std::uint32_t own = Shuffle(begin, passed);
+      return {first + passed, own + (wanted - skipped) * kTokens, Shuffle(end, passed)};
+    }
+    before += Shuffle(sum, kWarpSize - 1);
+  }
+  return {groups.count, 0, 0};
+}
+
+// The group of row `row` of the launch, by halving. REQUIRES: there is one.
+__device__ __forceinline__ std::uint32_t GroupOfRow(const RowGroups& groups, std::uint32_t row) {
+  std::uint32_t low = 0;
+  std::uint32_t high = groups.count;  // the first group that begins behind the row
+  while (high - low > 1) {
+    const std::uint32_t middle = low + (high - low) / 2;
+    if (groups.offsets[middle] <= groups.first_row + row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace quire::kernels::cuda
