@@ -1,6 +1,7 @@
 #include "runtime/cpu_runner.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -8,6 +9,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "kernels/comm/communicator.h"
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/linear/fp8_linear.h"
@@ -29,11 +31,13 @@ struct ModelRunner::State : RunnerBase {
     kv.reserve(layers.groups.size());
   }
 
-  // The steps of Run, in order.
+  // Run, and what it does, in order.
+  absl::Status Step(const StepBatch& batch);
   absl::Status MakeCollections(const StepBatch& batch);
   absl::Status PreparePages(const StepBatch& batch);
   absl::Status Forward(const StepBatch& batch);
   absl::Status Head(const StepBatch& batch);
+  absl::Status Pools(const StepBatch& batch);
   // Samples and prompt logprobs whose logits lie in rows [begin, end) of logits_tokens.
   absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
   absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
@@ -44,8 +48,10 @@ struct ModelRunner::State : RunnerBase {
   std::vector<kernels::AnyKvCollection> kv;  // of the step, one per layer group over the one pool
 
   std::vector<kernels::SampledRow> sampled;  // of one block of logits
+  std::vector<float> pooled;  // [max_rows, hidden]: of each batch row, the sum so far
   StepResult result;
   bool has_result = false;
+  absl::Status late_error;  // of the head that waited for late samples
 };
 
 absl::Status ModelRunner::State::MakeCollections(const StepBatch& batch) {
@@ -86,7 +92,8 @@ absl::Status ModelRunner::State::Forward(const StepBatch& batch) {
                          .batch_size = batch_size,
                          .heartbeat = batch.heartbeat,
                          .hidden_out = batch.hidden_out,
-                         .batch_index = order.batch_index()});
+                         .batch_index = order.batch_index(),
+                         .comm = options.comm});
 }
 
 absl::Status ModelRunner::State::Head(const StepBatch& batch) {
@@ -110,18 +117,29 @@ absl::Status ModelRunner::State::Head(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
+absl::Status ModelRunner::State::Pools(const StepBatch& batch) {
+  for (std::size_t p = 0; p < batch.pools.size(); ++p) {
+    const StepPool& pool = batch.pools[p];
+    const std::size_t hidden = model.spec.hidden;
+    float* const sum = pooled.data() + pool.batch_row.value() * hidden;
+    QUIRE_RETURN_IF_ERROR(AddPool(pool, order.step_index()[pool.first_token], kHeadRows, sum));
+    if (pool.ends) result.pools[p] = {sum, hidden};
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ModelRunner::State::SampleBlock(const StepBatch& batch, std::uint32_t begin,
                                              std::uint32_t end) {
-  const std::size_t first = TakeSamples(batch, begin, end);
+  TakeSamples(batch, begin, end, SamplePass::kAll);
   if (sampling_rows.empty()) return absl::OkStatus();
   sampled.assign(sampling_rows.size(), {});
   for (std::size_t i = 0; i < sampled.size(); ++i) {
-    sampled[i].top = buffers.sample_top + (first + i) * limits.max_logprobs;
+    sampled[i].top = buffers.sample_top + std::size_t{sample_indices[i]} * limits.max_logprobs;
   }
   QUIRE_RETURN_IF_ERROR(kernels::Sample(
       backend, {.rows = sampling_rows, .sampled = sampled, .vocab = model.spec.vocab_size}));
   for (std::size_t i = 0; i < sampled.size(); ++i) {
-    result.samples[first + i] = ToStepToken(sampled[i]);
+    result.samples[sample_indices[i]] = ToStepToken(sampled[i]);
   }
   return absl::OkStatus();
 }
@@ -189,6 +207,10 @@ std::int64_t LinearScratchBytes(const CodedMatrices& coded, std::uint32_t num_ro
   return bytes;
 }
 
+std::int64_t PooledBytes(const ModelSpec& spec, const StepLimits& limits) {
+  return std::int64_t{limits.max_rows} * spec.hidden * std::int64_t{sizeof(float)};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& model,
@@ -196,12 +218,18 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
                                                                  cache::KvPool* pool,
                                                                  const RunnerOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
+  QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options));
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
+  if (options.comm != nullptr) {
+    options.comm->Reserve(std::size_t{state->limits.max_step_tokens} * model.spec.hidden);
+  }
   state->sampled.reserve(state->limits.max_step_samples);
   state->result.samples.reserve(state->limits.max_step_samples);
   state->result.prompt_logprobs.reserve(state->limits.max_step_tokens);
+  state->result.pools.reserve(state->limits.max_rows);
+  state->pooled.resize(std::size_t{state->limits.max_rows} * model.spec.hidden);
   const CodedMatrices coded = CodedMatricesOf(*model.weights);
   state->scratch_bytes =
       LinearScratchBytes(coded, state->limits.max_step_tokens, MaxInputs(model.spec));
@@ -211,38 +239,53 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
 }
 
+absl::Status ModelRunner::State::Step(const StepBatch& batch) {
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, model.spec, limits, pool->geometry(),
+                                       static_cast<std::uint32_t>(layers.groups.size())));
+  result.samples.assign(batch.samples.size(), StepToken{.unsampled = true, .top = {}});
+  result.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
+  result.pools.assign(batch.pools.size(), {});
+  BeginLogits();
+  if (!batch.kv.empty()) {
+    QUIRE_RETURN_IF_ERROR(MakeCollections(batch));
+    QUIRE_RETURN_IF_ERROR(PreparePages(batch));
+    if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(Forward(batch));
+  }
+  if (!batch.has_late_samples()) QUIRE_RETURN_IF_ERROR(Head(batch));
+  return Pools(batch);
+}
+
 absl::Status ModelRunner::Run(const StepBatch& batch) {
   State& s = *state_;
   s.has_result = false;
-  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.limits, s.pool->geometry(),
-                                       static_cast<std::uint32_t>(s.layers.groups.size())));
-  s.result.samples.assign(batch.samples.size(), StepToken{});
-  s.result.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
-  s.BeginLogits();
-  if (!batch.kv.empty()) {
-    QUIRE_RETURN_IF_ERROR(s.MakeCollections(batch));
-    QUIRE_RETURN_IF_ERROR(s.PreparePages(batch));
-    if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(s.Forward(batch));
-  }
-  QUIRE_RETURN_IF_ERROR(s.Head(batch));
-  s.has_result = true;
-  return absl::OkStatus();
+  s.late_error = absl::OkStatus();
+  const absl::Status done = s.Step(batch);
+  // The other ranks would wait for this one's part of their next sum.
+  if (!done.ok() && s.options.comm != nullptr) s.options.comm->Abort(done);
+  s.has_result = done.ok();
+  return done;
+}
+
+void ModelRunner::SampleLate(const StepBatch& batch) {
+  state_->late_error = state_->Head(batch);
 }
 
 absl::StatusOr<const StepResult*> ModelRunner::Collect() {
   if (!state_->has_result) return absl::FailedPreconditionError("no step was launched");
   state_->has_result = false;
+  QUIRE_RETURN_IF_ERROR(state_->late_error);
   return &state_->result;
 }
 
 std::int64_t ModelRunner::workspace_bytes() const {
-  return state_->buffers.memory.size_bytes() + state_->scratch_bytes;
+  return state_->buffers.memory.size_bytes() + state_->scratch_bytes +
+         PooledBytes(state_->model.spec, state_->limits);
 }
 
 std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
                                 const CodedMatrices& coded) {
   const StepLimits limits = LimitsOf(options);
-  return StepBuffers::BytesFor(spec, limits) +
+  return StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
          LinearScratchBytes(coded, limits.max_step_tokens, MaxInputs(spec));
 }
 

@@ -37,8 +37,11 @@ class ModelRunner : public StepRunner {
   ~ModelRunner() override;
 
   // For every sample the runner sets row.logits, row.text_vocab and row.has_text.
+  // With late samples the head of all rows waits for SampleLate.
   absl::Status Run(const StepBatch& batch) override;
+  void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
+  bool can_pool() const override { return true; }
 
   // Bytes of activations that it holds and of scratch that it has reserved.
   std::int64_t workspace_bytes() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -39,17 +40,6 @@ absl::Status DeviceLost(const absl::Status& status) {
   return WithReason(absl::UnavailableError(status.message()), Reason::kDeviceLost);
 }
 
-// Whether some mixture is not computed by groups (MoeBlock).
-bool StepsWait(const Model& model, DType activation) {
-  for (std::size_t i = 0; i < model.spec.layers.size(); ++i) {
-    if (model.spec.layers[i].mlp != MlpKind::kMoe) continue;
-    if (activation != DType::kBF16 || !model.weights->layers()[i].moe.has_groups()) {
-      return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 struct CudaRunner::State : RunnerBase {
@@ -60,13 +50,15 @@ struct CudaRunner::State : RunnerBase {
     Event done;
     std::int32_t* tokens = nullptr;  // device [max_step_samples]
     std::uint32_t num_samples = 0;
+    // Of what the sampler has of the step, in its order: the places in StepBatch::samples.
+    std::vector<std::uint32_t> places;
+    absl::Status late_error;
     StepResult result;
   };
 
   State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
       : RunnerBase(m, b, p, o),
         sizes(CudaSizesFor(m.spec, p->geometry().page_size, o)),
-        waits(StepsWait(m, o.activation)),
         order(sizes.buffers),
         graphs(b.cuda()->stream, sizes.graph_bytes) {}
 
@@ -92,20 +84,23 @@ struct CudaRunner::State : RunnerBase {
   // buffer of logits.
   absl::Status Finish(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
                       std::uint32_t slot);
-  absl::Status Sample(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
-                      std::uint32_t slot);
+  // Of what TakeSamples has found.
+  absl::Status Sample(const StepBatch& batch, std::uint32_t slot);
+  absl::Status SampleLate(const StepBatch& batch, std::uint32_t slot);
   absl::Status ComputePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
                                      std::uint32_t slot);
+
+  absl::Status Pools(const StepBatch& batch, std::uint32_t slot);
 
   // The bucket of a step that runs as a graph, or 0.
   std::uint32_t BucketOf(const StepBatch& batch) const;
 
   const CudaSizes sizes;
-  // The host waits in the middle of a step, for the router of a mixture.
-  const bool waits;
   RunnerMemory memory;
   StepOrder order;
-  DeviceBuffer sampled;  // [kSlots, sampled_stride]
+  DeviceBuffer sampled;      // [kSlots, sampled_stride]
+  DeviceBuffer pooled;       // [max_rows, hidden] f32: of each batch row, the sum so far
+  DeviceBuffer pooled_host;  // [kSlots, max_rows, hidden], pinned: of each pool that ends
   std::optional<CudaStepInputs> inputs;
   std::vector<kernels::AnyKvCollection> kv;  // one per layer group over the one pool
   std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;  // one per window
@@ -145,6 +140,9 @@ absl::Status CudaRunner::State::Allocate() {
       sampled, DeviceBuffer::Allocate(MemoryKind::kDevice,
                                       kSlots * sizes.sampled_stride *
                                           static_cast<std::int64_t>(sizeof(std::int32_t))));
+  QUIRE_ASSIGN_OR_RETURN(pooled, DeviceBuffer::Allocate(MemoryKind::kDevice, sizes.pooled_bytes));
+  QUIRE_ASSIGN_OR_RETURN(pooled_host,
+                         DeviceBuffer::Allocate(MemoryKind::kPinned, kSlots * sizes.pooled_bytes));
   QUIRE_ASSIGN_OR_RETURN(
       inputs, CudaStepInputs::Create(backend, sizes.buffers, pool->geometry().page_size));
   for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
@@ -165,9 +163,13 @@ absl::Status CudaRunner::State::Allocate() {
     slots.push_back(
         {.done = std::move(done),
          .tokens = static_cast<std::int32_t*>(sampled.data()) + i * sizes.sampled_stride,
+         .places = {},
+         .late_error = {},
          .result = {}});
+    slots.back().places.reserve(sizes.limits.max_step_samples);
     slots.back().result.samples.reserve(sizes.limits.max_step_samples);
     slots.back().result.prompt_logprobs.reserve(sizes.limits.max_step_tokens);
+    slots.back().result.pools.reserve(sizes.limits.max_rows);
   }
   clears.reserve(pool->geometry().num_blocks);
   copies.reserve(pool->geometry().num_blocks);
@@ -207,8 +209,9 @@ absl::Status CudaRunner::State::UploadRopeTables() {
 
 std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
   const auto num_rows = static_cast<std::uint32_t>(batch.rows.size());
-  if (waits || num_rows == 0 || num_rows > sizes.max_graph_rows || batch.logits_tokens.empty() ||
-      batch.logits_tokens.size() > num_rows || batch.hidden_out != nullptr) {
+  if (num_rows == 0 || num_rows > sizes.max_graph_rows || batch.logits_tokens.empty() ||
+      batch.logits_tokens.size() > num_rows || !batch.pools.empty() ||
+      batch.hidden_out != nullptr) {
     return 0;
   }
   const bool decodes = std::all_of(batch.rows.begin(), batch.rows.end(), [](const StepRow& row) {
@@ -302,20 +305,38 @@ absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t beg
                       static_cast<std::int64_t>((end - begin) * vocab * sizeof(float))));
     QUIRE_RETURN_IF_ERROR(stream().Synchronize());
   }
-  QUIRE_RETURN_IF_ERROR(Sample(batch, begin, end, slot));
+  TakeSamples(batch, begin, end, SamplePass::kEarly);
+  QUIRE_RETURN_IF_ERROR(Sample(batch, slot));
   return ComputePromptLogprobs(batch, begin, end, slot);
 }
 
-absl::Status CudaRunner::State::Sample(const StepBatch& batch, std::uint32_t begin,
-                                       std::uint32_t end, std::uint32_t slot) {
-  const std::size_t first = TakeSamples(batch, begin, end);
+absl::Status CudaRunner::State::Sample(const StepBatch& batch, std::uint32_t slot) {
   if (sampling_rows.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < sampling_rows.size(); ++i) {
-    const std::int32_t sample_in_flight = batch.samples[first + i].sample_in_flight;
+    const std::int32_t sample_in_flight = batch.samples[sample_indices[i]].sample_in_flight;
     if (sample_in_flight < 0) continue;
     sampling_rows[i].sample_in_flight = slots[(slot + 1) % kSlots].tokens + sample_in_flight;
   }
-  return sampler->Sample(sampling_rows, slots[slot].tokens + first, static_cast<int>(slot));
+  slots[slot].places.insert(slots[slot].places.end(), sample_indices.begin(), sample_indices.end());
+  return sampler->Sample(sampling_rows, slots[slot].tokens, static_cast<int>(slot), sample_indices);
+}
+
+// The logits of the last block still lie in their buffer; those of an earlier one are computed
+// again, to the same bits.
+absl::Status CudaRunner::State::SampleLate(const StepBatch& batch, std::uint32_t slot) {
+  BeginLogits();
+  const auto num_logits = static_cast<std::uint32_t>(batch.logits_tokens.size());
+  const std::uint32_t head_rows = sizes.buffers.head_rows;
+  std::uint32_t in_buffer = (num_logits - 1) / head_rows * head_rows;
+  for (std::uint32_t begin = 0; begin < num_logits; begin += head_rows) {
+    const std::uint32_t end = std::min(num_logits, begin + head_rows);
+    TakeSamples(batch, begin, end, SamplePass::kLate);
+    if (sampling_rows.empty()) continue;
+    if (in_buffer != begin) QUIRE_RETURN_IF_ERROR(Head(begin, end));
+    in_buffer = begin;
+    QUIRE_RETURN_IF_ERROR(Sample(batch, slot));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CudaRunner::State::ComputePromptLogprobs(const StepBatch& batch, std::uint32_t begin,
@@ -323,6 +344,25 @@ absl::Status CudaRunner::State::ComputePromptLogprobs(const StepBatch& batch, st
   TakePromptLogprobs(batch, begin, end);
   if (logprob_tokens.empty()) return absl::OkStatus();
   return sampler->ComputeLogprobs(logprob_tokens, static_cast<int>(slot));
+}
+
+// The copies run behind the sums on the stream, so that Collect finds them.
+absl::Status CudaRunner::State::Pools(const StepBatch& batch, std::uint32_t slot) {
+  const std::size_t hidden = model.spec.hidden;
+  auto* const sums = static_cast<float*>(pooled.data());
+  float* host = static_cast<float*>(pooled_host.data()) + slot * sizes.limits.max_rows * hidden;
+  for (std::size_t p = 0; p < batch.pools.size(); ++p) {
+    const StepPool& pool = batch.pools[p];
+    float* const sum = sums + pool.batch_row.value() * hidden;
+    QUIRE_RETURN_IF_ERROR(
+        AddPool(pool, order.step_index()[pool.first_token], sizes.buffers.head_rows, sum));
+    if (!pool.ends) continue;
+    float* const to = host + p * hidden;
+    QUIRE_RETURN_IF_ERROR(
+        stream().Copy(to, sum, static_cast<std::int64_t>(hidden * sizeof(float))));
+    slots[slot].result.pools[p] = {to, hidden};
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CudaRunner::State::Compute(const StepBatch& batch, const PackedStep& step,
@@ -338,11 +378,14 @@ absl::Status CudaRunner::State::Compute(const StepBatch& batch, const PackedStep
     QUIRE_RETURN_IF_ERROR(Head(begin, end));
     QUIRE_RETURN_IF_ERROR(Finish(batch, begin, end, slot));
   }
-  return absl::OkStatus();
+  return Pools(batch, slot);
 }
 
 absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slot) {
   sampler->Reset(static_cast<int>(slot));
+  slots[slot].places.clear();
+  slots[slot].late_error = absl::OkStatus();
+  slots[slot].result.pools.assign(batch.pools.size(), {});
   BeginLogits();
   QUIRE_RETURN_IF_ERROR(PreparePages(batch));
   if (batch.rows.empty()) return slots[slot].done.Record(stream());
@@ -356,7 +399,7 @@ absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slo
       step, static_cast<int>(slot), static_cast<std::uint32_t>(batch.logits_tokens.size()), padding,
       slots[(slot + 1) % kSlots].tokens, previous_samples, &buffers));
   QUIRE_RETURN_IF_ERROR(Compute(batch, step, slot));
-  return slots[slot].done.Record(stream());
+  return batch.has_late_samples() ? absl::OkStatus() : slots[slot].done.Record(stream());
 }
 
 CudaRunner::CudaRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -371,6 +414,9 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
                                                                cache::KvPool* pool,
                                                                const RunnerOptions& options) {
   QUIRE_CHECK(backend.cuda() != nullptr && pool->memory_kind() == MemoryKind::kDevice);
+  if (options.comm != nullptr || !model.part.is_whole()) {
+    return absl::UnimplementedError("a model that is divided among devices runs on CPUs only");
+  }
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.activation, pool->geometry().dtype));
@@ -378,14 +424,6 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   QUIRE_RETURN_IF_ERROR(state->Allocate());
   QUIRE_RETURN_IF_ERROR(state->MakeCollections());
   QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
-  if (state->waits) {
-    log::Info("model", "experts are computed one after the other, and the host waits for routers",
-              {{"why", "all at once takes bf16 activations and plain bf16 matrices without bias"}});
-    if (options.graphs) {
-      log::Info("model", "decode steps run without graphs",
-                {{"why", "a step waits for the routers of its mixtures of experts"}});
-    }
-  }
   const DType pages = pool->geometry().dtype;
   const LayerSpec& layer = model.spec.layers[0];
   if (layer.attention == AttentionKind::kMla && pages != DType::kBF16 &&
@@ -432,6 +470,15 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
+void CudaRunner::SampleLate(const StepBatch& batch) {
+  State& s = *state_;
+  const std::uint32_t index = (s.next_slot + State::kSlots - 1) % State::kSlots;
+  State::Slot& slot = s.slots[index];
+  slot.late_error = s.SampleLate(batch, index);
+  const absl::Status recorded = slot.done.Record(s.stream());
+  if (slot.late_error.ok()) slot.late_error = recorded;
+}
+
 absl::StatusOr<const StepResult*> CudaRunner::Collect() {
   State& s = *state_;
   if (s.in_flight == 0) return absl::FailedPreconditionError("no step was launched");
@@ -439,10 +486,12 @@ absl::StatusOr<const StepResult*> CudaRunner::Collect() {
   State::Slot& slot = s.slots[index];
   --s.in_flight;
   if (absl::Status status = slot.done.Synchronize(); !status.ok()) return DeviceLost(status);
-  slot.result.samples.clear();
+  QUIRE_RETURN_IF_ERROR(slot.late_error);
+  slot.result.samples.assign(slot.num_samples, StepToken{.unsampled = true, .top = {}});
   slot.result.prompt_logprobs.clear();
-  for (const kernels::SampledRow& row : s.sampler->samples(static_cast<int>(index))) {
-    slot.result.samples.push_back(ToStepToken(row));
+  const std::span<const kernels::SampledRow> rows = s.sampler->samples(static_cast<int>(index));
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    slot.result.samples[slot.places[i]] = ToStepToken(rows[i]);
   }
   for (const kernels::TokenLogprob& token : s.sampler->logprobs(static_cast<int>(index))) {
     slot.result.prompt_logprobs.push_back(ToStepToken(token));

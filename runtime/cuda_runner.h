@@ -24,6 +24,7 @@ struct Model;
 // put in their places on the device.
 //
 //   Run(n)      check, order, pack | copy, scatter | pages, plan, decoder, head, samples | event
+//   SampleLate  late samples | event, in place of that of Run
 //   Run(n + 1)  the same, while the device is busy with n
 //   Collect()   waits for n's event, reads its slot of results
 //
@@ -52,8 +53,10 @@ class CudaRunner : public StepRunner {
 
   // An error that IsDeviceLost says so of is final: the process must end.
   absl::Status Run(const StepBatch& batch) override;
+  void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
   int max_steps_in_flight() const override;
+  bool can_pool() const override { return true; }
 
   // What Create allocated, apart from the pool and the weights.
   const RunnerMemory& memory() const;

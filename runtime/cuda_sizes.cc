@@ -24,12 +24,11 @@ constexpr std::int64_t kOtherNodes = 16;
 
 // Entries that the sampler holds at a time. Only samples with penalties have a history, so this is
 // far above what is seen; a step beyond it is sampled in pieces. One sample always fits: a history
-// has no more entries than a context or a vocabulary, and kMaxBias is the most that
-// limits.max_logit_bias_entries may allow.
+// has no more entries than a context or a vocabulary, and biases are kMaxBias at most.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
-constexpr std::int64_t kMaxBias = 65536;
 constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;
+constexpr std::uint32_t kMaxMasks = 256;
 
 // Of all layer groups, each once.
 std::set<std::uint32_t> WindowsOf(const LayerGroups& layers) {
@@ -70,14 +69,6 @@ std::int64_t NodesOf(const ModelSpec& spec, std::size_t num_plans) {
   return nodes;
 }
 
-// Whether every step waits in its middle, for the router of a mixture of experts, whatever the form
-// of the weights: no graph holds that.
-bool AlwaysWaits(const ModelSpec& spec, DType activation) {
-  return activation != DType::kBF16 &&
-         std::any_of(spec.layers.begin(), spec.layers.end(),
-                     [](const LayerSpec& layer) { return layer.mlp == MlpKind::kMoe; });
-}
-
 std::uint32_t LookupStride(std::uint32_t max_context, std::uint32_t page_size) {
   const std::uint32_t pages = (max_context + page_size - 1) / page_size;
   return (pages + 7) / 8 * 8 + cache::LookupTable::kPaddingColumns;
@@ -87,14 +78,17 @@ kernels::DeviceSamplerLimits SamplerLimits(const ModelSpec& spec, const StepLimi
                                            std::uint32_t max_context) {
   const std::int64_t samples = limits.max_step_samples;
   const std::int64_t distinct = std::min(spec.vocab_size, max_context);
-  return {.max_samples = limits.max_step_samples,
-          .max_prompt_logprobs = limits.max_step_tokens,
-          .vocab = spec.vocab_size,
-          .max_logprobs = limits.max_logprobs,
-          .max_history = static_cast<std::uint32_t>(
-              std::max(std::min(samples * distinct, kMaxHistory), distinct)),
-          .max_bias = static_cast<std::uint32_t>(std::max(samples * kMaxBiasPerSample, kMaxBias)),
-          .max_banned = static_cast<std::uint32_t>(samples * kMaxBannedPerSample)};
+  return {
+      .max_samples = limits.max_step_samples,
+      .max_prompt_logprobs = limits.max_step_tokens,
+      .vocab = spec.vocab_size,
+      .max_logprobs = limits.max_logprobs,
+      .max_history =
+          static_cast<std::uint32_t>(std::max(std::min(samples * distinct, kMaxHistory), distinct)),
+      .max_bias =
+          static_cast<std::uint32_t>(std::max(samples * kMaxBiasPerSample, std::int64_t{kMaxBias})),
+      .max_banned = static_cast<std::uint32_t>(samples * kMaxBannedPerSample),
+      .max_masks = std::min(limits.max_step_samples, kMaxMasks)};
 }
 
 }  // namespace
@@ -111,7 +105,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.limits.lookup_stride = LookupStride(sizes.max_context, page_size);
   const LayerGroups layers = PlanLayerGroups(spec);
   sizes.limits.num_groups = static_cast<std::uint32_t>(layers.groups.size());
-  if (options.graphs && !AlwaysWaits(spec, options.activation)) {
+  if (options.graphs) {
     sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
   }
   sizes.buffers = sizes.limits;
@@ -128,6 +122,8 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   }
   sizes.sampler = SamplerLimits(spec, sizes.limits, sizes.max_context);
   sizes.sampled_stride = (std::int64_t{sizes.limits.max_step_samples} + 63) / 64 * 64;
+  sizes.pooled_bytes =
+      std::int64_t{sizes.limits.max_rows} * spec.hidden * static_cast<std::int64_t>(sizeof(float));
   sizes.graph_bytes =
       NumBuckets(sizes.max_graph_rows) * NodesOf(spec, sizes.attention.size()) * kGraphNodeBytes;
   return sizes;
@@ -137,7 +133,7 @@ RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std:
                              kernels::Determinism determinism) {
   RunnerMemory memory;
   memory.activation_bytes = StepBuffers::BytesFor(spec, sizes.buffers) +
-                            CudaStepInputs::DeviceBytesFor(sizes.buffers) +
+                            CudaStepInputs::DeviceBytesFor(sizes.buffers) + sizes.pooled_bytes +
                             CudaStepInputs::kSlots * sizes.sampled_stride *
                                 static_cast<std::int64_t>(sizeof(std::int32_t));
   for (const kernels::AttentionPlanLimits& limits : sizes.attention) {
@@ -147,6 +143,7 @@ RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std:
   memory.linear_bytes = kernels::LinearWorkspaceBytes(determinism);
   memory.graph_bytes = sizes.graph_bytes;
   memory.pinned_bytes = CudaStepInputs::PinnedBytesFor(sizes.buffers) +
+                        CudaStepInputs::kSlots * sizes.pooled_bytes +
                         kernels::DeviceSampler::PinnedBytesFor(sizes.sampler);
   return memory;
 }

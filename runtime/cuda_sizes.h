@@ -26,15 +26,14 @@ constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
 }
 
 struct CudaSizes {
-  StepLimits limits;              // of a step's batch
-  StepLimits buffers;             // the same, with room for the padding of graphs
-  std::uint32_t max_context = 0;  // tokens of a sequence
-  // 0: no graphs. With a mixture and bf16 it is not 0, though none is captured where the experts
-  // are of a form for which steps wait: the plan does not ask for it.
-  std::uint32_t max_graph_rows = 0;
+  StepLimits limits;                 // of a step's batch
+  StepLimits buffers;                // the same, with room for the padding of graphs
+  std::uint32_t max_context = 0;     // tokens of a sequence
+  std::uint32_t max_graph_rows = 0;  // 0: no graphs
   std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
   kernels::DeviceSamplerLimits sampler;
   std::int64_t sampled_stride = 0;  // tokens that a slot samples, room included
+  std::int64_t pooled_bytes = 0;    // a hidden state in f32 for each row
   std::int64_t graph_bytes = 0;     // the graphs' share
 };
 

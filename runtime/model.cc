@@ -13,8 +13,10 @@
 #include "models/families/read_model_config.h"
 #include "models/families/registry.h"
 #include "models/weights/checkpoint.h"
+#include "models/weights/divided_checkpoint.h"
 #include "models/weights/dummy_checkpoint.h"
 #include "models/weights/fingerprint.h"
+#include "models/weights/stored_rows.h"
 #include "models/weights/weights.h"
 #include "runtime/packed_file.h"
 
@@ -52,6 +54,10 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, Devi
   ChooseLongrope(max_context_tokens, &checked.config);
   absl::StatusOr<ModelSpec> spec = FamilyNamed(checked.config.family).build_spec(checked.config);
   absl::Status status = spec.status();
+  if (status.ok()) {
+    spec->has_head = checked.config.output == ModelOutput::kTokens;
+    spec->num_labels = static_cast<std::uint32_t>(checked.config.labels.size());
+  }
   if (status.ok()) status = ValidateSpec(*spec);
   if (status.ok()) status = CheckBuilt(*spec, device);
   if (!status.ok()) {
@@ -126,6 +132,40 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
   return weights;
 }
 
+// Host memory: they are few, and multiply one hidden state a request.
+absl::StatusOr<std::vector<float>> ReadLabelWeights(const WeightSlots& slots, const ModelSpec& spec,
+                                                    const kernels::Backend& backend) {
+  std::vector<float> values(std::size_t{spec.num_labels} * spec.hidden);
+  if (slots.labels == nullptr) return values;
+  QUIRE_RETURN_IF_ERROR(CheckFinite(*slots.labels, backend));
+  for (std::uint32_t row = 0; row < spec.num_labels; ++row) {
+    WidenRow(*slots.labels, row, {values.data() + std::size_t{row} * spec.hidden, spec.hidden});
+  }
+  return values;
+}
+
+// Makes the model's spec that of a rank's part, and gives the tensors of it.
+absl::StatusOr<Checkpoint> TakePart(const formats::ModelFiles& files, const TensorNames& names,
+                                    const LoadOptions& options, const Checkpoint& whole,
+                                    Model* model) {
+  if (!options.packed_dir.empty()) {
+    return absl::UnimplementedError("model.packed_dir is for weights of whole models");
+  }
+  absl::StatusOr<ModelSpec> spec = SpecOfPart(model->spec, options.part);
+  absl::Status status = spec.status();
+  if (status.ok()) {
+    absl::StatusOr<Checkpoint> part = CheckpointOfPart(whole, model->spec, names, options.part);
+    if (part.ok()) {
+      model->spec = *std::move(spec);
+      model->part = options.part;
+      return part;
+    }
+    status = part.status();
+  }
+  if (absl::StartsWith(status.message(), files.source())) return status;
+  return absl::Status(status.code(), absl::StrCat(files.source(), ": ", status.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& files,
@@ -141,7 +181,14 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
       options.mode == LoadMode::kDummy
           ? DummyCheckpoint(model->config, model->spec, names, /*with_values=*/true)
           : Checkpoint::Open(files, model->config.stored_quantization);
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, std::move(opened));
+  QUIRE_ASSIGN_OR_RETURN(const Checkpoint whole, std::move(opened));
+  std::optional<Checkpoint> divided;
+  if (!options.part.is_whole()) {
+    absl::StatusOr<Checkpoint> cut = TakePart(files, names, options, whole, model.get());
+    QUIRE_RETURN_IF_ERROR(cut.status());
+    divided = *std::move(cut);
+  }
+  const Checkpoint& checkpoint = divided ? *divided : whole;
   const WeightTarget target{.cuda = backend.cuda() != nullptr,
                             .activation = options.activation,
                             .quantization = options.quantization};
@@ -158,12 +205,12 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
                                                      model->weight_bytes, " bytes, the limit is ",
                                                      options.weight_limit_bytes));
   }
-  QUIRE_ASSIGN_OR_RETURN(model->fingerprint,
-                         Fingerprint(files, checkpoint, ChoicesOf(model->config)));
+  QUIRE_ASSIGN_OR_RETURN(model->fingerprint, Fingerprint(files, whole, ChoicesOf(model->config)));
   QUIRE_ASSIGN_OR_RETURN(Weights weights,
                          LoadOrReadWeights(*slots, options.packed_dir, model->fingerprint, target,
                                            model->weight_bytes, backend));
   model->weights = std::make_unique<Weights>(std::move(weights));
+  QUIRE_ASSIGN_OR_RETURN(model->label_weights, ReadLabelWeights(*slots, model->spec, backend));
   model->generation = model->config.generation;
   model->source = files.source();
   model->architecture = model->config.architecture;
@@ -175,7 +222,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
       model->config.stored_quantization.method != formats::StoredMethod::kNone) {
     model->warnings.push_back("dummy weights are not quantised as quantization_config says");
   }
-  for (const auto* more : {&checkpoint.warnings(), &std::as_const(slots->warnings)}) {
+  for (const auto* more : {&whole.warnings(), &std::as_const(slots->warnings)}) {
     model->warnings.insert(model->warnings.end(), more->begin(), more->end());
   }
   return model;

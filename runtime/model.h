@@ -24,6 +24,7 @@
 #include "kernels/backend/backend.h"
 #include "models/config/layer_spec.h"
 #include "models/config/model_config.h"
+#include "models/config/rank_part.h"
 #include "models/weights/quantization.h"
 
 namespace quire::models {
@@ -50,6 +51,8 @@ struct LoadOptions {
   // The most tokens of context that the model will be used with, which chooses between the two
   // tables of a longrope model (rope_table.h). 0: its own max_position_embeddings.
   std::uint32_t max_context_tokens = 0;
+  // Which part of the model is loaded, where several ranks share it.
+  RankPart part = {};
 };
 
 // Place:      between the files of a model and ModelRunner; the server shows its fields to clients.
@@ -64,8 +67,10 @@ struct Model {
   Model& operator=(const Model&) = delete;
 
   ModelConfig config;
+  RankPart part;  // what spec, weights and the counts of both are of
   ModelSpec spec;
   std::unique_ptr<Weights> weights;
+  std::vector<float> label_weights;      // [labels, hidden] of a classifier, else empty
   GenerationDefaults generation;         // config.generation
   std::string source;                    // the path, or "embedded model"
   std::string architecture;              // "LlamaForCausalLM"

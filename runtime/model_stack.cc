@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <random>
 #include <string>
@@ -110,27 +111,36 @@ void LogLayerGroups(const LayerGroups& layers) {
             {{"groups", layers.groups.size()}, {"text", DescribeLayerGroups(layers)}});
 }
 
+bool IsFinite(const StepResult& result) {
+  if (!result.samples.empty()) return !result.samples[0].non_finite;
+  return std::ranges::all_of(result.pools[0], [](float value) { return std::isfinite(value); });
+}
+
 // One greedy step over one token, before anybody is let in: what cannot answer is never READY.
-absl::Status RunOneToken(cache::CacheManager* cache, StepRunner* runner) {
+absl::Status RunOneToken(cache::CacheManager* cache, StepRunner* runner, bool has_head) {
   const BatchRow row(0);
   QUIRE_RETURN_IF_ERROR(cache->Reserve(row, 1));
   const cache::RowStep step{.row = row, .cache_length = 0, .new_tokens = 1};
   StepBatch batch;
   batch.token_ids = {0};
   batch.rows = {{.batch_row = row, .cache_length = 0, .first_token = 0, .num_tokens = 1}};
-  batch.logits_tokens = {0};
-  batch.samples.resize(1);
-  batch.samples[0].row.temperature = 0;
-  batch.samples[0].row.position = 1;
+  if (has_head) {
+    batch.logits_tokens = {0};
+    batch.samples.resize(1);
+    batch.samples[0].row.temperature = 0;
+    batch.samples[0].row.position = 1;
+  } else {
+    batch.pools = {{.batch_row = row, .num_tokens = 1, .begins = true, .ends = true}};
+  }
   batch.copies = cache->TakeCopies();
   batch.clears = cache->TakeClears();
   batch.kv = cache->PrepareStep({&step, 1});
   QUIRE_RETURN_IF_ERROR(runner->Run(batch));
   QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner->Collect());
-  const bool non_finite = result->samples[0].non_finite;
+  const bool is_finite = IsFinite(*result);
   cache->CompleteStep();
   cache->Free(row);
-  if (non_finite) {
+  if (!is_finite) {
     return absl::InvalidArgumentError("the first step of the model gave NaN or infinite logits");
   }
   return absl::OkStatus();
@@ -194,7 +204,8 @@ absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(
                                                  : stack->PrepareCuda(options, files));
   QUIRE_ASSIGN_OR_RETURN(stack->cache_,
                          cache::CacheManager::Create(stack->CacheOptionsFor(options)));
-  QUIRE_RETURN_IF_ERROR(RunOneToken(stack->cache_.get(), stack->runner_.get()));
+  QUIRE_RETURN_IF_ERROR(
+      RunOneToken(stack->cache_.get(), stack->runner_.get(), stack->model_->spec.has_head));
   return stack;
 }
 

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "base/status.h"
+#include "kernels/elementwise/sum_rows.h"
+#include "models/blocks/decoder.h"
+#include "models/weights/weights.h"
 #include "runtime/model.h"
 
 namespace quire::models {
@@ -25,6 +29,7 @@ RunnerBase::RunnerBase(const Model& the_model, const kernels::Backend& the_backe
       has_text(options.has_text.empty() ? nullptr : options.has_text.data()) {
   const StepLimits limits = LimitsOf(options);
   sampling_rows.reserve(limits.max_step_samples);
+  sample_indices.reserve(limits.max_step_samples);
   logprob_tokens.reserve(limits.max_step_tokens);
 }
 
@@ -37,19 +42,21 @@ const float* RunnerBase::LogitsRow(std::uint32_t logits_index, std::uint32_t blo
   return buffers.logits + std::size_t{logits_index - block_begin} * model.spec.vocab_size;
 }
 
-std::size_t RunnerBase::TakeSamples(const StepBatch& batch, std::uint32_t begin,
-                                    std::uint32_t end) {
+void RunnerBase::TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
+                             SamplePass pass) {
   sampling_rows.clear();
-  const std::size_t first = next_sample_;
+  sample_indices.clear();
   for (; next_sample_ < batch.samples.size() && batch.samples[next_sample_].logits_index < end;
        ++next_sample_) {
     const StepSample& sample = batch.samples[next_sample_];
+    if (sample.is_late && (pass == SamplePass::kEarly || !sample.is_completed)) continue;
+    if (!sample.is_late && pass == SamplePass::kLate) continue;
+    sample_indices.push_back(static_cast<std::uint32_t>(next_sample_));
     kernels::SamplingRow& row = sampling_rows.emplace_back(sample.row);
     row.logits = LogitsRow(sample.logits_index, begin);
     row.text_vocab = text_vocab;
     row.has_text = has_text;
   }
-  return first;
 }
 
 std::size_t RunnerBase::TakePromptLogprobs(const StepBatch& batch, std::uint32_t begin,
@@ -68,10 +75,26 @@ std::size_t RunnerBase::TakePromptLogprobs(const StepBatch& batch, std::uint32_t
   return first;
 }
 
+absl::Status RunnerBase::AddPool(const StepPool& pool, std::uint32_t first, std::uint32_t head_rows,
+                                 float* sum) {
+  for (std::uint32_t begin = 0; begin < pool.num_tokens; begin += head_rows) {
+    const std::uint32_t rows = std::min(pool.num_tokens - begin, head_rows);
+    QUIRE_RETURN_IF_ERROR(DecoderNorm(model.spec, *model.weights, backend, &buffers, first + begin,
+                                      first + begin + rows));
+    QUIRE_RETURN_IF_ERROR(kernels::SumRows(backend, {.x = buffers.head_in,
+                                                     .sum = sum,
+                                                     .num_rows = rows,
+                                                     .columns = model.spec.hidden,
+                                                     .begins = pool.begins && begin == 0}));
+  }
+  return absl::OkStatus();
+}
+
 StepToken ToStepToken(const kernels::SampledRow& row) {
   return {.token = row.token,
           .logprob = row.logprob,
           .rank = row.rank,
+          .processed_logprob = row.processed_logprob,
           .non_finite = row.non_finite,
           .no_survivor = row.no_survivor,
           .top = {row.top, row.num_top}};

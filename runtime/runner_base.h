@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/backend/backend.h"
 #include "kernels/sampling/sampling.h"
 #include "models/blocks/layer_groups.h"
@@ -30,13 +31,21 @@ struct RunnerBase {
   RunnerBase(const Model& the_model, const kernels::Backend& the_backend, cache::KvPool* the_pool,
              const RunnerOptions& the_options);
 
-  // Before the first block of a step.
+  // Before the first block of a step, and of its late samples.
   void BeginLogits();
-  // Fills sampling_rows with the samples whose logits are rows [begin, end) of batch.logits_tokens,
-  // which lie in buffers.logits. Returns the index of the first of them in batch.samples.
-  std::size_t TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
-  // The same for logprob_tokens and batch.prompt_logprobs.
+  // Fills sampling_rows with those samples of the pass whose logits are rows [begin, end) of
+  // batch.logits_tokens, which lie in buffers.logits, and sample_indices with their places in
+  // batch.samples. Late samples without a mask are in no pass.
+  enum class SamplePass : std::uint8_t { kAll, kEarly, kLate };
+  void TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end, SamplePass pass);
+  // The same for logprob_tokens and batch.prompt_logprobs, of which it returns the first one's
+  // place.
   std::size_t TakePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+
+  // Adds the pool's rows of the stream, which lie from `first` on, to `sum`, memory of the backend,
+  // at most `head_rows` at a time. The tokens of a row lie one behind the other.
+  absl::Status AddPool(const StepPool& pool, std::uint32_t first, std::uint32_t head_rows,
+                       float* sum);
 
   const Model& model;
   const kernels::Backend& backend;
@@ -49,6 +58,7 @@ struct RunnerBase {
 
   // Of one block of logits.
   std::vector<kernels::SamplingRow> sampling_rows;
+  std::vector<std::uint32_t> sample_indices;
   std::vector<kernels::TokenLogprob> logprob_tokens;
 
  private:

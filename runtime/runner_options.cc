@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/comm/communicator.h"
 #include "runtime/memory_plan.h"
 
 namespace quire::models {
@@ -43,6 +44,15 @@ absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& opti
                                                    " entries, vocab_size is ", spec.vocab_size));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options) {
+  const RankPart given =
+      options.comm == nullptr ? RankPart{} : RankPart{options.comm->rank(), options.comm->size()};
+  if (given == part) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the communicator is of rank ", given.rank, " of ",
+                                                 given.size, ", the model's part is of rank ",
+                                                 part.rank, " of ", part.size));
 }
 
 absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool) {

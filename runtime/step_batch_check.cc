@@ -22,7 +22,8 @@ absl::Status CheckCounts(const StepBatch& batch, const StepLimits& limits) {
                 {"rows", batch.rows.size(), limits.max_rows},
                 {"logits_tokens", batch.logits_tokens.size(), limits.max_step_tokens},
                 {"samples", batch.samples.size(), limits.max_step_samples},
-                {"prompt_logprobs", batch.prompt_logprobs.size(), limits.max_step_tokens}};
+                {"prompt_logprobs", batch.prompt_logprobs.size(), limits.max_step_tokens},
+                {"pools", batch.pools.size(), limits.max_rows}};
   for (const auto& count : counts) {
     if (count.value > count.limit) {
       return Refuse(absl::StrCat(count.value, " ", count.name, ", at most ", count.limit));
@@ -140,6 +141,22 @@ absl::Status CheckSamples(const StepBatch& batch, const ModelSpec& spec, const S
   return absl::OkStatus();
 }
 
+absl::Status CheckPools(const StepBatch& batch, const StepLimits& limits) {
+  for (std::size_t i = 0; i < batch.pools.size(); ++i) {
+    const StepPool& pool = batch.pools[i];
+    const std::uint64_t end = std::uint64_t{pool.first_token} + pool.num_tokens;
+    if (pool.num_tokens == 0 || end > batch.token_ids.size()) {
+      return Refuse(absl::StrCat("pools[", i, "] has the tokens [", pool.first_token, ", ", end,
+                                 "), there are ", batch.token_ids.size(), " tokens"));
+    }
+    if (pool.batch_row.value() >= limits.max_rows) {
+      return Refuse(absl::StrCat("pools[", i, "].batch_row is ", pool.batch_row.value(),
+                                 ", it must be below ", limits.max_rows));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPage(const char* name, std::size_t i, BlockId page, std::uint32_t first,
                        const cache::KvGeometry& pool) {
   if (page.value() < first || page.value() >= pool.num_blocks) {
@@ -186,6 +203,7 @@ absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const
   }
   QUIRE_RETURN_IF_ERROR(CheckTokens(batch, spec, previous_samples));
   QUIRE_RETURN_IF_ERROR(CheckSamples(batch, spec, limits, previous_samples));
+  QUIRE_RETURN_IF_ERROR(CheckPools(batch, limits));
   return CheckPages(batch, pool);
 }
 

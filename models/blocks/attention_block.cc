@@ -33,10 +33,16 @@ absl::Status Project(const StepContext& step, const LayerSpec& layer, const Laye
                       .num_rows = step.num_tokens});
 }
 
+// Whether QkvStore norms q and k by itself.
+bool StoreNorms(const StepContext& step, const AttentionSpec& heads) {
+  return step.backend->cuda() != nullptr && heads.qk_norm.kind == NormKind::kRms &&
+         heads.qk_norm.has_weight && heads.qk_norm_scope == QkNormScope::kPerHead;
+}
+
 // q and k normed in place, head by head or all heads of a token at once.
 absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& heads,
                                 const LayerWeights& weights, const QkvLayout& layout) {
-  if (heads.qk_norm.kind == NormKind::kNone) return absl::OkStatus();
+  if (heads.qk_norm.kind == NormKind::kNone || StoreNorms(step, heads)) return absl::OkStatus();
   const kernels::FloatPtr qkv = step.buffers->qkv;
   const struct {
     kernels::FloatPtr x;
@@ -61,12 +67,14 @@ absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& he
 }
 
 // Rotates q and k, writes K and V of the step, then attended = attention(q, cache).
-absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads, const float* sinks,
-                            const LayerPlace& place, const QkvLayout& layout) {
+absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
+                            const LayerWeights& weights, const LayerPlace& place,
+                            const QkvLayout& layout) {
   const StepBuffers& b = *step.buffers;
   const kernels::AnyKvView keys = kernels::KeyView(step.kv[place.group], place.slot);
   const kernels::AnyKvView values = kernels::ValueView(step.kv[place.group], place.slot);
   const bool rotates = heads.rope >= 0;
+  const bool norms = StoreNorms(step, heads);
   const RopeAngles angles =
       rotates ? step.angles[static_cast<std::size_t>(heads.rope)] : RopeAngles{nullptr, nullptr};
   QUIRE_RETURN_IF_ERROR(kernels::QkvStore(
@@ -86,23 +94,27 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
        .rotary_size = rotates ? heads.rotary_size : 0,
        .rotary_first = rotates ? heads.rotary_first : 0,
        .style = heads.rope_style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf
-                                                     : kernels::RopeStyle::kInterleaved}));
-  return kernels::PagedAttention(*step.backend, {.keys = &keys,
-                                                 .values = &values,
-                                                 .q = b.qkv,
-                                                 .out = b.attended,
-                                                 .row_offsets = b.row_offsets,
-                                                 .q_stride = layout.width,
-                                                 .out_stride = layout.q_width,
-                                                 .batch_size = step.batch_size,
-                                                 .num_heads = heads.num_heads,
-                                                 .scale = heads.scale,
-                                                 .plan = step.plan(place),
-                                                 .maps = step.maps,
-                                                 .layer = place.slot,
-                                                 .window = heads.window,
-                                                 .softcap = heads.softcap,
-                                                 .sinks = sinks});
+                                                     : kernels::RopeStyle::kInterleaved,
+       .q_norm = norms ? weights.q_norm : nullptr,
+       .k_norm = norms ? weights.k_norm : nullptr,
+       .norm_epsilon = heads.qk_norm.eps}));
+  return kernels::PagedAttention(*step.backend,
+                                 {.keys = &keys,
+                                  .values = &values,
+                                  .q = b.qkv,
+                                  .out = b.attended,
+                                  .row_offsets = b.row_offsets,
+                                  .q_stride = layout.width,
+                                  .out_stride = layout.q_width,
+                                  .batch_size = step.batch_size,
+                                  .num_heads = heads.num_heads,
+                                  .scale = heads.scale,
+                                  .plan = step.plan(place),
+                                  .maps = step.maps,
+                                  .layer = place.slot,
+                                  .window = heads.window,
+                                  .softcap = heads.softcap,
+                                  .sinks = heads.has_sinks ? weights.sinks : nullptr});
 }
 
 }  // namespace
@@ -112,8 +124,7 @@ absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
   const QkvLayout layout(layer.heads);
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, layout));
   QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, layer.heads, weights, layout));
-  const float* const sinks = layer.heads.has_sinks ? weights.sinks : nullptr;
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, sinks, place, layout));
+  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights, place, layout));
   return JoinProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
                      layout.q_width);
 }

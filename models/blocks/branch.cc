@@ -1,6 +1,7 @@
 #include "models/blocks/branch.h"
 
 #include "base/status.h"
+#include "kernels/comm/communicator.h"
 #include "kernels/elementwise/residual.h"
 #include "kernels/norm/norm.h"
 
@@ -50,7 +51,7 @@ absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
                          const LinearWeights& weights, kernels::ConstFloatPtr input,
                          std::int64_t input_stride) {
   const StepBuffers& b = *step.buffers;
-  if (output.is_sum()) {
+  if (output.is_sum() && step.comm == nullptr) {
     return ApplyLinear(*step.backend, weights,
                        {.x = input,
                         .weight = nullptr,
@@ -68,6 +69,10 @@ absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
                                      .x_stride = input_stride,
                                      .y_stride = step.hidden,
                                      .num_rows = step.num_tokens}));
+  if (step.comm != nullptr) {
+    QUIRE_RETURN_IF_ERROR(
+        step.comm->AllReduceSum({b.branch, std::size_t{step.num_tokens} * step.hidden}));
+  }
   return JoinBranch(step, output, b.branch);
 }
 

@@ -32,7 +32,8 @@ BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 
 // The branch W input (+ bias) joins the stream, by way of branch unless it is a plain sum. Rows of
-// input, which is not normed, lie input_stride apart.
+// input, which is not normed, lie input_stride apart. With a communicator W and input are a rank's
+// part, and the branch is the sum over the ranks.
 absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
                          const LinearWeights& weights, kernels::ConstFloatPtr input,
                          std::int64_t input_stride);

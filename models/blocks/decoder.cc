@@ -107,7 +107,8 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .angles = {angles.data(), spec.rope_tables.size()},
                             .num_tokens = step.num_tokens,
                             .batch_size = step.batch_size,
-                            .hidden = spec.hidden};
+                            .hidden = spec.hidden,
+                            .comm = step.comm};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerWeights& layer = weights.layers()[i];
     const LayerPlace place = step.layers->places[i];
@@ -124,6 +125,13 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
   QUIRE_RETURN_IF_ERROR(FinalNorm(spec, weights, *step.backend, b.x, b.normed, step.num_tokens,
                                   /*row_indices=*/nullptr));
   return WriteHidden(spec, step, b.normed, spec.layers.size() + 1);
+}
+
+absl::Status DecoderNorm(const ModelSpec& spec, const Weights& weights,
+                         const kernels::Backend& backend, StepBuffers* buffers, std::uint32_t begin,
+                         std::uint32_t end) {
+  return FinalNorm(spec, weights, backend, buffers->x + std::size_t{begin} * spec.hidden,
+                   buffers->head_in, end - begin, /*row_indices=*/nullptr);
 }
 
 absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,

@@ -16,6 +16,10 @@
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
 
+namespace quire::kernels {
+class Communicator;
+}
+
 namespace quire::models {
 
 // A step whose tokens, positions and row_offsets are filled in `buffers`; on a GPU its other
@@ -35,10 +39,17 @@ struct DecoderStep {
   // makes the host wait after every layer.
   float* hidden_out = nullptr;
   std::span<const std::uint32_t> batch_index = {};  // StepOrder's; for hidden_out
+  // Where spec and weights are a rank's part of a model (divided_checkpoint.h); CPU only.
+  kernels::Communicator* comm = nullptr;
 };
 
 // Leaves the output of the last layer in buffers->x. Returns the first error of an op.
 absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights, const DecoderStep& step);
+
+// norm(x[i]) for i in [begin, end), into buffers->head_in. REQUIRES: at most limits.head_rows.
+absl::Status DecoderNorm(const ModelSpec& spec, const Weights& weights,
+                         const kernels::Backend& backend, StepBuffers* buffers, std::uint32_t begin,
+                         std::uint32_t end);
 
 // logits[i] = head(norm(x[tokens[i]])), with the spec's factor and soft cap, for at most
 // limits.head_rows tokens, into buffers->logits. `tokens` is memory of the backend.

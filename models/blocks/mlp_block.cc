@@ -25,29 +25,46 @@ kernels::GateShape GateShapeOf(const MlpSpec& mlp) {
   return shape;
 }
 
+absl::Status Activate(const StepContext& step, const MlpSpec& mlp, kernels::FloatPtr y,
+                      std::uint32_t num_rows) {
+  const std::int64_t inner = mlp.intermediate;
+  return kernels::GatedProduct(*step.backend, {.gate = y,
+                                               .up = y + inner,
+                                               .y = y,
+                                               .gate_stride = 2 * inner,
+                                               .up_stride = 2 * inner,
+                                               .y_stride = 2 * inner,
+                                               .num_rows = num_rows,
+                                               .columns = mlp.intermediate,
+                                               .shape = GateShapeOf(mlp)});
+}
+
+absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
+                             const LinearWeights& gate_up, const GatedRows& rows) {
+  kernels::LinearParams product{.x = rows.x,
+                                .weight = nullptr,
+                                .y = rows.y,
+                                .x_stride = step.hidden,
+                                .y_stride = 2 * std::int64_t{mlp.intermediate},
+                                .num_rows = rows.num_rows};
+  if (gate_up.matrices.size() == 1 &&
+      kernels::TakesGate(*step.backend, gate_up.matrices[0], rows.x.dtype(), rows.y.dtype())) {
+    product.gate = GateShapeOf(mlp);
+    return ApplyLinear(*step.backend, gate_up, product);
+  }
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, gate_up, product));
+  return Activate(step, mlp, rows.y, rows.num_rows);
+}
+
 absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
                       const LayerWeights& weights) {
   const StepBuffers& b = *step.buffers;
-  const std::int64_t inner = layer.dense.intermediate;
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
-  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.gate_up,
-                                    {.x = input,
-                                     .weight = nullptr,
-                                     .y = b.gate_up,
-                                     .x_stride = step.hidden,
-                                     .y_stride = 2 * inner,
-                                     .num_rows = step.num_tokens}));
-  QUIRE_RETURN_IF_ERROR(kernels::GatedProduct(*step.backend, {.gate = b.gate_up,
-                                                              .up = b.gate_up + inner,
-                                                              .y = b.gate_up,
-                                                              .gate_stride = 2 * inner,
-                                                              .up_stride = 2 * inner,
-                                                              .y_stride = 2 * inner,
-                                                              .num_rows = step.num_tokens,
-                                                              .columns = layer.dense.intermediate,
-                                                              .shape = GateShapeOf(layer.dense)}));
-  return JoinProduct(step, MlpOutput(layer, weights), weights.down, b.gate_up, 2 * inner);
+  QUIRE_RETURN_IF_ERROR(GatedProjection(step, layer.dense, weights.gate_up,
+                                        {.x = input, .y = b.gate_up, .num_rows = step.num_tokens}));
+  return JoinProduct(step, MlpOutput(layer, weights), weights.down, b.gate_up,
+                     2 * std::int64_t{layer.dense.intermediate});
 }
 
 }  // namespace quire::models

@@ -1,10 +1,9 @@
 #include "models/blocks/moe_block.h"
 
 #include <algorithm>
-#include <vector>
+#include <span>
 
 #include "base/status.h"
-#include "base/stream.h"
 #include "kernels/elementwise/activation.h"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
@@ -70,34 +69,32 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                                                .places = b.places});
 }
 
-// In the first half of rows of 2 * intermediate: act(first half) * second half.
-absl::Status Activate(const StepContext& step, const MlpSpec& mlp, std::uint32_t num_rows) {
-  const std::int64_t inner = mlp.intermediate;
-  const kernels::FloatPtr y = step.buffers->moe.gate_up;
-  return kernels::GatedProduct(*step.backend, {.gate = y,
-                                               .up = y + inner,
-                                               .y = y,
-                                               .gate_stride = 2 * inner,
-                                               .up_stride = 2 * inner,
-                                               .y_stride = 2 * inner,
-                                               .num_rows = num_rows,
-                                               .columns = mlp.intermediate,
-                                               .shape = GateShapeOf(mlp)});
-}
-
 // gate_up = act(gate(x)) * up(x), in the first half of rows of 2 * intermediate.
 absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeights& gate_up,
                    kernels::ConstFloatPtr x, std::uint32_t num_rows) {
-  const std::int64_t inner = mlp.intermediate;
-  const kernels::FloatPtr y = step.buffers->moe.gate_up;
-  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, gate_up,
-                                    {.x = x,
-                                     .weight = nullptr,
-                                     .y = y,
-                                     .x_stride = step.hidden,
-                                     .y_stride = 2 * inner,
-                                     .num_rows = num_rows}));
-  return Activate(step, mlp, num_rows);
+  return GatedProjection(step, mlp, gate_up,
+                         {.x = x, .y = step.buffers->moe.gate_up, .num_rows = num_rows});
+}
+
+// The same for the rows of all experts, in their order, `num_rows` in all.
+absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
+                           std::span<const kernels::LinearGroups> gate_up, kernels::ConstFloatPtr x,
+                           std::uint32_t num_rows) {
+  const MoeBuffers& b = step.buffers->moe;
+  kernels::GroupedLinearParams product{.x = x,
+                                       .weights = {},
+                                       .offsets = b.offsets,
+                                       .y = b.gate_up,
+                                       .x_stride = step.hidden,
+                                       .y_stride = 2 * std::int64_t{mlp.intermediate},
+                                       .num_rows = num_rows,
+                                       .rows = b.rows};
+  if (gate_up.size() == 1 && kernels::GroupsTakeGate(gate_up[0], x.dtype(), b.gate_up.dtype())) {
+    product.gate = GateShapeOf(mlp);
+    return ApplyGroups(*step.backend, gate_up, product);
+  }
+  QUIRE_RETURN_IF_ERROR(ApplyGroups(*step.backend, gate_up, product));
+  return Activate(step, mlp, b.gate_up, num_rows);
 }
 
 // outputs = down(gate_up), or sum += down(gate_up).
@@ -129,20 +126,6 @@ absl::Status AddOutputs(const StepContext& step, const std::uint32_t* rows, cons
                                                   .columns = step.hidden});
 }
 
-// Where the rows of each expert begin, [experts + 1], in `memory` if need be. On a GPU the host
-// waits for the router: how many rows a product has is part of its launch.
-absl::StatusOr<const std::uint32_t*> ReadOffsets(const StepContext& step, const MoeSpec& moe,
-                                                 std::vector<std::uint32_t>* memory) {
-  const std::uint32_t* const from = step.buffers->moe.offsets;
-  if (step.backend->cuda() == nullptr) return from;
-  const Stream& stream = *step.backend->cuda()->stream;
-  memory->resize(moe.num_experts + 1);
-  QUIRE_RETURN_IF_ERROR(stream.Copy(
-      memory->data(), from, static_cast<std::int64_t>(memory->size() * sizeof(std::uint32_t))));
-  QUIRE_RETURN_IF_ERROR(stream.Synchronize());
-  return memory->data();
-}
-
 // The rows of an expert: b.rows[begin] and the `count` - 1 after it.
 absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                        kernels::ConstFloatPtr input, std::uint32_t expert, std::uint32_t begin,
@@ -152,9 +135,9 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
   // All rows, in their order, as of a single one.
   const bool all = count == step.num_tokens;
   if (!all) {
-    QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input,
+    QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input.f32(),
                                                               .rows = b.rows + begin,
-                                                              .y = b.inputs,
+                                                              .y = b.inputs.f32(),
                                                               .x_stride = step.hidden,
                                                               .y_stride = step.hidden,
                                                               .num_rows = count,
@@ -185,68 +168,46 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
   return AddOutputs(step, /*rows=*/nullptr, b.router_logits, step.num_tokens);
 }
 
-absl::Status ClearSum(const StepContext& step) {
-  float* const sum = step.buffers->moe.sum;
-  const std::size_t count = std::size_t{step.num_tokens} * step.hidden;
-  if (step.backend->cuda() != nullptr) {
-    return step.backend->cuda()->stream->Zero(sum,
-                                              static_cast<std::int64_t>(count * sizeof(float)));
-  }
-  std::fill_n(sum, count, 0.0f);
-  return absl::OkStatus();
-}
-
-// One expert after the other: for every form of weights, and on the CPU.
+// One expert after the other, on the CPU.
 absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                         kernels::ConstFloatPtr input) {
-  QUIRE_RETURN_IF_ERROR(ClearSum(step));
-  std::vector<std::uint32_t> memory;
-  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t* const offsets, ReadOffsets(step, moe, &memory));
+  const MoeBuffers& b = step.buffers->moe;
+  std::fill_n(b.sum, std::size_t{step.num_tokens} * step.hidden, 0.0f);
   for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
-    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights, input, expert, offsets[expert],
-                                    offsets[expert + 1] - offsets[expert]));
+    QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights, input, expert, b.offsets[expert],
+                                    b.offsets[expert + 1] - b.offsets[expert]));
   }
   return absl::OkStatus();
 }
 
-// sum = what the experts give, with the bits of RunExperts and five launches in all. Buffers hold
-// the rows of all experts.
+// All experts at once, on a GPU: the sums of RunExperts in the same order, and three launches where
+// experts have one matrix for gate and up that takes a gate. into_stream: the sums are added to the
+// residual stream and not left in MoeBuffers::sum.
 absl::Status RunGroupedExperts(const StepContext& step, const MoeSpec& moe,
-                               const MoeWeights& weights, kernels::ConstFloatPtr input) {
+                               const MoeWeights& weights, kernels::ConstFloatPtr input,
+                               bool into_stream) {
   const MoeBuffers& b = step.buffers->moe;
   const std::uint32_t num_rows = step.num_tokens * moe.top_k;
   const std::int64_t inner = 2 * std::int64_t{moe.expert.intermediate};
-  QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input,
-                                                            .rows = b.rows,
-                                                            .y = b.inputs,
-                                                            .x_stride = step.hidden,
-                                                            .y_stride = step.hidden,
-                                                            .num_rows = num_rows,
-                                                            .columns = step.hidden}));
-  QUIRE_RETURN_IF_ERROR(kernels::GroupedLinear(*step.backend, {.x = b.inputs,
-                                                               .weights = *weights.gate_up_groups,
-                                                               .offsets = b.offsets,
-                                                               .y = b.gate_up,
-                                                               .x_stride = step.hidden,
-                                                               .y_stride = inner,
-                                                               .num_rows = num_rows}));
-  QUIRE_RETURN_IF_ERROR(Activate(step, moe.expert, num_rows));
-  QUIRE_RETURN_IF_ERROR(kernels::GroupedLinear(*step.backend, {.x = b.gate_up,
-                                                               .weights = *weights.down_groups,
-                                                               .offsets = b.offsets,
-                                                               .y = b.outputs,
-                                                               .x_stride = inner,
-                                                               .y_stride = step.hidden,
-                                                               .num_rows = num_rows}));
+  QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe.expert, weights.gate_up_groups, input, num_rows));
+  QUIRE_RETURN_IF_ERROR(ApplyGroups(*step.backend, weights.down_groups,
+                                    {.x = b.gate_up,
+                                     .weights = {},
+                                     .offsets = b.offsets,
+                                     .y = b.outputs,
+                                     .x_stride = inner,
+                                     .y_stride = step.hidden,
+                                     .num_rows = num_rows}));
   return kernels::SumChosenRows(*step.backend, {.x = b.outputs,
                                                 .places = b.places,
                                                 .weights = b.chosen_weights,
-                                                .y = b.sum,
+                                                .y = into_stream ? step.buffers->x : b.sum,
                                                 .x_stride = step.hidden,
                                                 .y_stride = step.hidden,
                                                 .num_rows = step.num_tokens,
                                                 .top_k = moe.top_k,
-                                                .columns = step.hidden});
+                                                .columns = step.hidden,
+                                                .add = into_stream});
 }
 
 }  // namespace
@@ -257,14 +218,16 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(Route(step, moe, weights.moe, input));
-  // Places are kept where the rows of all experts have room: bf16 activations on a GPU.
-  if (step.buffers->moe.places != nullptr && weights.moe.has_groups()) {
-    QUIRE_RETURN_IF_ERROR(RunGroupedExperts(step, moe, weights.moe, input));
+  const BranchOutput output = MlpOutput(layer, weights);
+  if (step.backend->cuda() != nullptr) {
+    const bool is_whole = output.is_sum() && !moe.shared;
+    QUIRE_RETURN_IF_ERROR(RunGroupedExperts(step, moe, weights.moe, input, is_whole));
+    if (is_whole) return absl::OkStatus();
   } else {
     QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
   }
   if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input));
-  return JoinBranch(step, MlpOutput(layer, weights), step.buffers->moe.sum);
+  return JoinBranch(step, output, step.buffers->moe.sum);
 }
 
 }  // namespace quire::models

@@ -13,8 +13,8 @@ namespace quire::models {
 //
 // Only experts that some row chose are computed, each one's matrices once for all its rows. Sums
 // start from zero and run in ascending expert number, the shared expert last, so that a row's bits
-// depend on that row alone. Uses normed and moe of the buffers. On a GPU the host waits for the
-// router, unless activations are bf16 and the weights have groups. REQUIRES: CheckBuilt.
+// depend on that row alone. Uses normed and moe of the buffers. The host waits for nothing.
+// REQUIRES: CheckBuilt.
 absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
 
 }  // namespace quire::models

@@ -109,11 +109,14 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   moe->offsets = cutter.Take<std::uint32_t>(widths.experts + 1);
   moe->rows = cutter.Take<std::uint32_t>(tokens * widths.top_k);
   moe->row_weights = cutter.Take<float>(tokens * widths.top_k);
-  // With bf16, which only a GPU has, all experts may be computed at once.
-  const bool all = limits.activation == DType::kBF16;
+  // A GPU computes all experts at once.
+  const bool all = limits.memory == MemoryKind::kDevice;
   const std::int64_t rows = all ? tokens * widths.top_k : tokens;
-  if (all) moe->places = cutter.Take<std::uint32_t>(tokens * widths.top_k);
-  moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.hidden);
+  if (all) {
+    moe->places = cutter.Take<std::uint32_t>(tokens * widths.top_k);
+  } else {
+    moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.hidden);
+  }
   // A shared expert computes every token once.
   moe->gate_up = TakeFloats(cutter, limits.activation,
                             std::max(rows * widths.expert_inner, tokens * widths.shared_inner));

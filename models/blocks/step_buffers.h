@@ -39,8 +39,8 @@ struct MlaBuffers {
 };
 
 // What a mixture of experts needs beside normed; null where the model has none. E: the most experts
-// of a layer, K: the most that a token goes to, R: T * K where activations are bf16 and all experts
-// may be computed at once, else T, the rows of one expert.
+// of a layer, K: the most that a token goes to, R: T * K on a GPU, which computes all experts at
+// once, on the CPU T, the rows of one expert.
 struct MoeBuffers {
   float* router_logits = nullptr;    // [T, E]
   std::uint32_t* chosen = nullptr;   // [T, K]
@@ -48,8 +48,8 @@ struct MoeBuffers {
   std::uint32_t* offsets = nullptr;  // [E + 1]
   std::uint32_t* rows = nullptr;     // [T * K] by expert
   float* row_weights = nullptr;      // [T * K]
-  std::uint32_t* places = nullptr;   // [T, K] in rows; null where activations are f32
-  kernels::FloatPtr inputs;          // [R, hidden]
+  std::uint32_t* places = nullptr;   // [T, K] in rows; null on the CPU
+  kernels::FloatPtr inputs;          // [R, hidden]; null on a GPU, which reads rows by number
   kernels::FloatPtr gate_up;         // [R, 2 * intermediate], or [T, that of the shared expert]
   float* outputs = nullptr;          // [R, hidden]
   float* sum = nullptr;              // [T, hidden] of all experts

@@ -12,6 +12,10 @@
 #include "models/blocks/layer_groups.h"
 #include "models/blocks/step_buffers.h"
 
+namespace quire::kernels {
+class Communicator;
+}
+
 namespace quire::models {
 
 struct RopeAngles {
@@ -31,6 +35,7 @@ struct StepContext {
   std::uint32_t num_tokens;
   std::uint32_t batch_size;  // row_offsets has one more
   std::uint32_t hidden;
+  kernels::Communicator* comm = nullptr;  // null: the weights are those of the whole model
 
   // Null on the CPU.
   const kernels::AttentionPlan* plan(const LayerPlace& place) const {

@@ -24,6 +24,7 @@ constexpr absl::string_view kReadKeys[] = {"architectures",
                                            "layer_types",
                                            "max_position_embeddings",
                                            "model_type",
+                                           "num_labels",
                                            "num_attention_heads",
                                            "num_hidden_layers",
                                            "num_key_value_heads",
@@ -157,6 +158,10 @@ bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
 }
 
 KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
+  // Where it is written down, attention in both directions is what it can change.
+  if (key == "is_causal" && !reader.IsNull(key)) {
+    return reader.ValueText(key) == "true" ? KeyUse::kIgnored : KeyUse::kRefused;
+  }
   // Families that list it always norm heads of q and k; a file that says otherwise is another's.
   if (key == "use_qk_norm" && Reads(family, key) && !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;

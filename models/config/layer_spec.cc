@@ -412,6 +412,8 @@ absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device) {
 std::string DumpSpec(const ModelSpec& spec) {
   std::string text = absl::StrCat("model vocab ", spec.vocab_size, " hidden ", spec.hidden,
                                   " max_position ", spec.max_position);
+  AppendSet(&text, "no head", !spec.has_head);
+  AppendSet(&text, absl::StrCat("labels ", spec.num_labels), spec.num_labels != 0);
   AppendSet(&text, "tied", spec.tie_embeddings);
   AppendSet(&text, absl::StrCat("embed_scale ", spec.embed_scale), spec.embed_scale != 1);
   AppendSet(&text, "head_bias", spec.head_bias);

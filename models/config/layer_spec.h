@@ -191,6 +191,8 @@ struct ModelSpec {
   std::vector<RopeTable> rope_tables;
   float embed_scale = 1;
   NormSpec final_norm;
+  bool has_head = true;          // false: hidden states are all that it gives, or labels
+  std::uint32_t num_labels = 0;  // rows of `score`, which multiplies the last token's hidden state
   bool tie_embeddings = false;
   bool head_bias = false;
   float logit_scale = 1;

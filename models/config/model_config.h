@@ -12,6 +12,7 @@
 #include "formats/stored_quantization.h"
 #include "models/config/mla_config.h"
 #include "models/config/moe_config.h"
+#include "models/config/pooling_config.h"
 #include "models/config/rope_table.h"
 
 namespace quire::models {
@@ -35,11 +36,21 @@ inline constexpr std::uint32_t kMaxHeadDim = 4096;
 inline constexpr std::uint32_t kMaxVocab = 1u << 24;
 inline constexpr std::uint32_t kMaxPositions = 1u << 30;
 
+// What a model computes from the hidden state behind the final norm.
+enum class ModelOutput : std::uint8_t {
+  kTokens,  // logits of the vocabulary: ...ForCausalLM
+  kLabels,  // logits of a few labels, of the last token: ...ForSequenceClassification
+  kHidden   // nothing: ...Model
+};
+
 struct ModelConfig {
   std::string family;        // "llama": the entry of families/registry.h that reads this model
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;    // "llama"
-  bool is_gguf = false;      // from a GGUF file, where tensors have names of their own
+  ModelOutput output = ModelOutput::kTokens;
+  std::vector<std::string> labels;  // of kLabels, by number
+  PoolingConfig pooling;
+  bool is_gguf = false;  // from a GGUF file, where tensors have names of their own
   std::uint32_t vocab_size = 0;
   std::uint32_t hidden_size = 0;
   std::uint32_t intermediate_size = 0;

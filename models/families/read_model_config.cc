@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "formats/json_value.h"
 #include "formats/model_files.h"
@@ -54,6 +55,51 @@ absl::Status NoConfig(const formats::ModelFiles& files) {
   return absl::NotFoundError(absl::StrCat(files.LabelOf("config.json"), ": no such file", hint));
 }
 
+// The family of an architecture: by its name, or of a decoder without its head or with another one
+// by the name of the whole.
+const Family* FamilyOf(const std::string& architecture, ModelOutput* output) {
+  if (const Family* family = FindFamilyByArchitecture(architecture)) return family;
+  constexpr std::pair<absl::string_view, ModelOutput> kOthers[] = {
+      {"ForSequenceClassification", ModelOutput::kLabels}, {"Model", ModelOutput::kHidden}};
+  for (const auto& [suffix, other] : kOthers) {
+    absl::string_view stem = architecture;
+    if (!absl::ConsumeSuffix(&stem, suffix)) continue;
+    *output = other;
+    return FindFamilyByArchitecture(absl::StrCat(stem, "ForCausalLM"));
+  }
+  return nullptr;
+}
+
+// Of a classifier: the names that id2label has, or as many numbers as num_labels says; transformers
+// takes two where a file says neither.
+absl::Status ReadLabels(const ConfigReader& reader, ModelConfig* config) {
+  constexpr std::int64_t kMaxLabels = 1 << 16;
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
+                         reader.OptionalInteger("num_labels", 1, kMaxLabels));
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> names,
+                         reader.OptionalObject("id2label"));
+  const std::int64_t named = names ? static_cast<std::int64_t>(names->Keys().size()) : 0;
+  if (count && named > 0 && *count != named) {
+    return reader.Error("num_labels",
+                        absl::StrCat("is ", *count, ", id2label has ", named, " entries"));
+  }
+  const std::int64_t labels = named > 0 ? named : count.value_or(2);
+  if (labels > kMaxLabels) {
+    return reader.Error("id2label", absl::StrCat("has ", labels, " entries, at most ", kMaxLabels));
+  }
+  for (std::int64_t i = 0; i < labels; ++i) {
+    std::string label = absl::StrCat("LABEL_", i);
+    if (named > 0) {
+      QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> name,
+                             names->OptionalString(absl::StrCat(i)));
+      if (!name) return names->Error(absl::StrCat(i), "is missing");
+      label = *name;
+    }
+    config->labels.push_back(std::move(label));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConfig* config) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> architectures,
                          reader.OptionalStrings("architectures"));
@@ -61,12 +107,13 @@ absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConf
                          reader.OptionalString("model_type"));
   const Family* family = nullptr;
   if (architectures && !architectures->empty()) {
-    family = FindFamilyByArchitecture(architectures->front());
+    family = FamilyOf(architectures->front(), &config->output);
     if (family == nullptr) {
       return absl::UnimplementedError(
           absl::StrCat(reader.label(), ": architectures \"", architectures->front(), "\"",
                        model_type ? absl::StrCat(" with model_type \"", *model_type, "\"") : "",
-                       " is not supported (supported: ", SupportedArchitectures(), ")"));
+                       " is not supported (supported: ", SupportedArchitectures(),
+                       "; also *Model, *ForSequenceClassification)"));
     }
     config->architecture = architectures->front();
   }
@@ -411,6 +458,9 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
   QUIRE_RETURN_IF_ERROR(ReadRope(reader, *family, &config));
   QUIRE_ASSIGN_OR_RETURN(
       config.moe, ReadMoe(reader, *family, config.num_hidden_layers, config.intermediate_size));
+  if (config.output == ModelOutput::kLabels) QUIRE_RETURN_IF_ERROR(ReadLabels(reader, &config));
+  QUIRE_ASSIGN_OR_RETURN(config.pooling,
+                         ReadPoolingConfig(files, config.hidden_size, config.vocab_size));
   QUIRE_RETURN_IF_ERROR(ReadIds(reader, &config));
   QUIRE_RETURN_IF_ERROR(ReadGeneration(files, &config));
   WarnAboutIds(&config);

@@ -41,7 +41,9 @@ class WantedList {
     }
     prefix_.clear();
     Norm(names_.final_norm, spec_.final_norm, spec_.hidden);
-    if (!spec_.tie_embeddings) Matrix(names_.head, spec_.vocab_size, spec_.hidden, false);
+    if (spec_.num_labels > 0) Matrix("score", spec_.num_labels, spec_.hidden, false);
+    if (spec_.has_head && !spec_.tie_embeddings)
+      Matrix(names_.head, spec_.vocab_size, spec_.hidden, false);
     return std::move(wanted_);
   }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "models/weights/mla_slots.h"
 #include "models/weights/moe_slots.h"
@@ -160,6 +161,12 @@ absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const 
 
 absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
                       const TensorNames& names, const Checkpoint& checkpoint, WeightSlots* slots) {
+  if (spec.num_labels > 0) {
+    QUIRE_ASSIGN_OR_RETURN(slots->labels,
+                           finder.Find("score.weight", {{spec.num_labels, "num_labels"},
+                                                        {spec.hidden, "hidden_size"}}));
+  }
+  if (!spec.has_head) return absl::OkStatus();
   const std::string weight_name = absl::StrCat(names.head, ".weight");
   if (!spec.tie_embeddings) {
     QUIRE_ASSIGN_OR_RETURN(
@@ -223,6 +230,44 @@ std::string MaxCodedForm(const WeightSlots& slots) {
   return std::max_element(elements.begin(), elements.end(),
                           [](const auto& a, const auto& b) { return a.second < b.second; })
       ->first;
+}
+
+// Which matrix of a slot differs from its like in another one, as a GPU would hold them; null:
+// none.
+const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
+                            const WeightTarget& target) {
+  const auto held = [&target](MatrixForm form) {
+    // CudaPacking: plain elements have the type of activations.
+    if (form.is_plain() && target.activation == DType::kBF16) form.dtype = DType::kBF16;
+    return form;
+  };
+  for (std::size_t i = 0; i < slot.matrices.size(); ++i) {
+    const MatrixSlot& matrix = slot.matrices[i];
+    if (i >= like.matrices.size() || matrix.n != like.matrices[i].n ||
+        held(matrix.form) != held(like.matrices[i].form)) {
+      return &matrix;
+    }
+  }
+  return nullptr;
+}
+
+// A GPU computes all experts of a layer at once, as matrices of one form.
+absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slots) {
+  for (const LayerSlots& layer : slots.layers) {
+    for (const std::vector<LinearSlot>* experts : {&layer.moe.gate_up, &layer.moe.down}) {
+      for (const LinearSlot& expert : *experts) {
+        const LinearSlot& first = experts->front();
+        const MatrixSlot* const other = OtherForm(expert, first, target);
+        if (other == nullptr) continue;
+        const MatrixSlot& like = first.matrices[0];
+        return absl::UnimplementedError(absl::StrCat(
+            other->parts[0]->file, ": tensor ", other->parts[0]->name, " would be held as ",
+            FormName(other->form), ", ", like.parts[0]->name, " as ", FormName(like.form),
+            ": GPUs compute experts of one form; model.quantization int8_g32 makes them so"));
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Codes that no kernel multiplies with take more memory than the file.
@@ -297,10 +342,23 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
   linear(slots.head);
 }
 
+// Files of a bare ...Model, and of embedders made from one, have no "model." before their names.
+TensorNames NamesIn(const Checkpoint& checkpoint, TensorNames names) {
+  constexpr absl::string_view kPrefix = "model.";
+  if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr) return names;
+  const absl::string_view bare = absl::StripPrefix(names.embedding, kPrefix);
+  if (checkpoint.Find(absl::StrCat(bare, ".weight")) == nullptr) return names;
+  for (absl::string_view* name : {&names.embedding, &names.final_norm, &names.layer_prefix}) {
+    absl::ConsumePrefix(name, kPrefix);
+  }
+  return names;
+}
+
 }  // namespace
 
-absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
+absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& family_names,
                                         const Checkpoint& checkpoint, const WeightTarget& target) {
+  const TensorNames names = NamesIn(checkpoint, family_names);
   SlotFinder finder(checkpoint);
   const FormChooser chooser(target);
   WeightSlots slots;
@@ -318,6 +376,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   QUIRE_RETURN_IF_ERROR(CheckUnused(finder, spec, names, checkpoint, &slots));
   slots.pieces = finder.TakePieces();
   CountParameters(finder, spec, names, &slots);
+  if (target.cuda) QUIRE_RETURN_IF_ERROR(CheckExpertForms(target, slots));
   slots.coded_format = MaxCodedForm(slots);
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);

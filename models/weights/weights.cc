@@ -410,17 +410,34 @@ absl::Status AllocateMatrices(const LinearSlot& slot, LinearWeights* weights) {
   return absl::OkStatus();
 }
 
-// Matrices of one kind as groups, if all experts have one and no bias.
-std::optional<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& experts) {
-  const bool is_plain =
-      std::all_of(experts.begin(), experts.end(), [](const LinearWeights& weights) {
-        return weights.matrices.size() == 1 && weights.bias == nullptr;
-      });
-  if (!is_plain) return std::nullopt;
-  return kernels::LinearGroupsOf(static_cast<std::uint32_t>(experts.size()),
-                                 [&experts](std::uint32_t expert) -> const kernels::PackedLinear& {
-                                   return experts[expert].matrices[0];
-                                 });
+// The matrices of one kind as groups. REQUIRES: FindWeights saw one form, and the matrices of each
+// expert lie as those of the first do.
+std::vector<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& experts) {
+  std::vector<kernels::LinearGroups> groups;
+  if (experts.empty()) return groups;
+  const LinearWeights& first = experts[0];
+  const float* bias = first.bias;
+  for (std::size_t i = 0; i < first.matrices.size(); ++i) {
+    std::optional<kernels::LinearGroups> found = kernels::LinearGroupsOf(
+        static_cast<std::uint32_t>(experts.size()),
+        [&experts, i](std::uint32_t expert) -> const kernels::PackedLinear& {
+          return experts[expert].matrices[i];
+        });
+    QUIRE_CHECK(found.has_value());
+    if (bias != nullptr) {
+      found->bias = bias;
+      found->bias_distance = experts.size() == 1 ? 0 : experts[1].bias - first.bias;
+      bias += first.matrices[i].n();
+    }
+    groups.push_back(*found);
+  }
+  for (std::size_t expert = 0; expert < experts.size(); ++expert) {
+    QUIRE_CHECK(experts[expert].matrices.size() == groups.size());
+    QUIRE_CHECK(first.bias == nullptr ||
+                experts[expert].bias - first.bias ==
+                    static_cast<std::int64_t>(expert) * groups[0].bias_distance);
+  }
+  return groups;
 }
 
 }  // namespace
@@ -434,6 +451,17 @@ absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& w
     params.y = params.y + matrix.n();
     if (params.bias != nullptr) params.bias += matrix.n();
     if (params.residual != nullptr) params.residual += matrix.n();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ApplyGroups(const kernels::Backend& backend,
+                         std::span<const kernels::LinearGroups> weights,
+                         kernels::GroupedLinearParams params) {
+  for (const kernels::LinearGroups& groups : weights) {
+    params.weights = groups;
+    QUIRE_RETURN_IF_ERROR(kernels::GroupedLinear(backend, params));
+    params.y = params.y + groups.first->n();
   }
   return absl::OkStatus();
 }

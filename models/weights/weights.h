@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -89,11 +88,12 @@ struct LayerSlots {
 struct WeightSlots {
   const formats::StoredTensor* embedding = nullptr;  // [vocab, hidden]
   std::vector<LayerSlots> layers;
-  VectorSlot final_norm;                 // [hidden]
-  LinearSlot head;                       // the embedding when tied
-  std::int64_t parameter_count = 0;      // a tied matrix counts once
-  DType stored_dtype = DType::kInvalid;  // of most parameters; kInvalid: blocks
-  std::string coded_format;              // of most weights of layers: "int4_g32"; empty: none
+  VectorSlot final_norm;  // [hidden]
+  LinearSlot head;        // the embedding when tied; empty without ModelSpec::has_head
+  const formats::StoredTensor* labels = nullptr;  // [labels, hidden], where there are some
+  std::int64_t parameter_count = 0;               // a tied matrix counts once
+  DType stored_dtype = DType::kInvalid;           // of most parameters; kInvalid: blocks
+  std::string coded_format;  // of most weights of layers: "int4_g32"; empty: none
   std::vector<std::string> warnings;
   // Parts of stored tensors that slots point to, such as one expert of a stack.
   std::vector<std::shared_ptr<const formats::StoredTensor>> pieces;
@@ -110,7 +110,8 @@ struct WeightTarget {
 // Finds every tensor, checks shapes and types, refuses tensors that the model has no place for, and
 // chooses the form of every matrix. Returns INVALID_ARGUMENT that names the tensor, both shapes and
 // the keys behind them, or the tensor, its inputs and what model.quantization needs; UNIMPLEMENTED
-// for a type that is not read, or not by GPUs. REQUIRES: CheckBuilt(spec) is OK.
+// for a type that is not read, or not by GPUs, and for experts of a layer that a GPU would hold in
+// different forms. REQUIRES: CheckBuilt(spec) is OK.
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target);
 
@@ -150,20 +151,22 @@ struct LinearWeights {
 // are filled in here.
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params);
+// The same for the rows of every group; params as of kernels::GroupedLinear, whose weights are
+// filled in here.
+absl::Status ApplyGroups(const kernels::Backend& backend,
+                         std::span<const kernels::LinearGroups> weights,
+                         kernels::GroupedLinearParams params);
 
 // A mixture of experts; empty where the layer is dense. On a GPU the matrices of one kind lie at
-// equal distances from expert to expert, as long as all experts have the same form.
+// equal distances from expert to expert, and so do their biases.
 struct MoeWeights {
-  // Whether a GPU computes all experts at once, with the number of rows of each read on the device.
-  bool has_groups() const { return gate_up_groups && down_groups; }
-
   LinearWeights router;                // [experts, hidden]
   const float* choice_bias = nullptr;  // [experts]
   std::vector<LinearWeights> gate_up;  // [2 * intermediate, hidden] of each expert
   std::vector<LinearWeights> down;     // [hidden, intermediate] of each expert
-  // On a GPU: the two as groups, where GroupedLinear takes them and no expert has a bias.
-  std::optional<kernels::LinearGroups> gate_up_groups;
-  std::optional<kernels::LinearGroups> down_groups;
+  // On a GPU the two as groups: of the first matrix of all experts, of the second, ...
+  std::vector<kernels::LinearGroups> gate_up_groups;
+  std::vector<kernels::LinearGroups> down_groups;
   LinearWeights shared_gate_up;  // [2 * shared intermediate, hidden]
   LinearWeights shared_down;     // [hidden, shared intermediate]
   LinearWeights shared_gate;     // [1, hidden]

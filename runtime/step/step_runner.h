@@ -21,13 +21,23 @@ class StepRunner {
   // REQUIRES: fewer than max_steps_in_flight() steps are launched and not collected.
   virtual absl::Status Run(const StepBatch& batch) = 0;
 
+  // Samples what Run has left out of the step that was launched last. In the meantime the device
+  // computes what comes before, so a mask may be made of the tokens of the step before while this
+  // one runs. An error is what Collect returns for the step.
+  // REQUIRES: the step has late samples, each with the token before it in `row.history` where that
+  // counts tokens; no step before it is in flight; called once, before the next Run or Collect.
+  virtual void SampleLate(const StepBatch& batch) = 0;
+
   // Results of the oldest launched step; valid until the next Run or Collect. REQUIRES: a launched
-  // step.
+  // step, with its late samples if it has some.
   virtual absl::StatusOr<const StepResult*> Collect() = 0;
 
   // How many steps may be launched before the oldest is collected. With more than one, a step may
   // name tokens that the step before it samples (StepBatch::token_ids).
   virtual int max_steps_in_flight() const { return 1; }
+
+  // Whether it computes StepBatch::pools.
+  virtual bool can_pool() const { return false; }
 };
 
 }  // namespace quire::models

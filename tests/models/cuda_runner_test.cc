@@ -22,6 +22,7 @@
 #include "base/cuda_status.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "kernels/comm/communicator.h"
 #include "models/blocks/layer_groups.h"
 #include "models/weights/weights.h"
 #include "runtime/cpu_runner.h"
@@ -197,6 +198,59 @@ void ExpectEqualDistances(const std::vector<LinearWeights>& linears) {
   }
 }
 
+// Three rows that sample, of 3, 100 and 5 tokens, the second of which gives its prompt's
+// log-probabilities: more logits than one block of the head holds, with late samples before and
+// behind them.
+struct LateBatch {
+  LateBatch(Stage& stage, std::span<const std::uint32_t> allowed, bool late) {
+    const std::uint32_t counts[] = {3, 100, 5};
+    std::vector<cache::RowStep> steps;
+    for (std::uint32_t row = 0; row < 3; ++row) {
+      EXPECT_TRUE(stage.cache().Reserve(BatchRow{row}, counts[row] + 1).ok());
+      steps.push_back({BatchRow{row}, 0, counts[row]});
+      const auto first = static_cast<std::uint32_t>(batch.token_ids.size());
+      for (std::uint32_t i = 0; i < counts[row]; ++i) {
+        batch.token_ids.push_back(static_cast<std::int32_t>((row * 31 + i * 7) % 300));
+        if (row != 1 && i + 1 < counts[row]) continue;
+        if (row == 1 && i + 1 < counts[row]) {
+          batch.prompt_logprobs.push_back(
+              {static_cast<std::uint32_t>(batch.logits_tokens.size()), 5, 2});
+        }
+        batch.logits_tokens.push_back(first + i);
+      }
+      batch.rows.push_back({BatchRow{row}, 0, first, counts[row], counts[row]});
+      StepSample sample{.logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size() - 1),
+                        .row = {}};
+      sample.row.num_logprobs = 3;
+      sample.row.seed = row;
+      sample.is_late = late && row != 1;
+      if (row != 1 && !late) sample.row.allowed = allowed.data();
+      batch.samples.push_back(sample);
+    }
+    batch.kv = stage.cache().PrepareStep(steps);
+    batch.copies = stage.cache().TakeCopies();
+    batch.clears = stage.cache().TakeClears();
+  }
+  void Complete(std::size_t sample, std::span<const std::uint32_t> allowed) {
+    batch.samples[sample].row.allowed = allowed.data();
+    batch.samples[sample].is_completed = true;
+  }
+  StepBatch batch;
+};
+
+// Everything that a result says, in one list.
+std::vector<float> ValuesOf(const StepResult& result) {
+  std::vector<float> values;
+  const auto add = [&](const StepToken& token) {
+    values.insert(values.end(), {static_cast<float>(token.token), token.logprob,
+                                 static_cast<float>(token.rank), token.unsampled ? 1.0f : 0.0f});
+    for (const kernels::TopLogprob& top : token.top) values.push_back(top.logprob);
+  };
+  std::ranges::for_each(result.samples, add);
+  std::ranges::for_each(result.prompt_logprobs, add);
+  return values;
+}
+
 class CudaRunnerTest : public testing::Test {
  protected:
   void SetUp() override { cuda_emulator::Reset(); }
@@ -331,6 +385,12 @@ TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
   options = Options(DType::kF32);
   options.max_rows = 0;
   EXPECT_THAT(std::string(stage.MakeRunner(options).message()), HasSubstr("max_rows is 0"));
+  const auto group = kernels::Communicator::CreateGroup(2);
+  ASSERT_TRUE(group.ok()) << group.status();
+  options = Options(DType::kF32);
+  options.comm = (*group)[0].get();
+  EXPECT_EQ(stage.MakeRunner(options),
+            absl::UnimplementedError("a model that is divided among devices runs on CPUs only"));
 }
 
 TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
@@ -459,6 +519,54 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   EXPECT_EQ(std::vector<std::int32_t>({token, (*second)->samples[0].token}), *want);
 }
 
+TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
+  for (const bool cuda : {false, true}) {
+    SCOPED_TRACE(cuda ? "CUDA" : "CPU");
+    std::vector<std::vector<float>> values;
+    for (const bool late : {false, true}) {
+      Stage stage(cuda);
+      ASSERT_TRUE(stage.Load(Fixture()).ok());
+      ASSERT_TRUE(stage.MakePool().ok());
+      RunnerOptions options = Options(DType::kF32);
+      options.max_step_tokens = 160;
+      ASSERT_TRUE(stage.MakeRunner(options).ok());
+      std::vector<std::uint32_t> allowed(kernels::MaskWords(stage.model().spec.vocab_size));
+      for (std::size_t i = 0; i < allowed.size(); ++i) {
+        allowed[i] = 0x9e3779b9u * static_cast<std::uint32_t>(i + 1);
+      }
+      LateBatch made(stage, allowed, late);
+      ASSERT_GT(made.batch.logits_tokens.size(), 64);
+      ASSERT_TRUE(stage.runner().Run(made.batch).ok());
+      stage.cache().CompleteStep();
+      if (late) {
+        for (const std::size_t i : {0, 2}) made.Complete(i, allowed);
+        stage.runner().SampleLate(made.batch);
+      }
+      const auto result = stage.runner().Collect();
+      ASSERT_TRUE(result.ok()) << result.status();
+      values.push_back(ValuesOf(**result));
+      for (const std::size_t i : {0, 2}) {
+        const auto token = static_cast<std::uint32_t>((*result)->samples[i].token);
+        EXPECT_NE(allowed[token / 32] >> (token % 32) & 1, 0) << i;
+      }
+      // A late sample without a mask leaves the others as they are.
+      LateBatch again(stage, allowed, true);
+      ASSERT_TRUE(stage.runner().Run(again.batch).ok());
+      stage.cache().CompleteStep();
+      again.Complete(2, allowed);
+      stage.runner().SampleLate(again.batch);
+      const auto second = stage.runner().Collect();
+      ASSERT_TRUE(second.ok()) << second.status();
+      EXPECT_TRUE((*second)->samples[0].unsampled);
+      EXPECT_FALSE((*second)->samples[1].unsampled);
+      constexpr std::size_t kValuesOfSample = 4 + 3;
+      EXPECT_EQ(static_cast<float>((*second)->samples[2].token),
+                values.back()[2 * kValuesOfSample]);
+    }
+    EXPECT_EQ(values[0], values[1]);
+  }
+}
+
 // A fork copies the page that both sequences would write; a cleared page is zero, scales included.
 TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -540,18 +648,24 @@ struct MixtureRun {
   std::map<std::string, std::uint64_t> launches;
 };
 
-MixtureRun RunMixture(const formats::ModelFiles& files, Quantization quantization, bool graphs) {
+struct Mixture {
+  const char* fixture;
+  DType dtype = DType::kBF16;
+  Quantization quantization = Quantization::kAuto;
+};
+
+MixtureRun RunMixture(const formats::ModelFiles& files, const Mixture& mixture, bool graphs) {
   MixtureRun run;
-  Stage stage(true, DType::kBF16);
-  EXPECT_TRUE(stage.Load(files, LoadMode::kReal, quantization).ok());
+  Stage stage(true, mixture.dtype);
+  EXPECT_TRUE(stage.Load(files, LoadMode::kReal, mixture.quantization).ok());
   EXPECT_TRUE(stage.MakePool().ok());
-  RunnerOptions options = Options(DType::kBF16);
+  RunnerOptions options = Options(mixture.dtype);
   options.graphs = graphs;
   EXPECT_TRUE(stage.MakeRunner(options).ok());
   run.logits.resize(stage.model().spec.vocab_size);
   stage.logits_out = run.logits.data();
-  const char* const kernels[] = {"router", "sort_by_expert", "grouped_linear", "sum_chosen_rows",
-                                 "add_weighted_rows"};
+  const char* const kernels[] = {"router", "sort_by_expert", "grouped_linear",
+                                 "grouped_linear_scalar", "sum_chosen_rows"};
   for (const char* kernel : kernels) run.launches[kernel] = cuda_emulator::LaunchCount(kernel);
   const auto tokens = stage.Generate(0, {5, 6, 7, 8, 9, 10, 11, 12, 13}, 6);
   EXPECT_TRUE(tokens.ok()) << tokens.status();
@@ -561,12 +675,24 @@ MixtureRun RunMixture(const formats::ModelFiles& files, Quantization quantizatio
   return run;
 }
 
-// A capture refuses every wait of the host, so a graph shows that there is none.
-TEST_F(CudaRunnerTest, MixturesOfPlainMatricesRunAsGraphs) {
-  for (const char* const name : {"qwen3-moe-bf16", "mixtral-bf16", "deepseek-v3-bf16"}) {
-    SCOPED_TRACE(name);
-    const MixtureRun with = RunMixture(Fixture(name), Quantization::kAuto, true);
-    const MixtureRun without = RunMixture(Fixture(name), Quantization::kAuto, false);
+// Plain matrices, codes of every kind, biases, f32. A capture refuses every wait of the host, so a
+// graph shows that there is none.
+TEST_F(CudaRunnerTest, MixturesRunAsGraphs) {
+  const Mixture mixtures[] = {{"qwen3-moe-bf16"},
+                              {"mixtral-bf16"},
+                              {"deepseek-v3-bf16"},
+                              {"gpt-oss-bf16"},
+                              {"gpt-oss-mxfp4"},
+                              {"gpt-oss-mxfp4", DType::kF32},
+                              {"mixtral-bf16", DType::kF32},
+                              {"qwen3-moe-bf16", DType::kBF16, Quantization::kInt8},
+                              {"qwen3-moe-bf16", DType::kBF16, Quantization::kInt8G32},
+                              {"qwen3-moe-bf16", DType::kBF16, Quantization::kInt4G32}};
+  for (const Mixture& mixture : mixtures) {
+    SCOPED_TRACE(absl::StrCat(mixture.fixture, " ", DTypeName(mixture.dtype), " ",
+                              QuantizationName(mixture.quantization)));
+    const MixtureRun with = RunMixture(Fixture(mixture.fixture), mixture, true);
+    const MixtureRun without = RunMixture(Fixture(mixture.fixture), mixture, false);
     EXPECT_EQ(with.graphs, 1u);
     EXPECT_EQ(without.graphs, 0u);
     EXPECT_EQ(with.tokens, without.tokens);
@@ -574,26 +700,121 @@ TEST_F(CudaRunnerTest, MixturesOfPlainMatricesRunAsGraphs) {
         std::memcmp(with.logits.data(), without.logits.data(), with.logits.size() * sizeof(float)),
         0);
     // As many in every mixture, whatever the number of its experts (4 or 8 here).
+    const char* const product =
+        mixture.dtype == DType::kF32 ? "grouped_linear_scalar" : "grouped_linear";
     for (const MixtureRun& run : {with, without}) {
-      const std::uint64_t mixtures = run.launches.at("router");
-      EXPECT_GT(mixtures, 0u);
-      EXPECT_EQ(run.launches.at("sort_by_expert"), mixtures);
-      EXPECT_EQ(run.launches.at("grouped_linear"), 2 * mixtures);
-      EXPECT_EQ(run.launches.at("sum_chosen_rows"), mixtures);
-      EXPECT_EQ(run.launches.at("add_weighted_rows"), 0u);
+      const std::uint64_t count = run.launches.at("router");
+      EXPECT_GT(count, 0u);
+      EXPECT_EQ(run.launches.at("sort_by_expert"), count);
+      EXPECT_EQ(run.launches.at(product), 2 * count);
+      EXPECT_EQ(run.launches.at("sum_chosen_rows"), count);
     }
   }
 }
 
-TEST_F(CudaRunnerTest, OtherMixturesWaitForTheirRouters) {
-  const std::pair<const char*, Quantization> cases[] = {{"qwen3-moe-bf16", Quantization::kInt8G32},
-                                                        {"gpt-oss-bf16", Quantization::kAuto}};
-  for (const auto& [name, quantization] : cases) {
-    SCOPED_TRACE(name);
-    const MixtureRun run = RunMixture(Fixture(name), quantization, true);
-    EXPECT_EQ(run.graphs, 0u);
-    EXPECT_EQ(run.launches.at("grouped_linear"), 0u);
-    EXPECT_GT(run.launches.at("add_weighted_rows"), 0u);
+using Launches = std::map<std::string, std::uint64_t>;
+
+// Every kernel of `more` as often as `less` has it not.
+Launches Beyond(Launches more, const Launches& less) {
+  for (const auto& [kernel, count] : less) more[kernel] -= count;
+  std::erase_if(more, [](const auto& entry) { return entry.second == 0; });
+  return more;
+}
+
+// Shapes that the kernels of tensor cores take. `experts` 0: dense.
+std::string CountedConfig(int layers, int experts, bool norms_heads) {
+  return absl::StrCat(
+      R"({"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+          "intermediate_size": 192, "vocab_size": 384, "max_position_embeddings": 512,
+          "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu",
+          "tie_word_embeddings": true, "torch_dtype": "bfloat16", "num_hidden_layers": )",
+      layers,
+      experts > 0   ? absl::StrCat(R"(, "architectures": ["MixtralForCausalLM"],
+          "model_type": "mixtral", "sliding_window": null, "num_experts_per_tok": 2,
+          "num_local_experts": )",
+                                   experts, "}")
+      : norms_heads ? R"(, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+          "use_sliding_window": false})"
+                    : R"(, "architectures": ["LlamaForCausalLM"], "model_type": "llama"})");
+}
+
+// One token more in each of the first `rows` rows, which have `cached`. Nothing of the step has run
+// before the host asks for its result, so the host has waited for none of it.
+void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
+  StepBatch batch;
+  std::vector<cache::RowStep> steps;
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    ASSERT_TRUE(stage.cache().Reserve(BatchRow{row}, cached + 1).ok());
+    steps.push_back({BatchRow{row}, cached, 1});
+    batch.token_ids.push_back(static_cast<std::int32_t>(7 + row));
+    batch.rows.push_back(
+        {.batch_row = BatchRow{row}, .cache_length = cached, .first_token = row, .num_tokens = 1});
+    batch.logits_tokens.push_back(row);
+    StepSample sample{.logits_index = row, .row = {}};
+    sample.row.temperature = 0;
+    batch.samples.push_back(sample);
+  }
+  batch.kv = stage.cache().PrepareStep(steps);
+  batch.copies = stage.cache().TakeCopies();
+  batch.clears = stage.cache().TakeClears();
+  const Launches before = cuda_emulator::LaunchCounts();
+  ASSERT_TRUE(stage.runner().Run(batch).ok());
+  EXPECT_EQ(cuda_emulator::LaunchCounts(), before);
+  stage.cache().CompleteStep();
+  ASSERT_TRUE(stage.runner().Collect().ok());
+}
+
+// Of the third decode step of `rows` sequences.
+Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool graphs) {
+  EditableFiles files;
+  files.Set("config.json", config);
+  Stage stage(true, DType::kBF16);
+  RunnerOptions options = Options(DType::kBF16);
+  options.graphs = graphs;
+  EXPECT_TRUE(stage.Load(files.Files(), LoadMode::kDummy).ok());
+  EXPECT_TRUE(stage.MakePool().ok());
+  EXPECT_TRUE(stage.MakeRunner(options).ok());
+  const std::vector<std::int32_t> prompt = {5, 6, 7};
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    EXPECT_TRUE(stage.Launch(row, prompt, 0, 3, 3).ok());
+    EXPECT_TRUE(stage.runner().Collect().ok());
+  }
+  for (const std::uint32_t cached : {3u, 4u}) Decode(stage, rows, cached);
+  const Launches before = cuda_emulator::LaunchCounts();
+  Decode(stage, rows, 5);
+  EXPECT_EQ(stage.cuda().graph_steps(), graphs ? 2u : 0u);
+  return Beyond(cuda_emulator::LaunchCounts(), before);
+}
+
+// Kernels and not bytes bound a small batch, so what a layer launches is held, and what a step
+// launches beside its layers.
+TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
+  const Launches attention = {
+      {"rms_norm", 1}, {"linear", 2}, {"qkv_store", 1}, {"attention decode sm_90a", 1}};
+  Launches dense = attention;
+  dense["rms_norm"] += 1;
+  dense["linear"] += 2;  // gate and up with their product, and down
+  Launches mixture = attention;
+  mixture["rms_norm"] += 1;
+  mixture["linear"] += 1;  // of the router
+  for (const char* const kernel : {"router", "sort_by_expert", "sum_chosen_rows"}) {
+    mixture[kernel] = 1;
+  }
+  mixture["grouped_linear"] = 2;
+  const Launches outside = {{"step inputs", 1},  {"attention plan", 1}, {"embedding", 1},
+                            {"rope_angles", 1},  {"rms_norm", 1},       {"linear", 1},
+                            {"sampler_scan", 1}, {"sampler_finish", 1}};
+  const std::tuple<int, bool, std::uint32_t, bool> cases[] = {
+      {0, false, 1, true}, {0, false, 1, false}, {0, true, 3, true}, {0, false, 3, false},
+      {4, false, 1, true}, {8, false, 3, false}, {8, false, 3, true}};
+  for (const auto& [experts, norms_heads, rows, graphs] : cases) {
+    SCOPED_TRACE(absl::StrCat(experts, " experts, ", rows, " rows", graphs ? ", graphs" : "",
+                              norms_heads ? ", norms of heads" : ""));
+    const Launches one = LaunchesOfDecode(CountedConfig(1, experts, norms_heads), rows, graphs);
+    const Launches two = LaunchesOfDecode(CountedConfig(2, experts, norms_heads), rows, graphs);
+    const Launches layer = Beyond(two, one);
+    EXPECT_EQ(layer, experts == 0 ? dense : mixture);
+    EXPECT_EQ(Beyond(one, layer), outside);
   }
 }
 

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,15 +112,20 @@ struct Tensors {
   }
   const std::vector<float>& operator[](const std::string& name) const { return *all.at(name); }
 
+  // Stored as bf16 of whatever value, in the first half of its memory.
+  void MakeHalf(const std::string& name) { halves.insert(name); }
+
   Checkpoint Make() const {
     std::vector<formats::StoredTensor> tensors;
     for (const auto& [name, values] : all) {
+      const bool half = halves.contains(name);
       formats::StoredTensor tensor;
       tensor.name = name;
-      tensor.type = "F32";
-      tensor.dtype = DType::kF32;
+      tensor.type = half ? "BF16" : "F32";
+      tensor.dtype = half ? DType::kBF16 : DType::kF32;
       tensor.shape = shapes.at(name);
       tensor.bytes = std::as_bytes(std::span(*values));
+      if (half) tensor.bytes = tensor.bytes.first(tensor.bytes.size() / 2);
       tensor.file = "made up";
       tensors.push_back(std::move(tensor));
     }
@@ -128,6 +134,7 @@ struct Tensors {
 
   std::map<std::string, std::vector<std::int64_t>> shapes;
   std::map<std::string, std::shared_ptr<std::vector<float>>> all;
+  std::set<std::string> halves;
 };
 
 std::string Layer1(const std::string& name) {
@@ -381,6 +388,28 @@ TEST(MoeWeightsTest, MissingSurplusAndMisshapenExpertsAreRefusedByName) {
   dense_too.Set(Layer1("mlp.gate_proj.weight"), {96, kHidden}, std::vector<float>(96 * kHidden));
   EXPECT_THAT(std::string(FindError(spec, dense_too).message()),
               HasSubstr("mlp.gate_proj.weight has no place"));
+}
+
+// A GPU would compute them at once; elements of both types are bf16 for activations of bf16.
+TEST(MoeWeightsTest, ExpertsOfDifferentFormsAreRefusedForGpus) {
+  const ModelSpec spec = TestSpec();
+  Tensors tensors(spec);
+  const auto status_for = [&](const WeightTarget& target) {
+    const Checkpoint checkpoint = tensors.Make();
+    return FindWeights(spec, kNames, checkpoint, target).status();
+  };
+  const WeightTarget f32{.cuda = true, .activation = DType::kF32};
+  EXPECT_TRUE(status_for(f32).ok()) << status_for(f32);
+  const std::string down = Layer1("mlp.experts.5.down_proj.weight");
+  tensors.MakeHalf(down);
+  const absl::Status status = status_for(f32);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat(down, " would be held as bf16, ",
+                                     Layer1("mlp.experts.0.down_proj.weight"), " as f32: GPUs")));
+  EXPECT_TRUE(status_for({}).ok()) << status_for({});
+  EXPECT_TRUE(status_for({.cuda = true, .activation = DType::kBF16}).ok());
+  EXPECT_TRUE(status_for({.cuda = true, .quantization = Quantization::kInt8G32}).ok());
 }
 
 TEST(MoeWeightsTest, RouterAndSharedGateAreNeverConverted) {

@@ -179,7 +179,8 @@ TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
     const auto runner = ModelRunner::Create(*model, cpu.backend, &*pool, options);
     ASSERT_TRUE(runner.ok()) << runner.status();
     const std::int64_t buffers = StepBuffers::BytesFor(model->spec, LimitsOf(options));
-    EXPECT_EQ(plan->workspace_bytes, buffers + cpu.backend.scratch_bytes());
+    const std::int64_t pooled = std::int64_t{options.max_rows} * model->spec.hidden * sizeof(float);
+    EXPECT_EQ(plan->workspace_bytes, buffers + pooled + cpu.backend.scratch_bytes());
     EXPECT_EQ((*runner)->workspace_bytes(), plan->workspace_bytes);
     EXPECT_EQ(cpu.backend.scratch_bytes() > 0, quantization != Quantization::kNone);
     const std::int64_t reserved = cpu.backend.scratch_bytes();

@@ -54,7 +54,10 @@ class Stage {
                   {.activation = options.activation,
                    .quantization = options.quantization,
                    .max_context_tokens =
-                       options.max_context_tokens == 0 ? row_tokens : options.max_context_tokens}));
+                       options.max_context_tokens == 0 ? row_tokens : options.max_context_tokens,
+                   .part = options.comm == nullptr
+                               ? RankPart{}
+                               : RankPart{options.comm->rank(), options.comm->size()}}));
     if (options.edit_spec) options.edit_spec(&stage->model_->spec);
     // Twice the rows and pages that are needed, so that tables have gaps and most ids are
     // elsewhere.
@@ -74,6 +77,7 @@ class Stage {
         stage->MakeRunner({.max_rows = max_rows,
                            .max_step_tokens = num_rows * std::max(options.chunk, 1u),
                            .max_logprobs = kTop,
+                           .comm = options.comm,
                            .activation = options.activation,
                            .max_context_tokens = row_pages * kPageSize,
                            .graphs = options.graphs}));

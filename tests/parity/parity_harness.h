@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "formats/model_files.h"
+#include "kernels/comm/communicator.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/quantization.h"
 
@@ -71,6 +72,9 @@ struct ReplayOptions {
   // What the device is taken for, at most what it is: 80 chooses the portable kernels on 9.0 too.
   // 0: what it is.
   std::int32_t compute_capability = 0;
+  // Replays a rank's part of the model; every rank of the group replays the same on a thread of its
+  // own. Null: the whole model.
+  kernels::Communicator* comm = nullptr;
   DType activation = DType::kF32;
   Quantization quantization = Quantization::kAuto;
   bool graphs = true;

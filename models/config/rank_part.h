@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+
+namespace quire::models {
+
+// Which part of a model a device has, where several share it.
+struct RankPart {
+  std::uint32_t rank = 0;
+  std::uint32_t size = 1;  // ranks that share the model
+
+  bool is_whole() const { return size == 1; }
+  friend bool operator==(const RankPart&, const RankPart&) = default;
+};
+
+}  // namespace quire::models
