@@ -1,4 +1,5 @@
-# Debian 12 packages, with the oldest version that is known to work. Nothing is downloaded.
+# Debian 12 packages, with the oldest version that is known to work. Nothing is downloaded; xgrammar.cmake has the one
+# library that Debian lacks.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(absl REQUIRED)

@@ -16,6 +16,17 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/quire ${PROJECT_SOURCE_DIR}/proto/
         DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/proto COMPONENT assets
         FILES_MATCHING PATTERN "*.proto")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT assets)
+if(QUIRE_HAS_XGRAMMAR)  # a static part of quired
+  install(FILES ${xgrammar}/LICENSE ${xgrammar}/NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR}/xgrammar COMPONENT assets)
+  install(FILES ${xgrammar}/3rdparty/dlpack/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR}/xgrammar RENAME dlpack_license
+          COMPONENT assets)
+  file(READ ${xgrammar}/3rdparty/picojson/picojson.h picojson)
+  string(FIND "${picojson}" "*/" licence_end)  # its first comment
+  string(SUBSTRING "${picojson}" 0 ${licence_end} picojson_license)
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/picojson_license CONTENT "${picojson_license}*/\n" @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/picojson_license DESTINATION ${CMAKE_INSTALL_DOCDIR}/xgrammar
+          COMPONENT assets)
+endif()
 install(FILES ${PROJECT_SOURCE_DIR}/assets/story/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
         RENAME embedded_model.md COMPONENT assets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs

@@ -17,6 +17,7 @@
 #include "base/published.h"
 #include "base/status.h"
 #include "base/thread_name.h"
+#include "base/within_memory.h"
 #include "engine/output/output_stage.h"
 #include "engine/output/unread_answers.h"
 #include "engine/request/engine_options.h"
@@ -52,6 +53,17 @@ absl::Status CheckPriority(const Request& request, const TenantLimits& limits) {
        {"range", absl::StrCat(most_urgent, " to ", kMaxPriority)}});
 }
 
+absl::Status CheckTask(const Request& request, bool has_head, bool can_pool) {
+  const bool can = request.task == Task::kEmbed ? can_pool : has_head;
+  if (can) return absl::OkStatus();
+  return WithReason(absl::UnimplementedError(
+                        request.task == Task::kEmbed
+                            ? "embedding is not computed on this device"
+                            : "the model has no output matrix: it can embed, and nothing else"),
+                    Reason::kFeatureUnsupported,
+                    {{"feature", request.task == Task::kEmbed ? "embed" : "generate"}});
+}
+
 // How long a caller that wants to see the pages waits for the end of a step.
 constexpr absl::Duration kSnapshotTimeout = absl::Seconds(1);
 
@@ -63,6 +75,7 @@ class Engine::Impl {
        models::StepRunner* runner, const text::Tokenizer* tokenizer, const Clock* clock,
        probe::Registry* metrics)
       : options_(options),
+        can_pool_(runner->can_pool()),
         cache_(std::move(cache)),
         clock_(clock),
         inbox_(std::make_shared<Inbox>()),
@@ -78,7 +91,8 @@ class Engine::Impl {
         core_(step_options_, cache_.get(), runner, clock, &queue_, &probe_),
         output_({.num_workers = options.text_threads,
                  .ring_items = RingItems(options, options.max_running_sequences),
-                 .stream_queue_tokens = options.stream_queue_tokens},
+                 .stream_queue_tokens = options.stream_queue_tokens,
+                 .id_key = cache_->hash_key()},
                 tokenizer, clock, &table_, &probe_, inbox_),
         text_(options_,
               {.hash_key = cache_->hash_key(),
@@ -103,7 +117,8 @@ class Engine::Impl {
 
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request) {
     probe_.Received();
-    absl::StatusOr<std::shared_ptr<TokenStream>> stream = TryAccept(std::move(request));
+    absl::StatusOr<std::shared_ptr<TokenStream>> stream =
+        WithinMemory([&] { return TryAccept(std::move(request)); });
     if (!stream.ok()) {
       const auto reason = GetErrorReason(stream.status());
       probe_.Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
@@ -193,6 +208,7 @@ class Engine::Impl {
 
  private:
   absl::Status CheckRequest(const Request& request, const HotOptions& hot) const;
+  absl::Status CheckConstraint(const Request& request) const;
   absl::StatusOr<std::shared_ptr<TokenStream>> TryAccept(Request request);
   std::shared_ptr<AcceptedRequest> MakeAccepted(Request request, const HotOptions& hot);
   absl::Status TakePlace(const std::shared_ptr<AcceptedRequest>& live);
@@ -235,6 +251,7 @@ class Engine::Impl {
   void PublishStats(absl::Time now);
 
   const EngineOptions options_;
+  const bool can_pool_;
   const std::unique_ptr<cache::CacheManager> cache_;
   const Clock* const clock_;
   const std::shared_ptr<Inbox> inbox_;
@@ -444,6 +461,22 @@ absl::Status Engine::Impl::OnEngineThread(const std::function<void()>& call) {
   return is_posted && done.get_future().get() ? absl::OkStatus() : NoThreadError();
 }
 
+absl::Status Engine::Impl::CheckConstraint(const Request& request) const {
+  if (!request.constraint.has_value()) return absl::OkStatus();
+  if (options_.constraints == nullptr) {
+    const char* field = "constraint";
+    if (request.constraint->kind == ConstraintKind::kToolCalls) {
+      field = request.constraint->calls_are_optional ? "chat.tools" : "chat.tool_choice";
+    }
+    return WithReason(absl::UnimplementedError("this server has no structured output"),
+                      Reason::kFeatureUnsupported, {{"field", field}});
+  }
+  if (!request.stopping.ignore_eos) return absl::OkStatus();
+  return WithReason(absl::InvalidArgumentError(
+                        "stopping.ignore_eos is set, with a constraint the end of the text is its"),
+                    Reason::kBadParameter, {{"field", "stopping.ignore_eos"}});
+}
+
 absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions& hot) const {
   const std::int64_t bytes = InputBytes(request);
   if (bytes > hot.max_input_bytes) {
@@ -464,9 +497,13 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
   if (bytes == 0 && !std::holds_alternative<ChatPrompt>(request.prompt)) {
     return WithReason(absl::InvalidArgumentError("prompt is empty"), Reason::kPromptMissing);
   }
-  QUIRE_RETURN_IF_ERROR(Validate(request.sampling, hot.limits));
-  QUIRE_RETURN_IF_ERROR(Validate(request.stopping, hot.limits));
-  QUIRE_RETURN_IF_ERROR(Validate(request.output, hot.limits));
+  QUIRE_RETURN_IF_ERROR(CheckTask(request, options_.has_head, can_pool_));
+  if (request.generates()) {
+    QUIRE_RETURN_IF_ERROR(Validate(request.sampling, hot.limits));
+    QUIRE_RETURN_IF_ERROR(Validate(request.stopping, hot.limits));
+    QUIRE_RETURN_IF_ERROR(Validate(request.output, hot.limits));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckConstraint(request));
   QUIRE_RETURN_IF_ERROR(CheckPriority(request, hot.tenants.Of(request.tenant)));
   if (request.sampling.choice_count > hot.max_running_sequences) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat(

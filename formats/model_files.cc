@@ -23,6 +23,20 @@ bool IsPlainName(absl::string_view name) {
          name.find_first_of(absl::string_view("/\\\0", 3)) == absl::string_view::npos;
 }
 
+}  // namespace
+
+bool IsNestedName(absl::string_view name) {
+  const std::size_t slash = name.find('/');
+  return slash != absl::string_view::npos && IsPlainName(name.substr(0, slash)) &&
+         IsPlainName(name.substr(slash + 1));
+}
+
+namespace {
+
+bool IsNameInside(absl::string_view name) {
+  return IsPlainName(name) || IsNestedName(name);
+}
+
 absl::Status NotADirectory(absl::string_view path) {
   absl::string_view hint = "it must be a Hugging Face model directory or a .gguf file";
   if (absl::EndsWith(path, ".safetensors") || absl::EndsWith(path, ".json")) {
@@ -96,6 +110,10 @@ ModelFiles ModelFiles::FromMemory(absl::string_view source, std::vector<MemoryFi
 }
 
 bool ModelFiles::Has(absl::string_view name) const {
+  if (!in_memory_ && IsNestedName(name)) {
+    std::error_code error;
+    return fs::exists(LabelOf(name), error);
+  }
   return std::binary_search(names_.begin(), names_.end(), name,
                             [](absl::string_view a, absl::string_view b) { return a < b; });
 }
@@ -105,7 +123,7 @@ std::string ModelFiles::LabelOf(absl::string_view name) const {
 }
 
 absl::StatusOr<ModelFile> ModelFiles::Open(absl::string_view name) const {
-  if (!IsPlainName(name)) {
+  if (!IsNameInside(name)) {
     return absl::InvalidArgumentError(
         absl::StrCat(source_, ": \"", name, "\" is not the name of a file in it"));
   }
@@ -125,7 +143,7 @@ absl::StatusOr<ModelFile> ModelFiles::Open(absl::string_view name) const {
 
 absl::StatusOr<std::string> ModelFiles::ReadText(absl::string_view name,
                                                  std::size_t max_bytes) const {
-  if (!in_memory_ && IsPlainName(name)) return ReadSmallFile(LabelOf(name), max_bytes);
+  if (!in_memory_ && IsNameInside(name)) return ReadSmallFile(LabelOf(name), max_bytes);
   QUIRE_ASSIGN_OR_RETURN(const ModelFile file, Open(name));
   return std::string(file.text());
 }

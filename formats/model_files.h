@@ -36,11 +36,15 @@ class ModelFile {
   std::span<const std::byte> bytes_;
 };
 
+// Whether it is "FOLDER/NAME" of two plain file names.
+bool IsNestedName(absl::string_view name);
+
 // Where a model's files come from: a directory, one GGUF file, or bytes that are part of the
 // program.
 //
 // Place:      under every reader of a model, the tokenizer's files included.
-// Invariants: names are plain file names; a name that leaves the directory is refused.
+// Invariants: names are plain file names, or those of one folder down; a name that leaves the
+//             directory is refused.
 // Threads:    const methods from any thread.
 // Lifetime:   an opened ModelFile does not need the ModelFiles. FromMemory's bytes must outlive
 //             both.
@@ -64,7 +68,7 @@ class ModelFiles {
   // Name of the one file that holds configuration, tokenizer and weights; empty: files in Hugging
   // Face layout.
   const std::string& gguf() const { return gguf_; }
-  // Names of all files, sorted.
+  // Names of all files, sorted; those in folders of a directory are not among them.
   const std::vector<std::string>& names() const { return names_; }
   bool Has(absl::string_view name) const;
   // For messages; the file need not exist.

@@ -1,9 +1,12 @@
 #include "text/detokenizer.h"
 
+#include <utility>
+
 namespace quire::text {
 
-Detokenizer::Detokenizer(const Tokenizer& tokenizer, bool skip_special_tokens)
-    : stream_(tokenizer.decoder(), skip_special_tokens) {}
+Detokenizer::Detokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
+                         std::function<bool(absl::string_view)> shows_special)
+    : stream_(tokenizer.decoder(), skip_special_tokens, std::move(shows_special)) {}
 
 std::string Detokenizer::Push(std::int32_t id) {
   std::string bytes;

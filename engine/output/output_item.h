@@ -19,8 +19,10 @@ struct OutputItem {
   enum class Kind : std::uint8_t {
     kStarted,
     kPromptLogprobs,
-    kToken,      // one sampled token; with `finish` the last of its choice
-    kChoiceEnd,  // the engine has ended a choice whose stop string matched
+    kPooled,  // the whole answer of a request to embed
+    kToken,   // one sampled token; with `finish` the last of its choice
+    // The engine has ended a choice whose stop string matched, or with `finish` for that reason.
+    kChoiceEnd,
     kRequestEnd  // nothing follows
   };
 
@@ -29,6 +31,7 @@ struct OutputItem {
     std::int32_t token = 0;
     float logprob = 0;
     std::int32_t rank = 0;
+    float processed_logprob = 0;  // of a sampled token, where it was asked for
     std::vector<kernels::TopLogprob> top;
   };
 
@@ -36,6 +39,7 @@ struct OutputItem {
   struct Start {
     std::int32_t cached_tokens = 0;
     std::int32_t max_tokens = 0;
+    bool opens_reasoning = false;
     std::string prompt_text;                     // with echo_prompt
     std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
   };
@@ -58,6 +62,8 @@ struct OutputItem {
   // kPromptLogprobs: positions [start_position, start_position + prompt_logprobs.size())
   std::int32_t start_position = 0;
   std::vector<PromptLogprob> prompt_logprobs;
+
+  std::vector<float> pooled;  // kPooled: [hidden]
 
   // kRequestEnd
   absl::Status status;

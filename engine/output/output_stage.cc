@@ -32,7 +32,8 @@ OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenize
       probe_(probe),
       inbox_(std::move(inbox)),
       half_(options.ring_items / 2),
-      stream_queue_tokens_(options.stream_queue_tokens) {
+      stream_queue_tokens_(options.stream_queue_tokens),
+      id_key_(options.id_key) {
   for (std::int32_t i = 0; i < options.num_workers; ++i) {
     rings_.push_back(std::make_unique<Ring>(options.ring_items));
     workers_.emplace_back([this, ring = rings_.back().get()] { Work(*ring); });
@@ -131,7 +132,7 @@ void OutputStage::Work(Ring& ring) {
 void OutputStage::Process(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
   std::unique_ptr<OutputState>& state = ring.states[request.arrival];
-  if (state == nullptr) state = std::make_unique<OutputState>(item.request, *tokenizer_);
+  if (state == nullptr) state = std::make_unique<OutputState>(item.request, *tokenizer_, id_key_);
   OutputState& output = *state;
   switch (item.kind) {
     case OutputItem::Kind::kStarted:
@@ -140,11 +141,14 @@ void OutputStage::Process(Ring& ring, OutputItem& item) {
     case OutputItem::Kind::kPromptLogprobs:
       output.AddPromptLogprobs(item);
       return;
+    case OutputItem::Kind::kPooled:
+      request.stream->Write(PooledEvent{std::move(item.pooled)});
+      return;
     case OutputItem::Kind::kToken: {
       // The engine passes over a request with that many tokens on their way.
       const std::int32_t in_ring = request.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
       if (in_ring == stream_queue_tokens_) inbox_->Wake();
-      const bool matched = output.AddToken(item, clock_->Now(), *probe_);
+      const bool matched = output.AddToken(item, *clock_, *probe_);
       if (item.finish.has_value()) {
         output.EndChoice(item);
       } else if (matched) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/keyed_hash.h"
 #include "engine/output/output_item.h"
 #include "engine/request/engine_probe.h"
 #include "engine/request/inbox.h"
@@ -31,6 +32,7 @@ struct OutputStageOptions {
   std::int32_t num_workers = 1;
   std::size_t ring_items = 0;
   std::int32_t stream_queue_tokens = 0;  // of one request that may be on their way
+  HashKey id_key;                        // of the ids of tool calls
 };
 
 class OutputStage {
@@ -70,6 +72,7 @@ class OutputStage {
   const std::shared_ptr<Inbox> inbox_;
   std::atomic<std::size_t> half_;  // of a ring's items
   const std::int32_t stream_queue_tokens_;
+  const HashKey id_key_;
   std::vector<std::unique_ptr<Ring>> rings_;
   std::vector<std::thread> workers_;
 };

@@ -1,23 +1,49 @@
 #include "engine/output/output_state.h"
 
 #include <algorithm>
+#include <functional>
+#include <span>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "text/tools/format_text.h"
 
 namespace quire::engine {
+namespace {
+
+// Special tokens without whose text nothing could be parsed.
+std::function<bool(absl::string_view)> MarkersOf(const Request& request) {
+  if (!request.parsing) return {};
+  const text::ToolFormat* const format = request.parsing->format;
+  const bool reads_calls = !request.parsing->tools->empty();
+  return [format, reads_calls](absl::string_view token) {
+    return text::IsMarker(*format, token, reads_calls);
+  };
+}
+
+// Of a part that failed, for people.
+std::string ParseErrorOf(const text::ToolCall& call) {
+  return call.name.empty() ? call.error : absl::StrCat(call.error, ": ", call.name);
+}
+
+}  // namespace
 
 OutputState::OutputState(std::shared_ptr<const AcceptedRequest> accepted,
-                         const text::Tokenizer& tokenizer)
+                         const text::Tokenizer& tokenizer, const HashKey& id_key)
     : accepted_(std::move(accepted)),
       request_(accepted_->request),
       tokenizer_(tokenizer),
-      params_(request_.output) {
+      params_(request_.output),
+      id_key_(id_key) {
   const auto& stops = request_.stopping.stop;
   if (!stops.empty()) stops_ = std::make_unique<text::StopAutomaton>(stops);
   choices_.reserve(request_.choices());
   for (std::uint32_t i = 0; i < request_.choices(); ++i) {
-    choices_.emplace_back(tokenizer, params_.skip_special_tokens, stops_.get());
+    choices_.emplace_back(
+        text::Detokenizer(tokenizer, params_.skip_special_tokens, MarkersOf(request_)),
+        stops_.get());
     choices_.back().pending.index = static_cast<std::int32_t>(i);
   }
 }
@@ -37,6 +63,12 @@ void OutputState::Start(const OutputItem& item) {
     if (params_.token_ids) started.prompt_token_ids = std::move(item.start->prompt_token_ids);
   }
   accepted_->stream->Write(std::move(started));
+  if (!request_.parsing) return;
+  for (Choice& choice : choices_) {
+    choice.parser = std::make_unique<text::OutputParser>(
+        *request_.parsing->format, request_.parsing->tools, item.start->opens_reasoning);
+    choice.is_reasoning = item.start->opens_reasoning;
+  }
 }
 
 TokenLogprob OutputState::MakeLogprob(const OutputItem::PromptLogprob& prompt_logprob) const {
@@ -44,6 +76,7 @@ TokenLogprob OutputState::MakeLogprob(const OutputItem::PromptLogprob& prompt_lo
                        .logprob = prompt_logprob.logprob,
                        .rank = prompt_logprob.rank,
                        .bytes = tokenizer_.TokenBytes(prompt_logprob.token),
+                       .processed_logprob = std::nullopt,
                        .top = {}};
   logprob.top.reserve(prompt_logprob.top.size());
   for (const kernels::TopLogprob& top : prompt_logprob.top) {
@@ -64,14 +97,14 @@ void OutputState::AddPromptLogprobs(const OutputItem& item) {
   }
 }
 
-bool OutputState::AddToken(const OutputItem& item, absl::Time handed_over, EngineProbe& probe) {
+bool OutputState::AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
   if (choice.ended) {
     probe.AddDiscarded(DiscardCause::kAfterStop, 1);
     return false;
   }
-  first_handed_over_ = std::min(first_handed_over_, handed_over);
   if (choice.tokens == 0) {
+    first_handed_over_ = std::min(first_handed_over_, clock.Now());
     choice.first_token_time = item.time;
     probe.FirstTokenOfChoice();
   } else {
@@ -84,8 +117,12 @@ bool OutputState::AddToken(const OutputItem& item, absl::Time handed_over, Engin
   ++pending.num_tokens;
   if (params_.token_ids) pending.token_ids.push_back(item.token.token);
   if (params_.logprobs >= 0) pending.logprobs.push_back(MakeLogprob(item.token));
+  if (params_.processed_logprobs) {
+    pending.logprobs.back().processed_logprob = item.token.processed_logprob;
+  }
   PushText(choice, item);
-  const bool matched = choice.reason == FinishReason::kStopText;
+  const bool matched =
+      choice.reason == FinishReason::kStopText || choice.reason == FinishReason::kToolCall;
   if (matched) choice.ended = true;
   if (params_.stream && !item.finish.has_value()) WriteDelta(choice, matched);
   return matched;
@@ -98,12 +135,14 @@ void OutputState::PushText(Choice& choice, const OutputItem& item) {
       item.finish == FinishReason::kEos || item.finish == FinishReason::kStopToken;
   if (!is_stop_token || stopping.include_stop_text) {
     const bool may_stop = choice.tokens >= stopping.min_tokens;
+    std::string text;
     choice.stop_string = choice.matcher.Push(choice.detokenizer.Push(item.token.token), may_stop,
-                                             stopping.include_stop_text, &choice.pending.text);
-    if (choice.stop_string.has_value()) {
-      choice.reason = FinishReason::kStopText;
-      return;
-    }
+                                             stopping.include_stop_text, &text);
+    const bool matched = choice.stop_string.has_value();
+    if (matched) choice.reason = FinishReason::kStopText;
+    AddText(choice, std::move(text), /*is_last=*/matched);
+    if (choice.is_reasoning) ++choice.reasoning_tokens;
+    if (matched || choice.reason == FinishReason::kToolCall) return;
   }
   if (item.finish.has_value()) {
     choice.reason = item.finish;
@@ -116,26 +155,81 @@ void OutputState::PushText(Choice& choice, const OutputItem& item) {
 void OutputState::Flush(Choice& choice) {
   const StoppingParams& stopping = request_.stopping;
   const bool may_stop = choice.tokens >= stopping.min_tokens;
-  choice.stop_string = choice.matcher.Push(choice.detokenizer.Finish(), may_stop,
-                                           stopping.include_stop_text, &choice.pending.text);
+  std::string text;
+  choice.stop_string =
+      choice.matcher.Push(choice.detokenizer.Finish(), may_stop, stopping.include_stop_text, &text);
   if (choice.stop_string.has_value()) {
     choice.reason = FinishReason::kStopText;
     choice.stop_token.reset();
+  } else {
+    choice.matcher.Finish(&text);
+  }
+  AddText(choice, std::move(text), /*is_last=*/true);
+}
+
+void OutputState::AddText(Choice& choice, std::string text, bool is_last) {
+  if (choice.parser == nullptr) {
+    choice.pending.text += text;
     return;
   }
-  choice.matcher.Finish(&choice.pending.text);
+  std::vector<text::OutputPart> parts;
+  choice.parser->Push(text, &parts);
+  if (is_last) choice.parser->Finish(&parts);
+  AddParts(choice, std::move(parts));
+}
+
+void OutputState::AddParts(Choice& choice, std::vector<text::OutputPart> parts) {
+  using Kind = text::OutputPart::Kind;
+  ParsedOutput& parsed = choice.pending.parsed;
+  for (text::OutputPart& part : parts) {
+    choice.is_reasoning = part.kind == Kind::kReasoning;
+    switch (part.kind) {
+      case Kind::kMarkup:
+        break;
+      case Kind::kReasoning:
+        parsed.reasoning_text += part.source;
+        break;
+      case Kind::kFailed:
+        ++choice.num_failed;
+        if (parsed.parse_error.empty()) parsed.parse_error = ParseErrorOf(part.call);
+        choice.pending.text += part.source;
+        break;
+      case Kind::kContent:
+        choice.pending.text += part.source;
+        break;
+      case Kind::kCall:
+        parsed.tool_calls.push_back({.index = choice.num_calls,
+                                     .id = CallId(choice),
+                                     .name = std::move(part.call.name),
+                                     .arguments_json = std::move(part.call.arguments_json)});
+        ++choice.num_calls;
+        if (!request_.parsing->ends_after_call) break;
+        // What follows is dropped, as behind a stop string.
+        if (!choice.reason) choice.reason = FinishReason::kToolCall;
+        return;
+    }
+  }
+}
+
+// The same for the same request, and not to be guessed from another one's.
+std::string OutputState::CallId(const Choice& choice) const {
+  const std::string name =
+      absl::StrCat(choice.pending.index, ":", choice.num_calls, ":", request_.id);
+  const Hash128 hash = KeyedHash(id_key_, std::as_bytes(std::span(name)));
+  return absl::StrFormat("call_%016x%08x", hash.lo, hash.hi & 0xFFFFFFFF);
 }
 
 void OutputState::WriteDelta(Choice& choice, bool is_last) {
   DeltaEvent& pending = choice.pending;
   if (!params_.text) pending.text.clear();
-  const bool has_content =
-      !pending.text.empty() || !pending.token_ids.empty() || !pending.logprobs.empty();
+  const bool has_content = !pending.text.empty() || !pending.parsed.empty() ||
+                           !pending.token_ids.empty() || !pending.logprobs.empty();
   if (!has_content) return;
   if (!is_last && pending.num_tokens < params_.stream_interval_tokens) return;
   DeltaEvent delta = std::move(pending);
   pending = DeltaEvent{.index = delta.index,
                        .text = {},
+                       .parsed = {},
                        .token_ids = {},
                        .logprobs = {},
                        .num_tokens = 0,
@@ -146,6 +240,10 @@ void OutputState::WriteDelta(Choice& choice, bool is_last) {
 
 void OutputState::EndChoice(const OutputItem& item) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
+  if (!choice.reason.has_value()) {  // it has ended without another token
+    choice.reason = item.finish;
+    Flush(choice);
+  }
   QUIRE_CHECK(choice.reason.has_value());
   choice.ended = true;
   if (params_.stream) WriteDelta(choice, /*is_last=*/true);
@@ -158,6 +256,7 @@ void OutputState::EndChoice(const OutputItem& item) {
   }
   if (!params_.stream) {
     if (params_.text) completed.text = std::move(choice.pending.text);
+    completed.parsed = std::move(choice.pending.parsed);
     completed.token_ids = std::move(choice.pending.token_ids);
     completed.logprobs = std::move(choice.pending.logprobs);
   }
@@ -175,13 +274,19 @@ void OutputState::EndChoice(const OutputItem& item) {
 Usage OutputState::UsageOf(const Choice& choice) const {
   return {.prompt_tokens = prompt_tokens(),
           .completion_tokens = choice.tokens,
-          .cached_tokens = cached_tokens_};
+          .cached_tokens = cached_tokens_,
+          .reasoning_tokens = choice.reasoning_tokens};
 }
 
 Usage OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe) {
   Usage usage{
       .prompt_tokens = prompt_tokens(), .completion_tokens = 0, .cached_tokens = cached_tokens_};
-  for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens;
+  for (const Choice& choice : choices_) {
+    usage.completion_tokens += choice.tokens;
+    usage.reasoning_tokens += choice.reasoning_tokens;
+    if (choice.parser == nullptr) continue;
+    probe.ToolsParsed(request_.parsing->format->name, choice.num_calls, choice.num_failed);
+  }
   if (item.was_accepted) {
     probe.ObserveEnd(now - request_.accept_time);
     if (usage.completion_tokens > 0) {
@@ -199,6 +304,7 @@ Usage OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProb
   }
   if (item.status.ok()) {
     probe.ObserveCompleted(usage.prompt_tokens, request_.deadline - now);
+    if (!request_.generates()) return usage;
     for (const Choice& choice : choices_) {
       probe.ObserveChoice(*choice.reason, choice.tokens,
                           choice.last_token_time - choice.first_token_time);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Turns the tokens of one request into the events of its stream: text, stop strings,
-// log-probabilities, usage and times.
+// Turns the tokens of one request into the events of its stream: text, stop strings, what is parsed
+// of the text, log-probabilities, usage and times.
 //
 // Place:      on an output worker, between the engine's items and the TokenStream.
 // Invariants: the stream contract (docs/api.md, section 5): joined texts and ids of a choice are
@@ -15,26 +15,32 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/keyed_hash.h"
 #include "engine/output/output_item.h"
 #include "engine/output/token_stream.h"
 #include "engine/request/engine_probe.h"
 #include "text/detokenizer.h"
 #include "text/stop_matcher.h"
+#include "text/tools/output_parser.h"
 
 namespace quire::engine {
 
 class OutputState {
  public:
-  OutputState(std::shared_ptr<const AcceptedRequest> accepted, const text::Tokenizer& tokenizer);
+  // `id_key`: of the ids of tool calls.
+  OutputState(std::shared_ptr<const AcceptedRequest> accepted, const text::Tokenizer& tokenizer,
+              const HashKey& id_key);
 
   void Start(const OutputItem& item);
   void AddPromptLogprobs(const OutputItem& item);
-  // True when a stop string matched with this token: the engine must end the choice. `handed_over`
-  // is when the token reached the stream's side.
-  bool AddToken(const OutputItem& item, absl::Time handed_over, EngineProbe& probe);
+  // True when a stop string matched with this token, or the one call that is allowed is complete:
+  // the engine must end the choice. The clock says when the first token reached the stream's side.
+  bool AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);
   // After the choice's last token, or kChoiceEnd.
   void EndChoice(const OutputItem& item);
   // Counts the request's end and returns what it has used; the stream is left to the caller.
@@ -42,14 +48,19 @@ class OutputState {
 
  private:
   struct Choice {
-    Choice(const text::Tokenizer& tokenizer, bool skip_special, const text::StopAutomaton* stops)
-        : detokenizer(tokenizer, skip_special), matcher(stops) {}
+    Choice(text::Detokenizer the_detokenizer, const text::StopAutomaton* stops)
+        : detokenizer(std::move(the_detokenizer)), matcher(stops) {}
 
     text::Detokenizer detokenizer;
     text::StopMatcher matcher;
-    DeltaEvent pending;       // not written yet; the whole output without streaming
-    std::int32_t tokens = 0;  // kept
-    bool ended = false;       // no token counts any more
+    std::unique_ptr<text::OutputParser> parser;  // null: all of the text is content
+    std::int32_t num_calls = 0;
+    std::int32_t num_failed = 0;  // parts that began as a call and are none
+    std::int32_t reasoning_tokens = 0;
+    bool is_reasoning = false;  // the text that came out last was
+    DeltaEvent pending;         // not written yet; the whole output without streaming
+    std::int32_t tokens = 0;    // kept
+    bool ended = false;         // no token counts any more
     std::optional<FinishReason> reason;
     std::optional<std::int32_t> stop_token;
     std::optional<std::int32_t> stop_string;  // index
@@ -59,6 +70,10 @@ class OutputState {
 
   void PushText(Choice& choice, const OutputItem& item);
   void Flush(Choice& choice);
+  // Text that is certain to belong to the answer; `is_last`: nothing follows.
+  void AddText(Choice& choice, std::string text, bool is_last);
+  void AddParts(Choice& choice, std::vector<text::OutputPart> parts);
+  std::string CallId(const Choice& choice) const;
   void WriteDelta(Choice& choice, bool is_last);
   TokenLogprob MakeLogprob(const OutputItem::PromptLogprob& prompt_logprob) const;
   Usage UsageOf(const Choice& choice) const;
@@ -70,6 +85,7 @@ class OutputState {
   const Request& request_;  // of accepted_
   const text::Tokenizer& tokenizer_;
   const OutputParams& params_;
+  const HashKey& id_key_;
   std::unique_ptr<text::StopAutomaton> stops_;  // null without stop strings
   std::vector<Choice> choices_;
   std::int32_t cached_tokens_ = 0;

@@ -15,6 +15,9 @@ void AppendMoved(std::vector<T>& to, std::vector<T>& from) {
 
 void Merge(DeltaEvent& into, DeltaEvent& next) {
   into.text += next.text;
+  into.parsed.reasoning_text += next.parsed.reasoning_text;
+  AppendMoved(into.parsed.tool_calls, next.parsed.tool_calls);
+  if (into.parsed.parse_error.empty()) into.parsed.parse_error = next.parsed.parse_error;
   AppendMoved(into.token_ids, next.token_ids);
   AppendMoved(into.logprobs, next.logprobs);
   into.num_tokens += next.num_tokens;

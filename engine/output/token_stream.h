@@ -4,11 +4,11 @@
 //
 // Place:      between the output stage and the transport (a gRPC reactor, a test).
 // Invariants: one StartedEvent first; deltas of an index in order; at most one CompletedEvent per
-//             index; nothing after Finish. Consecutive deltas of one index that were not taken yet
-//             are merged, so the memory of a slow reader is bounded by its tokens, and those by the
-//             scheduler, which does not run a sequence whose stream holds `capacity_tokens` unread
-//             tokens. What a reader leaves of a finished answer is given up after a while
-//             (UnreadAnswers).
+//             index, and none without a generation; nothing after Finish. Consecutive deltas of
+//             one index that were not taken yet are merged, so the memory of a slow reader is
+//             bounded by its tokens, and those by the scheduler, which does not run a sequence
+//             whose stream holds `capacity_tokens` unread tokens. What a reader leaves of a
+//             finished answer is given up after a while (UnreadAnswers).
 // Threads:    all methods thread-safe.
 // Lifetime:   shared by engine and reader; either may go first.
 
@@ -41,6 +41,7 @@ struct TokenLogprob {
   float logprob = 0;
   std::int32_t rank = 0;
   std::string bytes;
+  std::optional<float> processed_logprob;  // where it was asked for
   std::vector<TopToken> top;
 };
 
@@ -48,6 +49,7 @@ struct Usage {
   std::int32_t prompt_tokens = 0;
   std::int32_t completion_tokens = 0;
   std::int32_t cached_tokens = 0;
+  std::int32_t reasoning_tokens = 0;  // of completion_tokens, those that made reasoning
 };
 
 struct Timings {
@@ -72,9 +74,31 @@ struct PromptLogprobsEvent {
   std::vector<TokenLogprob> tokens;
 };
 
+// The answer of Task::kEmbed, neither cut nor scaled.
+struct PooledEvent {
+  std::vector<float> values;  // [hidden]
+};
+
+struct ToolCallOutput {
+  std::int32_t index = 0;  // among the calls of its choice
+  std::string id;
+  std::string name;
+  std::string arguments_json;
+};
+
+// With Request::parsing the text of an answer is split into these.
+struct ParsedOutput {
+  std::string reasoning_text;
+  std::vector<ToolCallOutput> tool_calls;
+  std::string parse_error;  // of the first call that failed and went out as text; empty: none
+
+  bool empty() const { return reasoning_text.empty() && tool_calls.empty() && parse_error.empty(); }
+};
+
 struct DeltaEvent {
   std::int32_t index = 0;
   std::string text;
+  ParsedOutput parsed;
   std::vector<std::int32_t> token_ids;
   std::vector<TokenLogprob> logprobs;
   std::int32_t num_tokens = 0;  // tokens this delta stands for, whether ids are sent or not
@@ -87,13 +111,15 @@ struct CompletedEvent {
   std::optional<std::int32_t> stop_token_id;
   std::optional<std::string> stop_text;
   std::string text;                     // without streaming
+  ParsedOutput parsed;                  // without streaming
   std::vector<std::int32_t> token_ids;  // without streaming
   std::vector<TokenLogprob> logprobs;   // without streaming
   Usage usage;
   std::optional<Timings> timings;
 };
 
-using OutputEvent = std::variant<StartedEvent, PromptLogprobsEvent, DeltaEvent, CompletedEvent>;
+using OutputEvent =
+    std::variant<StartedEvent, PromptLogprobsEvent, DeltaEvent, CompletedEvent, PooledEvent>;
 
 class TokenStream {
  public:

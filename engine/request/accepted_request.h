@@ -25,7 +25,8 @@ class TokenStream;
 
 // How far a request has come, for ListRequests and for the numbers of its end.
 struct RequestProgress {
-  // By the engine thread.
+  // By the engine thread; from kPreparing to kQueued also by the text worker, when only the
+  // constraint is missing.
   std::atomic<RequestState> state{RequestState::kPreparing};
   std::atomic<std::int32_t> output_tokens{0};
   std::atomic<std::int32_t> pages{0};
@@ -56,6 +57,8 @@ struct AcceptedRequest {
 
   RequestProgress progress;
   std::atomic<bool> cancel_requested{false};  // by the first thread that cancels it
+  // ConstraintCompiler::Ticket of its constraint, by the text worker; 0: none yet.
+  std::atomic<std::uint64_t> compile_ticket{0};
   // On their way to the output worker: the engine thread adds, the worker subtracts.
   std::atomic<std::int32_t> in_ring_tokens{0};
 };

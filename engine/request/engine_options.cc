@@ -47,6 +47,9 @@ absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_token
   if (options.text_threads < 1) {
     return too_small("tokenizer.threads", options.text_threads, 1);
   }
+  if (options.mask_threads < 1) {
+    return too_small("the number of mask threads", options.mask_threads, 1);
+  }
   if (options.max_queued_requests < 1) {
     return too_small("limits.max_queued_requests", options.max_queued_requests, 1);
   }
@@ -78,6 +81,14 @@ std::int64_t InputBytes(const Request& request) {
   }
   if (const auto* prompt = std::get_if<ChatPrompt>(&request.prompt)) {
     return text::InputBytes(prompt->chat);
+  }
+  if (const auto* prompt = std::get_if<ScorePrompt>(&request.prompt)) {
+    const std::size_t ids = prompt->context_ids.size() + prompt->continuation_ids.size();
+    const std::int64_t chat =
+        prompt->context_chat ? text::InputBytes(prompt->context_chat->chat) : 0;
+    return chat +
+           static_cast<std::int64_t>(prompt->context_text.size() +
+                                     prompt->continuation_text.size() + ids * sizeof(std::int32_t));
   }
   return static_cast<std::int64_t>(std::get<TokenPrompt>(request.prompt).size() *
                                    sizeof(std::int32_t));

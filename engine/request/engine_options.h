@@ -23,6 +23,8 @@
 
 namespace quire::engine {
 
+class ConstraintCompiler;
+
 // Above every vocabulary: marks generated tokens where prompts must not find their pages.
 inline constexpr std::int32_t kGeneratedMark = 1 << 30;
 
@@ -65,6 +67,8 @@ struct EngineOptions : HotOptions {
   std::int32_t vocab_size = 0;  // rows of the output matrix
   std::int32_t max_context_tokens = 0;
   std::vector<std::int32_t> eos_token_ids;
+  std::optional<std::int32_t> bos_token_id;  // an empty context of Task::kScore
+  bool has_head = true;                      // else the model can be asked for Task::kEmbed alone
   // scheduler.*
   AdmissionMode admission = AdmissionMode::kSafe;
   // Prompts may find pages with generated tokens. False where the two are computed differently and
@@ -75,6 +79,9 @@ struct EngineOptions : HotOptions {
   std::int32_t stream_queue_tokens = 1024;
   // tokenizer.*
   std::int32_t text_threads = 1;  // text workers, and as many output workers
+  // Null: no structured output. Outlives the engine.
+  ConstraintCompiler* constraints = nullptr;
+  std::int32_t mask_threads = 1;
   // Steps launched before the oldest is collected: the lesser of this and what the runner can do.
   std::int32_t max_steps_in_flight = 2;
   // How long an engine that cannot go on waits for its output workers before on_fatal.

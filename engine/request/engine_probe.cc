@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/request/arrival_counters.h"
 
 namespace quire::engine {
 namespace {
@@ -18,6 +19,8 @@ constexpr double kLatency[] = {.05, .1, .2, .3, .5, .8, 1,   1.5, 2,   2.5, 5,
                                10,  15, 20, 30, 40, 60, 120, 240, 480, 960};
 constexpr double kMicros[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, .001,
                               .002, .005, .01,  .02,  .05,  .1,   1};
+constexpr double kMaskTimes[] = {1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4,
+                                 2e-4, 5e-4, .001, .002, .005, .01,  .1};
 constexpr double kStep[] = {.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1};
 constexpr double kPredictionRatio[] = {.5, .7, .8, .9, .95, 1, 1.05, 1.1, 1.25, 1.5, 2};
 
@@ -52,23 +55,23 @@ EngineProbe::EngineProbe(probe::Registry* registry, const Options& options)
     : own_registry_(registry == nullptr ? std::make_unique<probe::Registry>() : nullptr),
       registry_(registry == nullptr ? own_registry_.get() : registry),
       model_({{"model_name", options.model_name}}) {
-  AddRequestFamilies(model_, options.max_context_tokens);
+  AddRequestFamilies(model_, options);
   AddTokenFamilies(model_);
   AddStepFamilies(model_);
   AddCacheFamilies(model_, options);
 }
 
-void EngineProbe::AddRequestFamilies(const probe::Labels& model, std::int32_t max_context_tokens) {
-  received_ = registry_->AddCounter("quire_requests_received_total",
-                                    "Generations that reached validation.", model);
+void EngineProbe::AddRequestFamilies(const probe::Labels& model, const Options& options) {
+  received_ = ReceivedCounter(registry_, options.model_name);
   accepted_ = registry_->AddCounter("quire_requests_accepted_total",
                                     "Requests admitted to the queue.", model);
   completed_ = registry_->AddCounter("quire_requests_completed_total",
-                                     "Requests whose choices all finished.", model);
+                                     "Requests whose choices all finished, or whose prompt is "
+                                     "scored or embedded.",
+                                     model);
   // Kinds that are counted when they occur (Rejected, Failed). The usual ones stand at 0 from the
   // start: a rate over a series that appears with its first event does not see that event.
-  registry_->AddCounter("quire_requests_rejected_total", "Requests refused before acceptance.",
-                        {{"reason", ReasonName(Reason::kQueueFull)}});
+  RejectedCounter(registry_, Reason::kQueueFull);
   for (const auto code : {absl::StatusCode::kInternal, absl::StatusCode::kUnavailable}) {
     registry_->AddCounter("quire_requests_failed_total",
                           "Accepted requests that ended with an error.",
@@ -109,9 +112,9 @@ void EngineProbe::AddRequestFamilies(const probe::Labels& model, std::int32_t ma
   tokenize_ =
       registry_->AddHistogram("quire_request_tokenize_seconds", "Tokenizing a prompt.", kMicros);
   prompt_tokens_ = histogram("quire_request_prompt_tokens", "Prompt tokens of completed requests.",
-                             Sizes(max_context_tokens));
+                             Sizes(options.max_context_tokens));
   output_tokens_ = histogram("quire_request_output_tokens", "Output tokens of completed choices.",
-                             Sizes(max_context_tokens));
+                             Sizes(options.max_context_tokens));
   deadline_margin_ = histogram("quire_request_deadline_margin_seconds",
                                "Time left at completion, of requests with a deadline.", kLatency);
 }
@@ -134,6 +137,8 @@ void EngineProbe::AddTokenFamilies(const probe::Labels& model) {
       registry_->AddCounter(kDiscarded, kDiscardedHelp, With(model, "cause", "after_stop"));
   discarded_[1] =
       registry_->AddCounter(kDiscarded, kDiscardedHelp, With(model, "cause", "cancelled"));
+  discarded_[2] =
+      registry_->AddCounter(kDiscarded, kDiscardedHelp, With(model, "cause", "late_mask"));
   expired_ = registry_->AddCounter("quire_expired_request_tokens_total",
                                    "Tokens computed for requests past their deadline.", model);
 }
@@ -163,6 +168,13 @@ void EngineProbe::AddStepFamilies(const probe::Labels& model) {
                                    "When the last step ended, Unix time.", model);
   non_finite_ = registry_->AddCounter("quire_engine_non_finite_total",
                                       "Requests ended by NaN or infinity in their logits.", model);
+  constexpr absl::string_view kMasks = "quire_constraint_masks_total";
+  constexpr absl::string_view kMasksHelp =
+      "Masks that were made, and steps that left a row out for want of one.";
+  masks_made_ = registry_->AddCounter(kMasks, kMasksHelp, With(model, "result", "computed"));
+  masks_late_ = registry_->AddCounter(kMasks, kMasksHelp, With(model, "result", "late"));
+  mask_seconds_ = registry_->AddHistogram("quire_constraint_mask_seconds",
+                                          "Time to make the mask of one token.", kMaskTimes, model);
   violations_ = registry_->AddCounter("quire_invariant_violations_total",
                                       "Failed integrity checks.", {{"class", "engine"}});
 }
@@ -195,10 +207,20 @@ void EngineProbe::AddCacheFamilies(const probe::Labels& model, const Options& op
 }
 
 void EngineProbe::Rejected(Reason reason) {
-  registry_
-      ->AddCounter("quire_requests_rejected_total", "Requests refused before acceptance.",
-                   {{"reason", ReasonName(reason)}})
-      .Increment();
+  RejectedCounter(registry_, reason).Increment();
+}
+
+void EngineProbe::ToolsParsed(absl::string_view format, std::int32_t calls, std::int32_t failures) {
+  const auto add = [&](absl::string_view outcome, std::int32_t count) {
+    if (count == 0) return;
+    registry_
+        ->AddCounter("quire_tool_parse_total",
+                     "Calls of tools that answers hold, by what they are.",
+                     {{"format", std::string(format)}, {"outcome", std::string(outcome)}})
+        .Increment(static_cast<std::uint64_t>(count));
+  };
+  add("call", calls);
+  add("failed", failures);
 }
 
 void EngineProbe::Accepted() {

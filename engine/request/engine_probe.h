@@ -26,7 +26,7 @@
 
 namespace quire::engine {
 
-enum class DiscardCause : std::uint8_t { kAfterStop, kCancelled };
+enum class DiscardCause : std::uint8_t { kAfterStop, kCancelled, kLateMask };
 enum class StepKind : std::uint8_t { kPrefill, kDecode, kMixed };
 enum class EvictionCause : std::uint8_t { kAllocation, kFlush, kInvalidate };
 
@@ -73,6 +73,8 @@ class EngineProbe {
   void ObserveEnd(absl::Duration e2e) { e2e_.Observe(Seconds(e2e)); }
   void ObservePhases(const PhaseTimes& times);
   void ObserveCompleted(std::int32_t prompt_tokens, absl::Duration margin);
+  // Of a choice whose answer is parsed in `format`.
+  void ToolsParsed(absl::string_view format, std::int32_t calls, std::int32_t failures);
   void ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode);
 
   // First admission: `prompt_tokens` were looked up (0: not asked), `cached_tokens` of them found.
@@ -85,6 +87,12 @@ class EngineProbe {
     discarded_[static_cast<std::size_t>(cause)].Increment(tokens);
   }
   void ExpiredTokens(std::uint32_t tokens) { expired_.Increment(tokens); }
+  // A mask took so long to make; a step left a row out because its mask was not there.
+  void MaskMade(absl::Duration time) {
+    masks_made_.Increment();
+    mask_seconds_.Observe(Seconds(time));
+  }
+  void MaskLate() { masks_late_.Increment(); }
   void NonFinite() { non_finite_.Increment(); }
   void InvariantViolated() { violations_.Increment(); }
   // `wall_end`: when it ended, as the wall clock reads.
@@ -99,7 +107,7 @@ class EngineProbe {
 
  private:
   static double Seconds(absl::Duration time) { return absl::ToDoubleSeconds(time); }
-  void AddRequestFamilies(const probe::Labels& model, std::int32_t max_context_tokens);
+  void AddRequestFamilies(const probe::Labels& model, const Options& options);
   void AddTokenFamilies(const probe::Labels& model);
   void AddStepFamilies(const probe::Labels& model);
   void AddCacheFamilies(const probe::Labels& model, const Options& options);
@@ -116,7 +124,7 @@ class EngineProbe {
   probe::Histogram e2e_, ttft_, inter_token_, tpot_, queue_, prefill_, decode_, tokenize_;
   probe::Histogram prompt_tokens_, output_tokens_, deadline_margin_;
   probe::Counter prompt_compute_, prompt_device_, preemptions_, recomputed_, generation_, expired_;
-  std::array<probe::Counter, 2> discarded_;
+  std::array<probe::Counter, 3> discarded_;
   probe::Counter cache_queries_, cache_hits_;
   probe::Gauge cache_usage_, pages_used_, pages_cached_, pages_free_;
   std::array<probe::Counter, 3> evicted_;
@@ -127,6 +135,8 @@ class EngineProbe {
   probe::Histogram step_tokens_, batch_size_, prediction_ratio_;
   probe::Gauge last_step_;
   probe::Counter non_finite_, violations_;
+  probe::Counter masks_made_, masks_late_;
+  probe::Histogram mask_seconds_;
 };
 
 }  // namespace quire::engine

@@ -30,11 +30,12 @@ struct Signal {
   enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kCall };
   Kind kind = Kind::kCall;
   std::shared_ptr<AcceptedRequest> request = nullptr;
-  absl::Status status = {};                          // kPrepared: what its text worker says
-  std::unique_ptr<PreparedPrompt> prompt = nullptr;  // kPrepared with an OK status
-  CancelSource source = CancelSource::kClient;       // kCancel
-  std::string reason_text = {};                      // kCancel by kAdmin
-  std::int32_t choice = 0;                           // kStopMatched
+  absl::Status status = {};  // kPrepared: what its text worker says, or the compiler
+  // kPrepared with an OK status, or when the constraint was refused.
+  std::unique_ptr<PreparedPrompt> prompt = nullptr;
+  CancelSource source = CancelSource::kClient;  // kCancel
+  std::string reason_text = {};                 // kCancel by kAdmin
+  std::int32_t choice = 0;                      // kStopMatched
   std::function<void()> call = {};  // kCall: runs on the engine thread between two steps
 };
 

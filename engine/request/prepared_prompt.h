@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache_manager/prefix/page_hash.h"
+#include "engine/masks/mask_rules.h"
 #include "engine/request/token_history.h"
 #include "kernels/sampling/sampling.h"
 
@@ -25,13 +26,16 @@ struct PreparedPrompt {
   std::string echo_text;               // for echo_prompt with text
   std::vector<std::int32_t> echo_ids;  // for echo_prompt with token ids
   std::int32_t queued_tokens = 0;      // counted in the queue's token limit
-  std::int32_t max_tokens = 0;         // after clipping to the context
+  std::int32_t max_tokens = 0;         // after clipping to the context; 0: it does not generate
+  std::uint32_t score_from = 1;        // of a ScorePrompt: where its continuation begins
   bool clipped_by_context = false;
+  bool opens_reasoning = false;         // the answer begins inside a section of reasoning
   std::uint32_t limit_tokens = 0;       // K and V that one choice may ever write
   std::uint32_t worst_pages_first = 0;  // most pages of one choice alone at a time
   std::uint32_t shared_pages = 0;       // of those, full prompt pages that other choices share
   std::vector<std::int32_t> end_ids;    // that end a choice: end-of-sequence and stop ids, distinct
   std::vector<kernels::LogitBias> bias;
+  MaskRules mask_rules;
 
   // Most pages of `choices` choices at a time.
   std::uint32_t WorstPages(std::uint32_t choices) const {

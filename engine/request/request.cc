@@ -34,6 +34,10 @@ absl::string_view FinishReasonName(FinishReason reason) {
       return "length";
     case FinishReason::kContextFull:
       return "context_full";
+    case FinishReason::kConstraintDone:
+      return "constraint_done";
+    case FinishReason::kToolCall:
+      return "tool_call";
   }
   return "unknown";
 }

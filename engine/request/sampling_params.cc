@@ -1,6 +1,7 @@
 #include "engine/request/sampling_params.h"
 
 #include <cmath>
+#include <limits>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
@@ -71,6 +72,40 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
   return absl::OkStatus();
 }
 
+absl::Status CheckStrings(absl::string_view list, const std::vector<std::string>& strings) {
+  constexpr std::size_t kMaxStrings = 64;
+  constexpr std::size_t kMaxBytes = 256;
+  if (strings.size() > kMaxStrings) {
+    return OutOfRange(Reason::kBadSamplingParam, list, absl::StrCat(strings.size(), " strings"),
+                      absl::StrCat("[0, ", kMaxStrings, "] strings"));
+  }
+  for (std::size_t i = 0; i < strings.size(); ++i) {
+    const std::string field = absl::StrCat(list, "[", i, "]");
+    if (strings[i].empty() || strings[i].size() > kMaxBytes) {
+      return OutOfRange(Reason::kBadSamplingParam, field, absl::StrCat(strings[i].size(), " bytes"),
+                        absl::StrCat("[1, ", kMaxBytes, "] bytes"));
+    }
+    if (const auto offset = FirstInvalidUtf8(strings[i]); offset.has_value()) {
+      return WithReason(
+          absl::InvalidArgumentError(absl::StrCat(field, " is not UTF-8 at byte ", *offset)),
+          Reason::kBadUtf8, {{"field", field}, {"byte_offset", absl::StrCat(*offset)}});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDry(const DryParams& params) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  constexpr Reason kReason = Reason::kBadSamplingParam;
+  QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.dry_multiplier", params.multiplier, 0, 100));
+  QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.dry_base", params.base, 1, 100));
+  QUIRE_RETURN_IF_ERROR(
+      CheckInt(kReason, "sampling.dry_allowed_length", params.allowed_length, 1, kMax));
+  QUIRE_RETURN_IF_ERROR(
+      CheckInt(kReason, "sampling.dry_window_tokens", params.window_tokens, 0, kMax));
+  return CheckStrings("sampling.dry_breakers", params.breakers);
+}
+
 absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits) {
   const auto max_bytes = static_cast<std::size_t>(limits.max_stop_bytes);
   auto too_many = [&](const std::string& message, std::size_t count, std::int64_t max_count) {
@@ -119,12 +154,17 @@ absl::Status Validate(const SamplingParams& params, const ParamLimits& limits) {
   QUIRE_RETURN_IF_ERROR(
       CheckInt(Reason::kBadSamplingParam, "sampling.top_k", params.top_k, 0, 2147483647));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.min_p", params.min_p, 0, 1));
+  QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.top_n_sigma", params.top_n_sigma, 0, 100));
+  QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.xtc_probability", params.xtc_probability, 0, 1));
+  QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.xtc_threshold", params.xtc_threshold, 0, 1));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.repetition_penalty", params.repetition_penalty, 0, 10,
                                    /*low_open=*/true));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.presence_penalty", params.presence_penalty, -2, 2));
   QUIRE_RETURN_IF_ERROR(CheckFloat("sampling.frequency_penalty", params.frequency_penalty, -2, 2));
   QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadSamplingParam, "sampling.choice_count",
                                  params.choice_count, 1, limits.max_choices));
+  QUIRE_RETURN_IF_ERROR(CheckStrings("sampling.banned_text", params.banned_text));
+  QUIRE_RETURN_IF_ERROR(CheckDry(params.dry));
   return CheckLogitBias(params, limits);
 }
 
@@ -140,6 +180,11 @@ absl::Status Validate(const OutputParams& params, const ParamLimits& limits) {
   if (params.logprobs != -1) {
     QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "output.logprobs", params.logprobs, 0,
                                    limits.max_logprobs));
+  }
+  if (params.processed_logprobs && params.logprobs == -1) {
+    return WithReason(
+        absl::InvalidArgumentError("output.processed_logprobs is set, it needs output.logprobs"),
+        Reason::kBadParameter, {{"field", "output.processed_logprobs"}});
   }
   if (params.prompt_logprobs != -1) {
     QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "output.prompt_logprobs",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/constraint/dry_params.h"
 
 namespace quire::engine {
 
@@ -17,13 +18,18 @@ struct SamplingParams {
   float top_p = 1;               // (0, 1]
   std::int32_t top_k = 0;        // [0, 2^31); 0 = off
   float min_p = 0;               // [0, 1]; 0 = off
+  float top_n_sigma = 0;         // [0, 100]; 0 = off
+  float xtc_probability = 0;     // [0, 1]; 0 = off
+  float xtc_threshold = 0.1f;    // [0, 1]; above 0.5 off
   float repetition_penalty = 1;  // (0, 10]
   float presence_penalty = 0;    // [-2, 2]
   float frequency_penalty = 0;   // [-2, 2]
   std::uint64_t seed = 0;
   std::int32_t choice_count = 1;  // [1, max_choices]
   std::vector<std::pair<std::int32_t, float>>
-      logit_bias;  // distinct ids in vocabulary; [-100, 100]
+      logit_bias;                        // distinct ids in vocabulary; [-100, 100]
+  std::vector<std::string> banned_text;  // at most 64 of 1 to 256 bytes; in no answer
+  DryParams dry;
 
   // Whether a penalty needs the counts of earlier tokens.
   bool uses_history() const {
@@ -46,6 +52,7 @@ struct OutputParams {
   bool token_ids = false;
   std::int32_t logprobs = -1;         // -1: none; 0: the token itself; n: plus n best
   std::int32_t prompt_logprobs = -1;  // the same for the prompt
+  bool processed_logprobs = false;    // besides, of each token as it was drawn; needs logprobs
   bool skip_special_tokens = true;
   std::int32_t stream_interval_tokens = 1;  // [1, 1024]
   bool echo_prompt = false;

@@ -1,6 +1,7 @@
 #include "engine/request/text_stage.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -11,7 +12,12 @@
 #include "base/utf8.h"
 #include "base/within_memory.h"
 #include "cache_manager/prefix/page_hash.h"
+#include "engine/constraint/constraint_compiler.h"
+#include "engine/masks/banned_text.h"
+#include "engine/masks/repeat_penalty.h"
+#include "engine/masks/token_texts.h"
 #include "text/chat/chat_template.h"
+#include "text/tools/format_text.h"
 
 namespace quire::engine {
 namespace {
@@ -24,9 +30,10 @@ absl::Status TooLong(absl::string_view at_least, std::size_t prompt_tokens, std:
                      {"max_context_tokens", absl::StrCat(context)}});
 }
 
-// truncate_prompt leaves the end of a prompt of any length.
+// truncate_prompt leaves the end of a prompt of any length, or the beginning.
 bool IsCut(const EngineOptions& options, const Request& request) {
-  return request.truncate_prompt && options.max_context_tokens > request.stopping.max_tokens;
+  return request.truncate_prompt &&
+         (!request.generates() || options.max_context_tokens > request.stopping.max_tokens);
 }
 
 // PROMPT_TOO_LONG for a text that no tokens make short enough, before anything of it is read: it
@@ -43,8 +50,8 @@ absl::Status CheckBytes(const EngineOptions& options, const text::Tokenizer& tok
 absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const EngineOptions& options,
                                                        const text::Tokenizer& tokenizer,
                                                        const Clock& clock, const Request& request,
+                                                       const ChatPrompt& prompt,
                                                        std::string* rendered) {
-  const auto& prompt = std::get<ChatPrompt>(request.prompt);
   QUIRE_ASSIGN_OR_RETURN(text::RenderedChat chat,
                          prompt.templates->Render(prompt.chat, clock.ToWall(request.accept_time)));
   *rendered = std::move(chat.text);
@@ -56,42 +63,138 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const EngineOptions& opti
                                       .literal = chat.literal});
 }
 
+absl::Status CheckIds(const EngineOptions& options, absl::string_view name,
+                      const TokenPrompt& ids) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::int32_t token = ids[i];
+    if (token >= 0 && token < options.vocab_size) continue;
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(name, " token ", i, " is ", token,
+                                                              ", the vocabulary has ",
+                                                              options.vocab_size, " tokens")),
+                      Reason::kBadTokenId,
+                      {{"token_id", absl::StrCat(token)},
+                       {"position", absl::StrCat(i)},
+                       {"vocab_size", absl::StrCat(options.vocab_size)}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckUtf8(absl::string_view name, absl::string_view text) {
+  const auto offset = FirstInvalidUtf8(text);
+  if (!offset.has_value()) return absl::OkStatus();
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat(name, " text is not UTF-8 at byte ", *offset)),
+      Reason::kBadUtf8, {{"field", "text"}, {"byte_offset", absl::StrCat(*offset)}});
+}
+
+// A text to embed, of which its beginning and all that the tokenizer adds are left.
+void CutToContext(const std::vector<std::int32_t>& bare, std::size_t context,
+                  std::vector<std::int32_t>* tokens) {
+  if (tokens->size() <= context) return;
+  const auto begin = std::search(tokens->begin(), tokens->end(), bare.begin(), bare.end());
+  const auto end = begin == tokens->end() ? begin : begin + std::ssize(bare);
+  const std::ptrdiff_t surplus =
+      std::min(std::ssize(*tokens) - static_cast<std::ptrdiff_t>(context), end - tokens->begin());
+  tokens->erase(end - surplus, end);
+}
+
+absl::StatusOr<std::vector<std::int32_t>> TokensOfText(const EngineOptions& options,
+                                                       const text::Tokenizer& tokenizer,
+                                                       const Request& request) {
+  const auto& prompt = std::get<TextPrompt>(request.prompt);
+  QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, prompt.text));
+  QUIRE_RETURN_IF_ERROR(CheckUtf8("prompt", prompt.text));
+  text::EncodeOptions encode{.add_special_tokens = prompt.add_special_tokens,
+                             .parse_special_tokens = prompt.parse_special_tokens};
+  QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens, tokenizer.Encode(prompt.text, encode));
+  if (request.generates() || !request.truncate_prompt) return tokens;
+  encode.add_special_tokens = false;
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> bare,
+                         tokenizer.Encode(prompt.text, encode));
+  CutToContext(bare, static_cast<std::size_t>(options.max_context_tokens), &tokens);
+  return tokens;
+}
+
+absl::StatusOr<std::vector<std::int32_t>> TokensOfContext(const EngineOptions& options,
+                                                          const text::Tokenizer& tokenizer,
+                                                          const Clock& clock,
+                                                          const Request& request) {
+  const auto& prompt = std::get<ScorePrompt>(request.prompt);
+  std::vector<std::int32_t> tokens = prompt.context_ids;
+  if (prompt.context_chat) {
+    std::string rendered;
+    QUIRE_ASSIGN_OR_RETURN(
+        tokens, TokensOfChat(options, tokenizer, clock, request, *prompt.context_chat, &rendered));
+  } else if (!prompt.context_text.empty()) {
+    QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, prompt.context_text));
+    QUIRE_ASSIGN_OR_RETURN(tokens, tokenizer.Encode(prompt.context_text, {}));
+  }
+  if (!tokens.empty()) return tokens;
+  if (!options.bos_token_id) {
+    return WithReason(absl::InvalidArgumentError("the context is empty, and the model has no "
+                                                 "beginning-of-sequence token to stand for it"),
+                      Reason::kPromptMissing, {{"field", "context"}});
+  }
+  return std::vector<std::int32_t>{*options.bos_token_id};
+}
+
+// Context and continuation, one behind the other. `score_from` becomes the context's length.
+absl::StatusOr<std::vector<std::int32_t>> TokensOfScore(const EngineOptions& options,
+                                                        const text::Tokenizer& tokenizer,
+                                                        const Clock& clock, const Request& request,
+                                                        std::uint32_t* score_from) {
+  const auto& prompt = std::get<ScorePrompt>(request.prompt);
+  QUIRE_RETURN_IF_ERROR(CheckIds(options, "context", prompt.context_ids));
+  QUIRE_RETURN_IF_ERROR(CheckIds(options, "continuation", prompt.continuation_ids));
+  QUIRE_RETURN_IF_ERROR(CheckUtf8("context", prompt.context_text));
+  QUIRE_RETURN_IF_ERROR(CheckUtf8("continuation", prompt.continuation_text));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
+                         TokensOfContext(options, tokenizer, clock, request));
+  std::vector<std::int32_t> continuation = prompt.continuation_ids;
+  if (!prompt.continuation_text.empty()) {
+    QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, prompt.continuation_text));
+    QUIRE_ASSIGN_OR_RETURN(
+        continuation, tokenizer.Encode(prompt.continuation_text, {.add_special_tokens = false}));
+  }
+  if (continuation.empty()) {
+    return WithReason(absl::InvalidArgumentError("the continuation has no tokens"),
+                      Reason::kPromptMissing, {{"field", "continuation"}});
+  }
+  *score_from = static_cast<std::uint32_t>(tokens.size());
+  tokens.insert(tokens.end(), continuation.begin(), continuation.end());
+  return tokens;
+}
+
 // `rendered` gets the text of a chat.
 absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
                                                    const text::Tokenizer& tokenizer,
                                                    const Clock& clock, const Request& request,
                                                    std::string* rendered) {
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
-    for (std::size_t i = 0; i < ids->size(); ++i) {
-      const std::int32_t token = (*ids)[i];
-      if (token >= 0 && token < options.vocab_size) continue;
-      return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt token ", i, " is ", token,
-                                                                ", the vocabulary has ",
-                                                                options.vocab_size, " tokens")),
-                        Reason::kBadTokenId,
-                        {{"token_id", absl::StrCat(token)},
-                         {"position", absl::StrCat(i)},
-                         {"vocab_size", absl::StrCat(options.vocab_size)}});
-    }
+    QUIRE_RETURN_IF_ERROR(CheckIds(options, "prompt", *ids));
     return *ids;
   }
-  if (std::holds_alternative<ChatPrompt>(request.prompt)) {
-    return TokensOfChat(options, tokenizer, clock, request, rendered);
+  if (const auto* chat = std::get_if<ChatPrompt>(&request.prompt)) {
+    return TokensOfChat(options, tokenizer, clock, request, *chat, rendered);
   }
-  const auto& prompt = std::get<TextPrompt>(request.prompt);
-  QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, prompt.text));
-  if (const auto offset = FirstInvalidUtf8(prompt.text); offset.has_value()) {
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat("prompt text is not UTF-8 at byte ", *offset)),
-        Reason::kBadUtf8, {{"field", "text"}, {"byte_offset", absl::StrCat(*offset)}});
+  return TokensOfText(options, tokenizer, request);
+}
+
+// Those of a prompt that does not generate are all that it writes, and may fill the context.
+absl::Status FitWhole(const EngineOptions& options, const Request& request,
+                      PreparedPrompt& prompt) {
+  const auto context = static_cast<std::size_t>(options.max_context_tokens);
+  if (request.truncate_prompt && prompt.tokens.size() > context) prompt.tokens.resize(context);
+  if (prompt.tokens.size() > context) {
+    return TooLong("", prompt.tokens.size(), options.max_context_tokens);
   }
-  return tokenizer.Encode(prompt.text, {.add_special_tokens = prompt.add_special_tokens,
-                                        .parse_special_tokens = prompt.parse_special_tokens});
+  return absl::OkStatus();
 }
 
 // Applies truncate_prompt and clips max_tokens, so that the answer fits the context.
 absl::Status FitContext(const EngineOptions& options, const Request& request,
                         PreparedPrompt& prompt) {
+  if (!request.generates()) return FitWhole(options, request, prompt);
   const std::int32_t context = options.max_context_tokens;
   const std::int32_t wanted = request.stopping.max_tokens;
   const std::int32_t room = context - wanted;
@@ -111,7 +214,9 @@ absl::Status FitContext(const EngineOptions& options, const Request& request,
 
 absl::Status FitPool(const CacheShape& shape, std::uint32_t choices, PreparedPrompt& prompt) {
   const auto prompt_tokens = static_cast<std::uint32_t>(prompt.tokens.size());
-  prompt.limit_tokens = prompt_tokens + static_cast<std::uint32_t>(prompt.max_tokens) - 1;
+  // The last token of an answer is not computed any more.
+  const std::int32_t answer_tokens = std::max(prompt.max_tokens - 1, 0);
+  prompt.limit_tokens = prompt_tokens + static_cast<std::uint32_t>(answer_tokens);
   prompt.worst_pages_first = shape.demand.PagesFor(prompt.limit_tokens);
   prompt.shared_pages = choices > 1 ? shape.demand.SharedPagesFor(prompt_tokens) : 0;
   const std::uint32_t needed = prompt.WorstPages(choices);
@@ -129,7 +234,8 @@ absl::Status FitPool(const CacheShape& shape, std::uint32_t choices, PreparedPro
                      {"pages_total", absl::StrCat(shape.usable_pages)}});
 }
 
-void CollectEndIds(const EngineOptions& options, const Request& request, PreparedPrompt& prompt) {
+void CollectEndIds(const EngineOptions& options, const text::Tokenizer& tokenizer,
+                   const Request& request, PreparedPrompt& prompt) {
   const StoppingParams& stopping = request.stopping;
   std::vector<std::int32_t>& ids = prompt.end_ids;
   ids = stopping.stop_token_ids;
@@ -138,6 +244,12 @@ void CollectEndIds(const EngineOptions& options, const Request& request, Prepare
   }
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  // A stop id that is text ends the answer where its text may stand, and nowhere else.
+  if (request.constraint.has_value()) {
+    std::ranges::copy_if(ids, std::back_inserter(prompt.mask_rules.ends), [&](std::int32_t id) {
+      return tokenizer.IsSpecial(id) || std::ranges::count(options.eos_token_ids, id) > 0;
+    });
+  }
   for (const auto& [token, bias] : request.sampling.logit_bias) {
     prompt.bias.push_back({.token = token, .bias = bias});
   }
@@ -165,14 +277,21 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
-    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
-    const Clock& clock, AdmissionLimiter* queue, AcceptedRequest& accepted) {
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
+                                                               const CacheShape& shape,
+                                                               const text::Tokenizer& tokenizer,
+                                                               const Clock& clock,
+                                                               AcceptedRequest& accepted) {
   const Request& request = accepted.request;
   auto prepared = std::make_unique<PreparedPrompt>();
   PreparedPrompt& prompt = *prepared;
   std::string rendered;
-  QUIRE_ASSIGN_OR_RETURN(prompt.tokens, TokensOf(options, tokenizer, clock, request, &rendered));
+  if (std::holds_alternative<ScorePrompt>(request.prompt)) {
+    QUIRE_ASSIGN_OR_RETURN(prompt.tokens,
+                           TokensOfScore(options, tokenizer, clock, request, &prompt.score_from));
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(prompt.tokens, TokensOf(options, tokenizer, clock, request, &rendered));
+  }
   if (prompt.tokens.empty()) {
     return WithReason(absl::InvalidArgumentError("prompt has no tokens"), Reason::kPromptMissing);
   }
@@ -180,16 +299,46 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
   const auto prompt_tokens = static_cast<std::int32_t>(prompt.tokens.size());
   accepted.progress.prompt_tokens.store(prompt_tokens, std::memory_order_relaxed);
   QUIRE_RETURN_IF_ERROR(FitPool(shape, request.choices(), prompt));
+  if (request.parsing) {
+    const auto* chat = std::get_if<ChatPrompt>(&request.prompt);
+    std::optional<absl::string_view> continued;
+    if (chat != nullptr && chat->chat.continue_final_message && !chat->chat.messages.empty()) {
+      continued = chat->chat.messages.back().content;
+    }
+    prompt.opens_reasoning = text::OpensReasoning(*request.parsing->format, rendered, continued);
+  }
   QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
-  CollectEndIds(options, request, prompt);
+  CollectEndIds(options, tokenizer, request, prompt);
   prompt.root = cache::HashRoot(
       shape.hash_key,
       {.tenant = request.tenant, .fingerprint = options.fingerprint, .salt = request.cache.salt});
   if (request.sampling.uses_history()) prompt.history.SetPrompt(prompt.tokens);
   prompt.keys = cache::HashPages(shape.hash_key, prompt.root, prompt.tokens, shape.page_size);
-  QUIRE_RETURN_IF_ERROR(queue->AddTokens(request.tenant, prompt_tokens));
-  prompt.queued_tokens = prompt_tokens;
   return prepared;
+}
+
+bool NeedsTokenTexts(const Request& request) {
+  return !request.sampling.banned_text.empty() || request.sampling.dry.is_on();
+}
+
+void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> texts,
+                  PreparedPrompt* prompt) {
+  MaskRules& rules = prompt->mask_rules;
+  const SamplingParams& sampling = request.sampling;
+  if (!sampling.banned_text.empty()) {
+    rules.banned = std::make_shared<BannedText>(sampling.banned_text, texts);
+  }
+  if (!sampling.dry.is_on()) return;
+  rules.repeats = std::make_shared<RepeatPenalty>(sampling.dry, std::move(texts), prompt->tokens);
+  rules.bias = prompt->bias;
+  std::ranges::sort(rules.bias, {}, &kernels::LogitBias::token);
+}
+
+absl::Status CountPrompt(const Request& request, AdmissionLimiter* queue, PreparedPrompt* prompt) {
+  const auto tokens = static_cast<std::int32_t>(prompt->tokens.size());
+  QUIRE_RETURN_IF_ERROR(queue->AddTokens(request.tenant, tokens));
+  prompt->queued_tokens = tokens;
+  return absl::OkStatus();
 }
 
 TextStage::TextStage(const EngineOptions& options, const CacheShape& shape,
@@ -220,8 +369,53 @@ void TextStage::Stop() {
 }
 
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedRequest& accepted) {
-  return WithinMemory(
-      [&] { return PrepareRequest(options_, shape_, *tokenizer_, *clock_, queue_, accepted); });
+  return WithinMemory([&]() -> absl::StatusOr<std::unique_ptr<PreparedPrompt>> {
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<PreparedPrompt> prompt,
+                           PrepareRequest(options_, shape_, *tokenizer_, *clock_, accepted));
+    const Request& request = accepted.request;
+    if (NeedsTokenTexts(request)) AddTextRules(request, TextsOfTokens(), prompt.get());
+    QUIRE_RETURN_IF_ERROR(CountPrompt(request, queue_, prompt.get()));
+    return prompt;
+  });
+}
+
+std::shared_ptr<const TokenTexts> TextStage::TextsOfTokens() {
+  MutexLock lock(&token_texts_mutex_);
+  if (token_texts_ == nullptr) {
+    token_texts_ = std::make_shared<const TokenTexts>(*tokenizer_, options_.vocab_size);
+  }
+  return token_texts_;
+}
+
+void TextStage::AwaitConstraint(Signal signal) {
+  const std::shared_ptr<AcceptedRequest> accepted = signal.request;
+  RequestState preparing = RequestState::kPreparing;
+  accepted->progress.state.compare_exchange_strong(preparing, RequestState::kQueued);
+  const auto waiting = std::make_shared<Signal>(std::move(signal));
+  const auto done = [inbox = inbox_, vocab_size = options_.vocab_size,
+                     waiting](ConstraintCompiler::Result constraint) {
+    waiting->status = constraint.status();
+    if (constraint.ok() && (*constraint)->vocab_size() != static_cast<std::uint32_t>(vocab_size)) {
+      waiting->status = absl::InternalError(
+          absl::StrCat("a constraint was compiled for ", (*constraint)->vocab_size(),
+                       " tokens, the vocabulary has ", vocab_size));
+    }
+    if (waiting->status.ok()) waiting->prompt->mask_rules.constraint = *std::move(constraint);
+    inbox->Post(std::move(*waiting));
+  };
+  // The compiler has a copy of what the client sent.
+  const absl::StatusOr<ConstraintCompiler::Ticket> ticket =
+      WithinMemory([&]() -> absl::StatusOr<ConstraintCompiler::Ticket> {
+        ConstraintSpec spec = *accepted->request.constraint;
+        spec.opens_reasoning = waiting->prompt->opens_reasoning;
+        return options_.constraints->Compile(std::move(spec), done);
+      });
+  if (ticket.ok()) {
+    accepted->compile_ticket.store(*ticket, std::memory_order_release);
+  } else {
+    waiting->status = ticket.status();
+    inbox_->Post(std::move(*waiting));
+  }
 }
 
 void TextStage::Work() {
@@ -234,6 +428,10 @@ void TextStage::Work() {
       probe_->ObserveTokenize(clock_->Now() - start);
       signal.status = prompt.status();
       if (prompt.ok()) signal.prompt = *std::move(prompt);
+      if (prompt.ok() && signal.request->request.constraint.has_value()) {
+        AwaitConstraint(std::move(signal));
+        continue;
+      }
     } else {
       signal.status = absl::CancelledError("request was cancelled while it was prepared");
     }

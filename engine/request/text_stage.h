@@ -4,8 +4,8 @@
 // count.
 //
 // Place:      between Accept and the engine's inbox.
-// Invariants: every prompt ends in one kPrepared signal, whatever happened to it; the prompts of
-//             the tenants are taken in turn.
+// Invariants: every prompt ends in one kPrepared signal, whatever happened to it, unless the
+//             compile of its constraint is cancelled; the prompts of the tenants are taken in turn.
 // Threads:    Submit from any thread; owns `num_workers` threads.
 // Lifetime:   tokenizer, queue and probe outlive it.
 
@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/keyed_hash.h"
+#include "base/mutex.h"
 #include "cache_manager/pool/page_demand.h"
 #include "engine/request/accepted_request.h"
 #include "engine/request/admission_limiter.h"
@@ -31,6 +32,8 @@
 
 namespace quire::engine {
 
+class TokenTexts;
+
 // What preparing needs to know of the cache.
 struct CacheShape {
   HashKey hash_key;
@@ -39,12 +42,21 @@ struct CacheShape {
   cache::PageDemand demand;
 };
 
-// What the engine needs of the prompt of `accepted`, whose tokens are counted. The status is
-// PROMPT_MISSING, PROMPT_TOO_LONG, NEVER_FITS, BAD_TOKEN_ID, BAD_UTF8 or QUEUE_FULL with their
-// numbers, or one of ChatTemplates::Render.
-absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(
-    const EngineOptions& options, const CacheShape& shape, const text::Tokenizer& tokenizer,
-    const Clock& clock, AdmissionLimiter* queue, AcceptedRequest& accepted);
+// What the engine needs of the prompt of `accepted`. The status is PROMPT_MISSING, PROMPT_TOO_LONG,
+// NEVER_FITS, BAD_TOKEN_ID or BAD_UTF8 with their numbers, or one of ChatTemplates::Render.
+absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
+                                                               const CacheShape& shape,
+                                                               const text::Tokenizer& tokenizer,
+                                                               const Clock& clock,
+                                                               AcceptedRequest& accepted);
+// Whether the masks of the request need the texts of tokens.
+bool NeedsTokenTexts(const Request& request);
+// The rules of its masks that do. REQUIRES: `prompt` is of the request, and NeedsTokenTexts.
+void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> texts,
+                  PreparedPrompt* prompt);
+// Counts the prompt in the queue's limits: QUEUE_FULL or TENANT_LIMIT with their numbers. Nothing
+// may fail behind it, or the prompt would stay counted.
+absl::Status CountPrompt(const Request& request, AdmissionLimiter* queue, PreparedPrompt* prompt);
 
 class TextStage {
  public:
@@ -66,8 +78,12 @@ class TextStage {
 
  private:
   void Work();
+  // Posts a prompt when the constraint of its request is compiled.
+  void AwaitConstraint(Signal signal);
   // PrepareRequest, or NO_MEMORY when memory does not suffice for this request.
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
+  // Made by the first request that needs them.
+  std::shared_ptr<const TokenTexts> TextsOfTokens();
 
   const EngineOptions& options_;
   const CacheShape shape_;
@@ -77,6 +93,8 @@ class TextStage {
   EngineProbe* const probe_;
   const std::shared_ptr<Inbox> inbox_;
   TextQueue prompts_;
+  Mutex token_texts_mutex_;
+  std::shared_ptr<const TokenTexts> token_texts_ ABSL_GUARDED_BY(token_texts_mutex_);
   std::vector<std::thread> workers_;
 };
 

@@ -54,8 +54,9 @@ struct ScheduledRequest {
   // In requests_waiting_tokens while it waits for its first step.
   std::uint32_t uncached_tokens = 0;
   std::int32_t cached_tokens = 0;
-  std::uint32_t prompt_logprob_tokens =
-      1;  // prompt positions whose log-probability is out; 0 has none
+  // Prompt positions whose log-probability is out, or is not wanted; 0 has none.
+  std::uint32_t prompt_logprob_tokens = 1;
+  std::vector<float> pooled;  // of kEmbed: what the runner gave, once it has
   std::int32_t live_choices = 0;
   absl::Time full_since = absl::InfiniteFuture();  // the stream has been full from here on
 

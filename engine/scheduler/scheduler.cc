@@ -86,7 +86,7 @@ void Scheduler::MarkSkips(absl::Time now) {
     } else if (request.full_since == absl::InfiniteFuture()) {
       request.full_since = now;
     }
-    const bool skips = is_full || !IsOutputReady(request);
+    const bool skips = is_full || !IsOutputReady(request) || sequence->awaits_mask;
     if (skips != sequence->skips) {
       sequence->skips = skips;
       RefreshState(request);

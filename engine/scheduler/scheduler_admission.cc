@@ -103,7 +103,7 @@ void Scheduler::NoteBlocked(ScheduledRequest* request) {
 // as a hit twice.
 cache::PrefixMatch Scheduler::MatchPrefix(const Sequence& sequence) const {
   const ScheduledRequest& request = *sequence.request;
-  std::uint32_t limit = request.request.cache.skip_read ? 0 : sequence.total() - 1;
+  std::uint32_t limit = request.request.reads_cache() ? sequence.total() - 1 : 0;
   if (request.request.output.prompt_logprobs >= 0 &&
       request.prompt_logprob_tokens < sequence.prompt_tokens) {
     limit = std::min(limit, request.prompt_logprob_tokens - 1);
@@ -171,7 +171,7 @@ void Scheduler::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   request.was_scheduled = true;
   ++request.of_tenant->running;
   request.of_tenant->turn = next_turn_++;
-  cache_->CountLookup(match, request.request.cache.skip_read ? 0 : sequence.prompt_tokens);
+  cache_->CountLookup(match, request.request.reads_cache() ? sequence.prompt_tokens : 0);
   request.cached_tokens = static_cast<std::int32_t>(match.num_tokens);
   sequence.high_water = match.num_tokens;
   if (options_.admission == AdmissionMode::kSafe) {

@@ -21,6 +21,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -32,6 +33,7 @@
 namespace quire::engine {
 
 struct ScheduledRequest;
+class ChoiceMask;
 
 enum class SequenceState : std::uint8_t {
   kWaiting,  // for something that must finish elsewhere first: its WaitCause
@@ -97,13 +99,17 @@ struct Sequence {
   std::uint32_t sample_index = 0;       // of the last one, in its step
   // CacheManager::proven_tokens of its row when it gave that back.
   std::uint32_t proven = 0;
-  std::uint32_t high_water = 0;  // greatest computed so far; the parent's for a fork
-  std::uint32_t pages = 0;       // as the cache manager says
-  std::uint64_t admission = 0;   // number of the first admission; smaller is older
+  std::uint32_t high_water = 0;   // greatest computed so far; the parent's for a fork
+  std::uint32_t pages = 0;        // as the cache manager says
+  std::uint64_t admission = 0;    // number of the first admission; smaller is older
   std::uint32_t prompt_turn = 0;  // among its tenant's prompts, in the step that is planned
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
-  bool skips = false;        // its stream or output ring is full: not scheduled, pages kept
+  // Its stream or output ring is full, or it awaits its mask: not scheduled, pages kept.
+  bool skips = false;
+  // Its last step gave no sample, because the mask was late. Once the mask is there, the last token
+  // is computed again.
+  bool awaits_mask = false;
   bool completed = false;    // kFinished because it came to its own end
   bool invalidated = false;  // kFinished because of its logits
 
@@ -111,6 +117,8 @@ struct Sequence {
   // generated tokens carry kGeneratedMark. So page keys, comparisons of tokens and partial matches
   // tell the classes apart, and the cache needs to know nothing of them. Empty otherwise.
   std::vector<std::int32_t> marked_tokens;
+
+  std::shared_ptr<ChoiceMask> mask;  // of a constrained choice that has started; else null
 
   TokenHistory history;  // of `tokens`, where a penalty asks for it; else empty
 

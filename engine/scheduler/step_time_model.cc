@@ -36,6 +36,8 @@ constexpr double kKeepFastest = 0.99;
 constexpr std::array<std::size_t, 5> kOrder = {3, 0, 1, 2, 4};
 constexpr std::array<double, 5> kRidge = {1e-4, 1e-3, 1e-3, 1e-6, 1e-3};
 constexpr int kSweeps = 32;
+// After a step without prompts, of which there are many: the next fit goes on where this one ends.
+constexpr int kSweepsWithoutPrompts = 8;
 constexpr double kSettled = 1e-4;  // of a coefficient
 
 constexpr double kMinSeconds = 1e-6;
@@ -85,31 +87,32 @@ void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
     history.targets[i] = keep * history.targets[i] + terms[i] / seconds;
   }
   ++history.steps;
-  Fit();
+  Fit(has_prompt ? kSweeps : kSweepsWithoutPrompts);
 }
 
 // Coordinate descent from the last fit: each coefficient in turn takes its best value that is not
 // negative, given the others.
-void StepTimeModel::Fit() {
+void StepTimeModel::Fit(int max_sweeps) {
   std::array<Terms, kTerms> products;
-  Terms targets;
+  Terms targets, inverses;
   for (std::size_t i = 0; i < kTerms; ++i) {
     for (std::size_t j = 0; j < kTerms; ++j) {
       products[i][j] = decodes_.products[i][j] + prompts_.products[i][j];
     }
     targets[i] = decodes_.targets[i] + prompts_.targets[i];
+    const double scale = products[i][i] * (1 + kRidge[i]);
+    inverses[i] = scale > std::numeric_limits<double>::min() ? 1 / scale : 0;  // 0: never seen
   }
   bool moves = true;
-  for (int sweep = 0; moves && sweep < kSweeps; ++sweep) {
+  for (int sweep = 0; moves && sweep < max_sweeps; ++sweep) {
     moves = false;
     for (const std::size_t i : kOrder) {
-      const double scale = products[i][i] * (1 + kRidge[i]);
-      if (!(scale > std::numeric_limits<double>::min())) continue;  // never seen
+      if (inverses[i] == 0) continue;
       double rest = targets[i];
       for (std::size_t j = 0; j < kTerms; ++j) {
         if (j != i) rest -= products[i][j] * coefficients_[j];
       }
-      const double best = std::clamp(rest / scale, 0.0, kMaxSeconds);
+      const double best = std::clamp(rest * inverses[i], 0.0, kMaxSeconds);
       moves |= std::abs(best - coefficients_[i]) > kSettled * best;
       coefficients_[i] = best;
     }

@@ -75,7 +75,7 @@ class StepTimeModel {
 
   static Terms TermsOf(const StepWork& work);
   double Seconds(const Terms& terms) const;
-  void Fit();
+  void Fit(int max_sweeps);
 
   History decodes_, prompts_;
   Terms coefficients_{};  // seconds per unit of kUnits

@@ -4,14 +4,24 @@
 #include <span>
 
 #include "base/check.h"
+#include "engine/constraint/dry_params.h"
+#include "engine/masks/mask_pool.h"
 
 namespace quire::engine {
+namespace {
+
+// limits.max_logit_bias_entries is at most that.
+constexpr std::size_t kMaxRequestBias = 65536;
+static_assert(kMaxRequestBias + kMaxDryTokens <= models::kMaxBias);
+
+}  // namespace
 
 void BatchBuilder::Begin(InFlightStep* flight) {
   flight_ = flight;
   flight_->batch.Clear();
   flight_->sample_owners.clear();
   flight_->prompt_logprob_owners.clear();
+  flight_->pool_owners.clear();
   row_steps_.clear();
 }
 
@@ -68,7 +78,8 @@ void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
                         .prompt_tokens = std::min(prompt_tokens, num_tokens)});
   row_steps_.push_back({.row = *sequence.row, .cache_length = begin, .new_tokens = num_tokens});
   AddPromptLogprobRows(sequence, first_token, num_tokens);
-  const bool samples = end == sequence.known();
+  AddPool(sequence, first_token, num_tokens);
+  const bool samples = end == sequence.known() && sequence.request->request.generates();
   sequence.in_flight += num_tokens;
   if (!samples) return;
   batch.logits_tokens.push_back(first_token + num_tokens - 1);
@@ -99,6 +110,28 @@ void BatchBuilder::AddPromptLogprobRows(Sequence& sequence, std::uint32_t first_
   }
 }
 
+void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
+                           std::uint32_t num_tokens) {
+  const Request& request = sequence.request->request;
+  if (request.task != Task::kEmbed) return;
+  const bool has_first = sequence.launched() == 0;
+  const bool has_last = sequence.launched() + num_tokens == sequence.total();
+  models::StepPool pool{.batch_row = *sequence.row,
+                        .first_token = first_token,
+                        .num_tokens = num_tokens,
+                        .begins = has_first,
+                        .ends = has_last};
+  if (request.pooling != Pooling::kMean) {
+    const bool is_last = request.pooling == Pooling::kLast;
+    if (!(is_last ? has_last : has_first)) return;
+    if (is_last) pool.first_token += num_tokens - 1;
+    pool.num_tokens = 1;
+    pool.begins = pool.ends = true;
+  }
+  flight_->batch.pools.push_back(pool);
+  flight_->pool_owners.push_back({sequence.request});
+}
+
 // Samples the token at `position`. What is banned follows from the position. The history lacks the
 // token before it while that is in flight, so the sample names it.
 void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
@@ -120,6 +153,9 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
               .temperature = params.temperature,
               .top_p = params.top_p,
               .min_p = params.min_p,
+              .top_n_sigma = params.top_n_sigma,
+              .xtc_probability = params.xtc_probability,
+              .xtc_threshold = params.xtc_threshold,
               .repetition_penalty = params.repetition_penalty,
               .presence_penalty = params.presence_penalty,
               .frequency_penalty = params.frequency_penalty,
@@ -133,12 +169,34 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
               .bias_size = static_cast<std::uint32_t>(live.prompt.bias.size()),
               .banned = live.prompt.end_ids.data(),
               .banned_size = holds_end ? static_cast<std::uint32_t>(live.prompt.end_ids.size()) : 0,
+              .allowed = nullptr,
               .text_vocab = 0,
               .has_text = nullptr,
-              .num_logprobs = live.request.output.logprobs},
-      .sample_in_flight = in_flight};
+              .num_logprobs = live.request.output.logprobs,
+              .wants_processed_logprob = live.request.output.processed_logprobs},
+      .sample_in_flight = in_flight,
+      .is_late = sequence.mask != nullptr};
   batch.samples.push_back(sample);
   flight_->sample_owners.push_back({&sequence});
+}
+
+void BatchBuilder::CompleteSample(InFlightStep* flight, std::size_t index) const {
+  const Sequence& sequence = *flight->sample_owners[index].sequence;
+  const ScheduledRequest& live = *sequence.request;
+  const Sequence& known = live.forked ? sequence : *live.sequences.front();
+  models::StepSample& sample = flight->batch.samples[index];
+  QUIRE_CHECK(sample.row.position == known.total());
+  const std::span<const kernels::TokenCount> history = known.history.entries();
+  sample.row.history = history.data();
+  sample.row.history_size = static_cast<std::uint32_t>(history.size());
+  sample.sample_in_flight = -1;
+  const ChoiceMask& mask = *sequence.mask;
+  if (!mask.words().empty()) sample.row.allowed = mask.words().data();
+  if (mask.has_bias()) {
+    sample.row.bias = mask.bias().data();
+    sample.row.bias_size = static_cast<std::uint32_t>(mask.bias().size());
+  }
+  sample.is_completed = true;
 }
 
 }  // namespace quire::engine

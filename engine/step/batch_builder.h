@@ -26,6 +26,9 @@ class BatchBuilder {
 
   // From flight->plan on; the sequences count what they have in flight.
   void Fill(InFlightStep* flight);
+  // Gives a late sample its mask and penalties, and the history as it is now that all tokens before
+  // it are known.
+  void CompleteSample(InFlightStep* flight, std::size_t index) const;
   // Only what the cache wants copied and cleared; no rows. False when there is nothing.
   bool FillCacheWork(InFlightStep* flight);
   // The step did not run: its clears must precede the next one.
@@ -36,6 +39,7 @@ class BatchBuilder {
   void AddRow(Sequence& sequence, std::uint32_t num_tokens);
   void AddPromptLogprobRows(Sequence& sequence, std::uint32_t first_token,
                             std::uint32_t num_tokens);
+  void AddPool(const Sequence& sequence, std::uint32_t first_token, std::uint32_t num_tokens);
   void AddSample(Sequence& sequence, std::uint32_t position);
   void TakeCacheWork();
 

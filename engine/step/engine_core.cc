@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
+#include "engine/constraint/constraint_compiler.h"
 #include "engine/output/token_stream.h"
 #include "engine/step/early_end.h"
 
@@ -33,6 +34,7 @@ EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
       max_in_flight_(static_cast<std::size_t>(
           std::clamp(std::min(options.max_steps_in_flight, runner->max_steps_in_flight()), 1,
                      static_cast<std::int32_t>(kMaxStepsInFlight)))),
+      masks_(options.mask_threads, clock, [probe](absl::Duration time) { probe->MaskMade(time); }),
       last_step_(clock->Now()) {}
 
 void EngineCore::Handle(Signal& signal, absl::Time now) {
@@ -87,6 +89,9 @@ void EngineCore::Prepare(Signal& signal, absl::Time now) {
   ScheduledRequest& live = *arrived;
   live.progress().is_prepared.store(true, std::memory_order_relaxed);
   if (!signal.status.ok()) {
+    if (signal.prompt != nullptr) {  // whose constraint was refused
+      queue_->RemoveTokens(live.request.tenant, signal.prompt->queued_tokens);
+    }
     const auto reason = GetErrorReason(signal.status);
     probe_->Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
     scheduler_.Remove(live, /*invalidate=*/false);
@@ -94,6 +99,7 @@ void EngineCore::Prepare(Signal& signal, absl::Time now) {
     return;
   }
   live.prompt = std::move(*signal.prompt);
+  live.prompt_logprob_tokens = live.prompt.score_from;
   const auto prompt_tokens = static_cast<std::uint32_t>(live.prompt.tokens.size());
   for (const auto& sequence : live.sequences) sequence->prompt_tokens = prompt_tokens;
   Sequence& first = live.first();
@@ -161,6 +167,8 @@ void EngineCore::End(ScheduledRequest& live, absl::Status status, bool was_accep
     queue_->LeaveRequest(live.request.tenant);
     if (live.is_prepared()) queue_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
   }
+  if (!live.is_prepared()) CancelCompile(live);
+  if (live.first().mask != nullptr) --num_masked_;
   if (live.is_prepared() && was_accepted) --(live.is_counted_running() ? running_ : waiting_);
   timers_.Remove(*live.accepted);
   OutputItem& item = Emit(OutputItem::Kind::kRequestEnd, live, now);
@@ -170,6 +178,14 @@ void EngineCore::End(ScheduledRequest& live, absl::Status status, bool was_accep
   (num_in_flight_ > 0 ? flight(num_in_flight_ - 1).ended : ended_)
       .push_back(std::move(ended->second));
   live_.erase(ended);
+}
+
+// Its constraint is not compiled any more, and its prompt does not come.
+void EngineCore::CancelCompile(const ScheduledRequest& live) {
+  const std::uint64_t ticket = live.accepted->compile_ticket.load(std::memory_order_acquire);
+  if (ticket == 0 || !options_.constraints->Cancel(ticket)) return;
+  queue_->RemoveTokens(live.request.tenant,
+                       live.progress().prompt_tokens.load(std::memory_order_relaxed));
 }
 
 absl::Status EngineCore::InternalError(absl::string_view what) {
@@ -308,7 +324,9 @@ IntegrityReport EngineCore::CheckIntegrity() const {
   note("Scheduler", scheduler_.CheckIntegrity());
   note("CacheManager", cache_->CheckIntegrity());
   note("AdmissionLimiter", queue_->CheckIntegrity());
-  note("EngineCore", CheckSteps());
+  absl::Status own = CheckSteps();
+  own.Update(CheckMasks());
+  note("EngineCore", own);
   for (const auto& [arrival, live] : live_) {
     note("TokenStream", live->accepted->stream->CheckIntegrity());
   }

@@ -8,6 +8,10 @@
 // end has a surplus row in n + 1, whose result is dropped. Tokens, log-probabilities and finish
 // reasons are those of one step at a time.
 //
+// The masks of choices with a constraint or banned text are made on threads of their own while the
+// device computes what comes before the samples of the same step; a row whose mask is late is
+// stalled until it is there.
+//
 // Place:      under Engine, above Scheduler, CacheManager and StepRunner.
 // Invariants: a request ends exactly once, as kRequestEnd, and holds no page by then but those that
 //             the step in flight names; no request past its deadline enters a step; a failing
@@ -29,6 +33,7 @@
 #include "base/clock.h"
 #include "base/heartbeat.h"
 #include "cache_manager/cache_manager.h"
+#include "engine/masks/mask_pool.h"
 #include "engine/output/output_item.h"
 #include "engine/request/admission_limiter.h"
 #include "engine/request/engine_options.h"
@@ -100,6 +105,7 @@ class EngineCore {
                 const std::string& text = "");
   void Fail(ScheduledRequest& live, absl::Status status, bool invalidate, absl::Time now);
   void End(ScheduledRequest& live, absl::Status status, bool was_accepted, absl::Time now);
+  void CancelCompile(const ScheduledRequest& live);
   absl::Status InternalError(absl::string_view what);
   OutputItem& Emit(OutputItem::Kind kind, ScheduledRequest& live, absl::Time now);
 
@@ -111,25 +117,38 @@ class EngineCore {
   void Launch(absl::Time start, absl::Time planned);
   bool RunCacheWork(absl::Time now);
 
+  // Choices with masks: step_masks.cc.
+  void StartMasks(ScheduledRequest& live);
+  void FinishSampling();
+  void WaitForMasks(const InFlightStep& step);
+  bool HandleMasks(absl::Time now);
+  bool AwaitMasks();
+  absl::Status CheckMasks() const;
+
   // What a step that has run leaves: step_collect.cc.
   void CollectOldest();
   void LoseDevice(const absl::Status& error);
   void FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now);
   void Collect(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
   void FailBadRows(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
+  static std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed);
   void Advance(Sequence& sequence, const models::StepRow& row);
   void CollectPromptLogprobs(const InFlightStep& flight, const models::StepResult& result,
                              absl::Time now);
+  void CollectPools(const InFlightStep& flight, const models::StepResult& result);
+  void FinishPrompts(const InFlightStep& flight, absl::Time now);
   void CollectSamples(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
   void ForkRequest(ScheduledRequest& live);
   void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
   std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
   void FillEnd(const Sequence& sequence, OutputItem* item) const;
   void FinishChoice(Sequence& sequence, absl::Time now);
+  void FinishRequest(ScheduledRequest& live, absl::Time now);
 
   // The numbers that it shows: engine_stats.cc.
   void RefreshGauge(ScheduledRequest& live);
   void AfterStep(const InFlightStep& flight, absl::Time collected);
+  void ShowWork(absl::Time now);
   absl::Duration WallOffset(absl::Time now);
   std::int64_t ExpectedOutputTokens() const;
 
@@ -148,7 +167,12 @@ class EngineCore {
   std::array<InFlightStep, kMaxStepsInFlight> flights_;  // a ring
   std::size_t oldest_ = 0;
   std::size_t num_in_flight_ = 0;
+  bool has_late_samples_ = false;  // of the step launched last, which are still to be made
+  std::int32_t num_masked_ = 0;    // live requests that have masks
+  std::vector<Sequence*> looked_at_;
+  std::vector<const ChoiceMask*> awaited_;
   absl::Status fatal_;
+  MaskPool masks_;
   std::map<std::uint64_t, std::unique_ptr<ScheduledRequest>> live_;  // by arrival
   // Ended with no step in flight; kept until the next step, since what ended them goes on.
   std::vector<std::unique_ptr<ScheduledRequest>> ended_;

@@ -55,12 +55,18 @@ void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
                    .output = now - collected,
                    .expected = flight.expected},
                   now + WallOffset(now));
-  probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
-  probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
   const std::uint32_t decode_tokens =
       static_cast<std::uint32_t>(plan.decodes.size()) * kDecodeTokens;
   prompt_rate_.Add(now, plan.num_tokens - decode_tokens);
   generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
+  ShowWork(now);
+  last_step_ = now;
+}
+
+// The pages and the work that is waiting, after a step, or after choices that ended without one.
+void EngineCore::ShowWork(absl::Time now) {
+  probe_->ShowCache(cache_->stats(), EvictionCause::kAllocation);
+  probe_->ShowWaitingTokens(scheduler_.waiting_uncached_tokens());
   // The last step before a pause leaves nothing to count.
   if (now >= limiter_told_at_ + kBetweenLimiterUpdates || running_ + waiting_ == 0) {
     limiter_told_at_ = now;
@@ -69,7 +75,6 @@ void EngineCore::AfterStep(const InFlightStep& flight, absl::Time collected) {
                     .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
                     .output_tokens_per_second = generation_rate_.PerSecond(now)});
   }
-  last_step_ = now;
 }
 
 // What the wall clock shows beyond the monotonic one, as of the last 10 ms: asking both

@@ -22,11 +22,15 @@ struct PromptLogprobOwner {
   std::uint32_t position;  // of the prompt token whose logprob it is
 };
 
+struct PoolOwner {
+  ScheduledRequest* request;
+};
+
 // Place:      filled by BatchBuilder, launched and collected by EngineCore, which keeps one for
 //             each step that may be in flight.
 // Invariants: batch.rows are the plan's decodes, then its chunks; batch.samples and sample_owners
-//             run in parallel, and so do prompt logprobs. What it points to lives until it is
-//             collected: requests that end meanwhile are kept in `ended`.
+//             run in parallel, and so do prompt logprobs and pools. What it points to lives until
+//             it is collected: requests that end meanwhile are kept in `ended`.
 // Threads:    engine thread only.
 // Lifetime:   the vectors keep their capacity from step to step.
 struct InFlightStep {
@@ -35,6 +39,7 @@ struct InFlightStep {
   models::StepBatch batch;
   std::vector<SampleOwner> sample_owners;
   std::vector<PromptLogprobOwner> prompt_logprob_owners;
+  std::vector<PoolOwner> pool_owners;
   std::vector<std::unique_ptr<ScheduledRequest>> ended;
   absl::Status launch_error;  // not OK: the runner refused it, there is nothing to collect
   absl::Time start, planned, launched;

@@ -1,6 +1,8 @@
 // What a step that has run leaves: tokens and ends for its requests, pages that others may find.
 
 #include <algorithm>
+#include <cmath>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -14,6 +16,10 @@ namespace {
 
 // After so many answers of another length the mean is most of the way there.
 constexpr double kAnswersInMean = 16;
+
+bool IsFinite(std::span<const float> values) {
+  return std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
+}
 
 // The sequences that have ended since the launch and whose rows are not finite.
 std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
@@ -31,12 +37,20 @@ std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
       poisoned.push_back(&sequence);
     }
   }
+  for (std::size_t i = 0; i < flight.pool_owners.size(); ++i) {
+    const ScheduledRequest& live = *flight.pool_owners[i].request;
+    const Sequence& sequence = *live.sequences.front();
+    if (!IsFinite(result.pools[i]) && live.ended && !sequence.invalidated) {
+      poisoned.push_back(&sequence);
+    }
+  }
   return poisoned;
 }
 
 }  // namespace
 
 void EngineCore::CollectOldest() {
+  if (num_in_flight_ == 1) FinishSampling();
   InFlightStep& oldest = flight(0);
   absl::Status error = oldest.launch_error;
   const models::StepResult* result = nullptr;
@@ -77,6 +91,7 @@ void EngineCore::CollectOldest() {
 void EngineCore::LoseDevice(const absl::Status& error) {
   log::Error("engine", "device lost", {{"status", error.ToString()}});
   fatal_ = error;
+  has_late_samples_ = false;
   for (; num_in_flight_ > 0; --num_in_flight_) {
     flight(num_in_flight_ - 1).ended.clear();
     cache_->CompleteStep();
@@ -122,6 +137,7 @@ void EngineCore::Collect(const InFlightStep& flight, const models::StepResult& r
                          absl::Time now) {
   QUIRE_CHECK(result.samples.size() == flight.sample_owners.size());
   QUIRE_CHECK(result.prompt_logprobs.size() == flight.prompt_logprob_owners.size());
+  QUIRE_CHECK(result.pools.size() == flight.pool_owners.size());
   ++steps_;
   FailBadRows(flight, result, now);
   std::size_t row = 0;
@@ -132,21 +148,27 @@ void EngineCore::Collect(const InFlightStep& flight, const models::StepResult& r
     Advance(*prefill.sequence, flight.batch.rows[row++]);
   }
   CollectPromptLogprobs(flight, result, now);
+  CollectPools(flight, result);
+  FinishPrompts(flight, now);
   CollectSamples(flight, result, now);
 }
 
 // Before anything of the step is published.
 void EngineCore::FailBadRows(const InFlightStep& flight, const models::StepResult& result,
                              absl::Time now) {
+  auto fail_non_finite = [&](absl::string_view what, ScheduledRequest& live) {
+    probe_->NonFinite();
+    Fail(live,
+         WithReason(
+             absl::DataLossError(absl::StrCat(what, " hold NaN or infinity")),
+             Reason::kNonFiniteLogits,
+             {{"incident_id", absl::StrCat("step-", steps_)}, {"step", absl::StrCat(steps_)}}),
+         /*invalidate=*/true, now);
+  };
   auto check = [&](const models::StepToken& token, ScheduledRequest& live) {
     if (live.ended || (!token.non_finite && !token.no_survivor)) return;
     if (token.non_finite) {
-      probe_->NonFinite();
-      Fail(live,
-           WithReason(
-               absl::DataLossError("logits hold NaN or infinity"), Reason::kNonFiniteLogits,
-               {{"incident_id", absl::StrCat("step-", steps_)}, {"step", absl::StrCat(steps_)}}),
-           /*invalidate=*/true, now);
+      fail_non_finite("logits", live);
     } else {
       Fail(live,
            WithReason(
@@ -159,6 +181,10 @@ void EngineCore::FailBadRows(const InFlightStep& flight, const models::StepResul
   for (std::size_t i = 0; i < result.prompt_logprobs.size(); ++i) {
     check(result.prompt_logprobs[i], *flight.prompt_logprob_owners[i].request);
   }
+  for (std::size_t i = 0; i < result.pools.size(); ++i) {
+    ScheduledRequest& live = *flight.pool_owners[i].request;
+    if (!live.ended && !IsFinite(result.pools[i])) fail_non_finite("hidden states", live);
+  }
   for (std::size_t i = 0; i < result.samples.size(); ++i) {
     const Sequence& sequence = *flight.sample_owners[i].sequence;
     // The surplus row of a choice that has ended says nothing about the others.
@@ -166,10 +192,26 @@ void EngineCore::FailBadRows(const InFlightStep& flight, const models::StepResul
   }
 }
 
+// Of a sequence whose known tokens are all computed, how many FailBadRows has seen to be finite: a
+// last one that samples or is pooled, the one before it where its log-probability was given.
+std::uint32_t EngineCore::ProvenTokens(const ScheduledRequest& live, std::uint32_t computed) {
+  switch (live.request.task) {
+    case Task::kGenerate:
+      return computed;
+    case Task::kScore:
+      return computed - 1;
+    case Task::kEmbed:
+      return live.request.pooling == Pooling::kCls ? 1 : computed;
+  }
+  return 0;
+}
+
 // The row's tokens now have K and V. They count for whom they were computed, even if it has ended.
 void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
+  // A row without its sample computes its last token again, which counts then.
+  const std::uint32_t unsampled = sequence.awaits_mask && !sequence.finished() ? 1 : 0;
   const std::uint32_t begin = row.cache_length;
-  const std::uint32_t end = begin + row.num_tokens;
+  const std::uint32_t end = begin + row.num_tokens - unsampled;
   const std::uint32_t again =
       std::min(end, sequence.high_water) - std::min(begin, sequence.high_water);
   const std::uint32_t in_prompt =
@@ -183,10 +225,12 @@ void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
   sequence.in_flight -= row.num_tokens;
   sequence.high_water = std::max(sequence.high_water, end);
   if (sequence.finished()) return;
-  if (end < sequence.total()) ++chunked_prefills_;
+  if (end + unsampled < sequence.total()) ++chunked_prefills_;
   sequence.computed = end;
-  // It samples in this step, and FailBadRows has seen finite logits.
-  if (end >= sequence.total()) cache_->SetProven(*sequence.row, end);
+  if (end >= sequence.total()) {
+    const std::uint32_t proven = ProvenTokens(*sequence.request, end);
+    if (proven > 0) cache_->SetProven(*sequence.row, proven);
+  }
   const std::uint32_t page_size = cache_->page_size();
   if (begin / page_size != end / page_size) {
     cache_->Publish(*sequence.row, sequence.cache_tokens(), &sequence.keys, end);
@@ -210,8 +254,38 @@ void EngineCore::CollectPromptLogprobs(const InFlightStep& flight, const models:
         {.token = prompt_logprob.token,
          .logprob = prompt_logprob.logprob,
          .rank = prompt_logprob.rank,
+         .processed_logprob = 0,
          .top = {prompt_logprob.top.begin(), prompt_logprob.top.end()}});
     live.prompt_logprob_tokens = owners[i].position + 1;
+  }
+}
+
+// What a row gives is kept until its prompt is computed.
+void EngineCore::CollectPools(const InFlightStep& flight, const models::StepResult& result) {
+  for (std::size_t i = 0; i < flight.pool_owners.size(); ++i) {
+    ScheduledRequest& live = *flight.pool_owners[i].request;
+    const std::span<const float> sum = result.pools[i];
+    if (live.ended || sum.empty()) continue;
+    live.pooled.assign(sum.begin(), sum.end());
+    if (live.request.pooling != Pooling::kMean) continue;
+    const auto tokens = static_cast<float>(live.first().prompt_tokens);
+    for (float& value : live.pooled) value /= tokens;
+  }
+}
+
+// Requests that do not generate end with their prompts.
+void EngineCore::FinishPrompts(const InFlightStep& flight, absl::Time now) {
+  for (const PlannedPrefill& prefill : flight.plan.prefills) {
+    Sequence& sequence = *prefill.sequence;
+    ScheduledRequest& live = *sequence.request;
+    if (live.request.generates() || sequence.finished() || sequence.computed < sequence.total()) {
+      continue;
+    }
+    if (live.request.task == Task::kEmbed) {
+      Emit(OutputItem::Kind::kPooled, live, now).pooled = std::move(live.pooled);
+    }
+    scheduler_.Finish(sequence);
+    FinishRequest(live, now);
   }
 }
 
@@ -222,6 +296,11 @@ void EngineCore::CollectSamples(const InFlightStep& flight, const models::StepRe
   for (std::size_t i = 0; i < owners.size();) {
     Sequence& sequence = *owners[i].sequence;
     ScheduledRequest& live = *sequence.request;
+    if (result.samples[i].unsampled && !sequence.finished()) {
+      probe_->AddDiscarded(DiscardCause::kLateMask, 1);
+      i += live.forked ? 1 : live.sequences.size();
+      continue;
+    }
     if (sequence.finished()) {
       // It balances the sum of step tokens (docs/metrics.md), where a first token has no part.
       if (flight.batch.samples[i].row.position > sequence.prompt_tokens) {
@@ -270,14 +349,16 @@ void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token,
   item.token = {.token = token.token,
                 .logprob = token.logprob,
                 .rank = token.rank,
+                .processed_logprob = token.processed_logprob,
                 .top = {token.top.begin(), token.top.end()}};
   item.finish = finish;
   if (finish.has_value()) {
     FillEnd(sequence, &item);
     FinishChoice(sequence, now);
-  } else if (sequence.state() == SequenceState::kPrefill) {
-    scheduler_.StartDecode(sequence);
+    return;
   }
+  if (sequence.mask != nullptr) masks_.Advance(sequence.mask, token.token);
+  if (sequence.state() == SequenceState::kPrefill) scheduler_.StartDecode(sequence);
 }
 
 std::optional<FinishReason> EngineCore::FinishAfter(const Sequence& sequence) const {
@@ -312,6 +393,10 @@ void EngineCore::FinishChoice(Sequence& sequence, absl::Time now) {
     RefreshGauge(live);
     return;
   }
+  FinishRequest(live, now);
+}
+
+void EngineCore::FinishRequest(ScheduledRequest& live, absl::Time now) {
   scheduler_.Remove(live, /*invalidate=*/false);
   probe_->Completed(live.is_counted_running());
   End(live, absl::OkStatus(), /*was_accepted=*/true, now);

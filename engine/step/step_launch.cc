@@ -11,6 +11,8 @@ namespace quire::engine {
 bool EngineCore::Step(absl::Time now) {
   ended_.clear();
   if (!fatal_.ok()) return false;
+  FinishSampling();
+  const bool has_ended = HandleMasks(now);
   const absl::Time start = clock_->Now();
   const bool ahead = num_in_flight_ > 0;
   plan_ = &scheduler_.Plan(now, ahead);
@@ -28,7 +30,7 @@ bool EngineCore::Step(absl::Time now) {
          /*invalidate=*/false, now);
     return true;
   }
-  return RunCacheWork(now);
+  return RunCacheWork(now) || AwaitMasks() || has_ended;
 }
 
 // Tells everybody what the plan has changed, before the step runs.
@@ -42,13 +44,15 @@ void EngineCore::StartPlanned(absl::Time now) {
     queue_->LeaveRequest(live->request.tenant);
     queue_->RemoveTokens(live->request.tenant, live->prompt.queued_tokens);
     const std::int32_t queried =
-        live->request.cache.skip_read ? 0 : static_cast<std::int32_t>(live->first().prompt_tokens);
+        live->request.reads_cache() ? static_cast<std::int32_t>(live->first().prompt_tokens) : 0;
     probe_->PrefixLookup(queried, live->cached_tokens);
     probe_->ObserveQueue(now - live->request.accept_time);
+    StartMasks(*live);
     OutputItem& item = Emit(OutputItem::Kind::kStarted, *live, now);
     item.start = std::make_unique<OutputItem::Start>(
         OutputItem::Start{.cached_tokens = live->cached_tokens,
                           .max_tokens = live->prompt.max_tokens,
+                          .opens_reasoning = live->prompt.opens_reasoning,
                           .prompt_text = std::move(live->prompt.echo_text),
                           .prompt_token_ids = std::move(live->prompt.echo_ids)});
   }
@@ -77,6 +81,7 @@ void EngineCore::Launch(absl::Time start, absl::Time planned) {
   next.launch_error = runner_->Run(next.batch);
   overlap_steps_ += num_in_flight_ > 0 ? 1 : 0;
   ++num_in_flight_;
+  has_late_samples_ = next.launch_error.ok() && next.batch.has_late_samples();
   // Nothing may build on a step that was refused.
   if (!next.launch_error.ok()) Settle();
   if (num_in_flight_ >= max_in_flight_) CollectOldest();

@@ -186,8 +186,21 @@ TEST_F(AdmissionTest, AFullRingStallsAdmission) {
   Gate worker;
   worker.Set(/*closed=*/true);
   std::vector<std::shared_ptr<TokenStream>> streams;
-  streams.push_back(Accept(MakeRequest("first", {1, 2, 3}, 1)));
-  streams.back()->SetReadyCallback([&] { worker.Pass(); });
+  // A callback that is set when there is something to read already runs here, and holds no worker;
+  // then that of another request does.
+  const std::thread::id here = std::this_thread::get_id();
+  bool ran_here = true;
+  while (ran_here) {
+    ran_here = false;
+    streams.push_back(Accept(MakeRequest(absl::StrCat("first", streams.size()), {1, 2, 3}, 1)));
+    streams.back()->SetReadyCallback([&] {
+      if (std::this_thread::get_id() == here) {
+        ran_here = true;
+      } else {
+        worker.Pass();
+      }
+    });
+  }
   worker.AwaitArrival();
   for (int i = 0; i < 600; ++i) {
     Request request = MakeRequest(absl::StrCat("r", i), {1, 2, 3}, 1);
@@ -221,8 +234,8 @@ TEST(OutputStageTest, WhatFindsTheRingFullWaitsInOrder) {
                                 .num_pages = 10,
                                 .kv_dtype = "f32"});
   const auto inbox = std::make_shared<Inbox>();
-  OutputStage stage({.num_workers = 1, .ring_items = 4, .stream_queue_tokens = 8}, tokenizer.get(),
-                    &clock, &table, &probe, inbox);
+  OutputStage stage({.num_workers = 1, .ring_items = 4, .stream_queue_tokens = 8, .id_key = {}},
+                    tokenizer.get(), &clock, &table, &probe, inbox);
   Gate worker;
   worker.Set(/*closed=*/true);
   std::vector<std::shared_ptr<AcceptedRequest>> requests;

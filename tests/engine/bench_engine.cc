@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "engine/masks/repeat_penalty.h"
 #include "tests/engine/harness.h"
 
 namespace quire::engine {
@@ -29,6 +32,7 @@ class NullRunner final : public models::StepRunner {
     num_samples_[(launched_++) % 2] = batch.samples.size();
     return absl::OkStatus();
   }
+  void SampleLate(const models::StepBatch&) override {}
   absl::StatusOr<const models::StepResult*> Collect() override {
     models::StepToken token;
     token.token = 'a';
@@ -90,6 +94,50 @@ BENCHMARK(BM_EngineStep)
     ->ArgsProduct({{1, 8, 64}, {1, 2}})
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
+
+// What a mask thread does of a token with DRY: `context` tokens, of which the last `period` come
+// again and again (period 1: each place of the window is a match), or random ones (period 0).
+void BM_RepeatPenalty(benchmark::State& state) {
+  constexpr std::size_t kVocab = 32000;
+  const auto context = static_cast<std::size_t>(state.range(0));
+  const auto period = static_cast<std::size_t>(state.range(1));
+  const auto texts = std::make_shared<const TokenTexts>(std::vector<std::string>(kVocab, "x"));
+  std::mt19937 random(1);
+  std::vector<std::int32_t> tokens;
+  while (tokens.size() < 2 * context) {
+    tokens.push_back(
+        static_cast<std::int32_t>(period == 0 ? random() % kVocab : tokens.size() % period));
+  }
+  const DryParams params{.multiplier = 1};
+  const auto prompt = std::span(tokens).first(context);
+  RepeatPenalty repeats(params, texts, prompt);
+  std::size_t at = context;
+  for (auto _ : state) {
+    if (at == tokens.size()) {
+      state.PauseTiming();
+      repeats = RepeatPenalty(params, texts, prompt);
+      at = context;
+      state.ResumeTiming();
+    }
+    repeats.Append(tokens[at++]);
+    benchmark::DoNotOptimize(repeats.Penalties().data());
+  }
+}
+BENCHMARK(BM_RepeatPenalty)
+    ->ArgNames({"context", "period"})
+    ->ArgsProduct({{1000, 100000}, {0, 1, 2, 1000}})
+    ->Unit(benchmark::kMicrosecond);
+
+// The prompt of the same, by a text worker.
+void BM_RepeatPenaltyOfPrompt(benchmark::State& state) {
+  const auto texts = std::make_shared<const TokenTexts>(std::vector<std::string>(1, "x"));
+  const std::vector<std::int32_t> tokens(static_cast<std::size_t>(state.range(0)), 0);
+  for (auto _ : state) {
+    RepeatPenalty repeats({.multiplier = 1}, texts, tokens);
+    benchmark::DoNotOptimize(repeats.Penalties().data());
+  }
+}
+BENCHMARK(BM_RepeatPenaltyOfPrompt)->Arg(1000)->Arg(100000)->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace quire::engine

@@ -33,18 +33,39 @@ class ChatPromptTest : public ::testing::Test {
     engine_ = *std::move(engine);
   }
 
-  // The end of a request for two tokens, and how many the prompt had.
-  std::pair<absl::Status, std::int32_t> Run(text::ChatInput chat, const std::string& source,
-                                            const text::jinja::RenderLimits& limits = {}) {
+  ChatPrompt MakeChat(text::ChatInput chat, const std::string& source,
+                      const text::jinja::RenderLimits& limits = {}) const {
     auto templates = text::ChatTemplates::Create(text::FindTemplates({.template_file = source}),
                                                  *tokenizer_, {.limits = limits});
     EXPECT_TRUE(templates.ok()) << templates.status();
-    Request request = MakeRequest("a", {}, 2);
-    request.prompt = ChatPrompt{.chat = std::move(chat), .templates = *std::move(templates)};
+    return {.chat = std::move(chat), .templates = *std::move(templates)};
+  }
+
+  Reading Read(Request request) {
+    Reading reading;
     auto stream = engine_->Accept(std::move(request));
-    if (!stream.ok()) return {stream.status(), 0};
-    const Reading reading = ReadAll(**stream);
+    if (stream.ok()) return ReadAll(**stream);
+    reading.status = stream.status();
+    return reading;
+  }
+
+  // The end of a request for two tokens, and how many the prompt had.
+  std::pair<absl::Status, std::int32_t> Run(text::ChatInput chat, const std::string& source,
+                                            const text::jinja::RenderLimits& limits = {}) {
+    Request request = MakeRequest("a", {}, 2);
+    request.prompt = MakeChat(std::move(chat), source, limits);
+    const Reading reading = Read(std::move(request));
     return {reading.status, reading.usage.prompt_tokens};
+  }
+
+  // The score of the continuation "y".
+  Reading Score(ScorePrompt prompt) {
+    Request request = MakeRequest("s", {}, 0);
+    request.task = Task::kScore;
+    request.output.prompt_logprobs = 0;
+    prompt.continuation_ids = {'y'};
+    request.prompt = std::move(prompt);
+    return Read(std::move(request));
   }
 
   MachineClock clock_;
@@ -74,6 +95,24 @@ TEST_F(ChatPromptTest, TheDoorCountsToolsAndTheirCalls) {
   text::ChatInput tools = chat;
   tools.tools.push_back({.name = "f", .description = "", .parameters_json = json});
   EXPECT_EQ(ReasonOf(Run(tools, "fixed").first), "INPUT_TOO_LARGE");
+}
+
+TEST_F(ChatPromptTest, AConversationIsTheContextOfAScore) {
+  text::ChatInput chat;
+  chat.messages.push_back({.role = "query", .content = "x"});
+  ScorePrompt ids, conversation;
+  ids.context_ids = {'Q', ':', 'x'};
+  conversation.context_chat = MakeChat(chat, "Q:{{ messages[0].content }}");
+  const Reading expected = Score(ids), score = Score(conversation);
+  ASSERT_TRUE(expected.status.ok() && score.status.ok()) << score.status;
+  EXPECT_EQ(score.usage.prompt_tokens, 4);
+  EXPECT_THAT(score.prompt_logprobs, ::testing::SizeIs(1));
+  EXPECT_EQ(score.prompt_logprobs, expected.prompt_logprobs);
+
+  conversation.context_chat = MakeChat(chat, "{{ 'x' * 2000 }}");
+  EXPECT_EQ(ReasonOf(Score(conversation).status), "PROMPT_TOO_LONG");
+  conversation.context_chat->chat.messages[0].content.assign(1001, 'x');
+  EXPECT_EQ(ReasonOf(Score(conversation).status), "INPUT_TOO_LARGE");
 }
 
 TEST_F(ChatPromptTest, NoMemoryEndsOnlyTheRequest) {

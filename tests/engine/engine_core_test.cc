@@ -189,6 +189,7 @@ Staged Stage(RequestState state, absl::Time deadline, int steps_in_flight) {
     if (state == RequestState::kStalled) {
       staged.victim->stream->Write(DeltaEvent{.index = 0,
                                               .text = {},
+                                              .parsed = {},
                                               .token_ids = {},
                                               .logprobs = {},
                                               .num_tokens = options.engine.stream_queue_tokens,

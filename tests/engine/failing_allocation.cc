@@ -7,12 +7,21 @@
 #include <new>
 
 namespace {
+
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
-std::atomic<std::size_t> refused_bytes{kNone};
+std::atomic<std::size_t> refused_bytes{kNone};  // in every thread
+thread_local std::size_t refused_bytes_here = kNone;
+thread_local int left_here = 0;
+
+bool IsRefused(std::size_t size) {
+  if (size >= refused_bytes) return true;
+  return size >= refused_bytes_here && left_here-- <= 0;
+}
+
 }  // namespace
 
 void* operator new(std::size_t size) {
-  void* const memory = size >= refused_bytes ? nullptr : std::malloc(size == 0 ? 1 : size);
+  void* const memory = IsRefused(size) ? nullptr : std::malloc(size == 0 ? 1 : size);
   // The library throws std::bad_alloc for what no memory can hold, without asking for it.
   if (memory == nullptr) (void)std::allocator<char>().allocate(kNone);
   return memory;
@@ -30,8 +39,14 @@ FailingAllocation::FailingAllocation(std::size_t bytes) {
   refused_bytes = bytes;
 }
 
+FailingAllocation::FailingAllocation(std::size_t bytes, int after) {
+  left_here = after;
+  refused_bytes_here = bytes;
+}
+
 FailingAllocation::~FailingAllocation() {
   refused_bytes = kNone;
+  refused_bytes_here = kNone;
 }
 
 }  // namespace quire::engine

@@ -4,11 +4,13 @@
 
 namespace quire::engine {
 
-// While one lives, operator new throws std::bad_alloc in every thread for `bytes` and more; linking
-// failing_allocation.cc makes it so. One at a time.
+// While one lives, operator new throws std::bad_alloc for `bytes` and more; linking
+// failing_allocation.cc makes it so. In every thread, or, with `after`, in the thread that made it,
+// where the first `after` such allocations succeed. One at a time.
 class FailingAllocation {
  public:
   explicit FailingAllocation(std::size_t bytes);
+  FailingAllocation(std::size_t bytes, int after);
   ~FailingAllocation();
   FailingAllocation(const FailingAllocation&) = delete;
   FailingAllocation& operator=(const FailingAllocation&) = delete;

@@ -1,6 +1,8 @@
 #include "tests/engine/fake_runner.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #include "base/check.h"
 
@@ -18,14 +20,18 @@ float LogprobOf(std::uint64_t state, std::int32_t token) {
   return -static_cast<float>(Mix(state, static_cast<std::uint64_t>(token)) % 100000) / 10000.0f;
 }
 
-// What the samples point to.
+std::uint64_t KeyOf(const kernels::LogitBias& bias) {
+  return Mix(std::bit_cast<std::uint32_t>(bias.bias), static_cast<std::uint64_t>(bias.token));
+}
+
+// What the samples point to; late ones get their biases when they are completed.
 std::uint64_t FingerprintOf(const models::StepBatch& batch) {
   std::uint64_t sum = batch.samples.size();
   for (const models::StepSample& sample : batch.samples) {
     const kernels::SamplingRow& row = sample.row;
     sum = Mix(sum, row.position);
-    for (std::uint32_t i = 0; i < row.bias_size; ++i) {
-      sum = Mix(sum, static_cast<std::uint64_t>(row.bias[i].token));
+    for (std::uint32_t i = 0; i < row.bias_size && !sample.is_late; ++i) {
+      sum = Mix(sum, KeyOf(row.bias[i]));
     }
     for (std::uint32_t i = 0; i < row.banned_size; ++i) {
       sum = Mix(sum, static_cast<std::uint64_t>(row.banned[i]));
@@ -76,8 +82,27 @@ absl::Status FakeRunner::Run(const models::StepBatch& batch) {
   return absl::OkStatus();
 }
 
+void FakeRunner::SampleLate(const models::StepBatch& batch) {
+  QUIRE_CHECK(in_flight_.size() == 1);
+  Launch& launch = in_flight_.front();
+  QUIRE_CHECK(launch.batch == &batch && launch.awaits_masks);
+  launch.awaits_masks = false;
+  for (std::size_t i = 0; i < batch.samples.size(); ++i) {
+    const models::StepSample& sample = batch.samples[i];
+    if (!sample.is_late || !sample.is_completed) continue;
+    QUIRE_CHECK(sample.sample_in_flight == -1);
+    launch.completed[i] = true;
+    launch.biases[i].assign(sample.row.bias, sample.row.bias + sample.row.bias_size);
+    launch.histories[i].assign(sample.row.history, sample.row.history + sample.row.history_size);
+    if (sample.row.allowed == nullptr) continue;
+    const auto words = kernels::MaskWords(static_cast<std::uint32_t>(options_.vocab_size));
+    launch.allowed[i].assign(sample.row.allowed, sample.row.allowed + words);
+  }
+}
+
 absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
   QUIRE_CHECK(!in_flight_.empty());
+  QUIRE_CHECK(!in_flight_.front().awaits_masks);
   Launch launch = std::move(in_flight_.front());
   in_flight_.pop_front();
   std::shared_ptr<const CollectHook> hook;
@@ -119,6 +144,11 @@ FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
   for (const models::StepSample& sample : batch.samples) {
     CheckSampleInFlight(launch, sample);
     launch.histories.emplace_back(sample.row.history, sample.row.history + sample.row.history_size);
+    QUIRE_CHECK(sample.row.allowed == nullptr && !sample.is_completed);
+    launch.allowed.emplace_back();
+    launch.biases.emplace_back(sample.row.bias, sample.row.bias + sample.row.bias_size);
+    launch.completed.push_back(false);
+    launch.awaits_masks |= sample.is_late;
   }
   return launch;
 }
@@ -278,6 +308,29 @@ void FakeRunner::Execute(Launch& launch) {
   }
   for (const models::StepPromptLogprob& prompt_logprob : batch.prompt_logprobs)
     result_.prompt_logprobs.push_back(PromptLogprob(launch, prompt_logprob));
+  result_.pools.clear();
+  for (const models::StepPool& pool : batch.pools) result_.pools.push_back(Pool(launch, pool));
+}
+
+std::array<float, FakeRunner::kHidden> FakeRunner::HiddenOf(std::uint64_t state) {
+  std::array<float, kHidden> hidden{};
+  for (std::size_t i = 0; i < kHidden; ++i) {
+    hidden[i] = static_cast<float>(Mix(state, 21 + i) % 100003) / 100003;
+  }
+  return hidden;
+}
+
+std::span<const float> FakeRunner::Pool(const Launch& launch, const models::StepPool& pool) {
+  std::array<float, kHidden>& sum = pools_[pool.batch_row.value()];
+  if (pool.begins) sum.fill(0);
+  for (std::uint32_t i = 0; i < pool.num_tokens; ++i) {
+    bool poisoned = false;
+    const auto hidden = HiddenOf(ReadBack(launch, pool.first_token + i, &poisoned));
+    for (std::size_t k = 0; k < kHidden; ++k) {
+      sum[k] += poisoned ? std::numeric_limits<float>::infinity() : hidden[k];
+    }
+  }
+  return pool.ends ? std::span<const float>(sum) : std::span<const float>();
 }
 
 void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row) {
@@ -295,9 +348,7 @@ void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group, const mod
   }
 }
 
-std::uint64_t FakeRunner::ReadBack(const Launch& launch, std::uint32_t logits_index,
-                                   bool* poisoned) {
-  const std::uint32_t token = launch.batch->logits_tokens[logits_index];
+std::uint64_t FakeRunner::ReadBack(const Launch& launch, std::uint32_t token, bool* poisoned) {
   auto row = std::upper_bound(
       launch.rows.begin(), launch.rows.end(), token,
       [](std::uint32_t value, const models::StepRow& r) { return value < r.first_token; });
@@ -331,7 +382,13 @@ void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, models::StepT
 models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
   const models::StepSample& sample = launch.batch->samples[index];
   models::StepToken result;
-  const std::uint64_t state = ReadBack(launch, sample.logits_index, &result.non_finite);
+  if (sample.is_late && !launch.completed[index]) {
+    result.token = -1;
+    result.unsampled = true;
+    return result;
+  }
+  const std::uint64_t state =
+      ReadBack(launch, launch.batch->logits_tokens[sample.logits_index], &result.non_finite);
   const kernels::SamplingRow& row = sample.row;
   if (result.non_finite) {
     result.token = -1;
@@ -345,10 +402,11 @@ models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
     key +=
         Mix(static_cast<std::uint64_t>(seen.token), static_cast<std::uint64_t>(seen.output_count));
   }
-  for (std::uint32_t i = 0; i < row.bias_size; ++i) {
-    key += Mix(77, static_cast<std::uint64_t>(row.bias[i].token));
-  }
+  for (const kernels::LogitBias& bias : launch.biases[index]) key += Mix(77, KeyOf(bias));
+  const std::vector<std::uint32_t>& allowed = launch.allowed[index];
   auto is_banned = [&](std::int32_t token) {
+    const auto id = static_cast<std::uint32_t>(token);
+    if (!allowed.empty() && (allowed[id / 32] >> (id % 32) & 1) == 0) return true;
     return std::find(row.banned, row.banned + row.banned_size, token) !=
            row.banned + row.banned_size;
   };
@@ -374,7 +432,8 @@ models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
 models::StepToken FakeRunner::PromptLogprob(const Launch& launch,
                                             const models::StepPromptLogprob& prompt_logprob) {
   models::StepToken result;
-  const std::uint64_t state = ReadBack(launch, prompt_logprob.logits_index, &result.non_finite);
+  const std::uint64_t state = ReadBack(
+      launch, launch.batch->logits_tokens[prompt_logprob.logits_index], &result.non_finite);
   result.token = prompt_logprob.token;
   result.logprob = LogprobOf(state, prompt_logprob.token);
   result.rank = 1 + static_cast<std::int32_t>(Mix(state, 9) % 50);

@@ -14,9 +14,12 @@
 // must be the one sampled at that very position, and nothing that a launched batch points to may
 // change.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -55,8 +58,13 @@ class FakeRunner : public models::StepRunner {
   explicit FakeRunner(const FakeRunnerOptions& options);
 
   absl::Status Run(const models::StepBatch& batch) override;
+  void SampleLate(const models::StepBatch& batch) override;
   absl::StatusOr<const models::StepResult*> Collect() override;
   int max_steps_in_flight() const override { return options_.max_steps_in_flight; }
+  bool can_pool() const override { return true; }
+  // The hidden state of a row whose sequence reads back as `state`.
+  static constexpr std::size_t kHidden = 2;
+  static std::array<float, kHidden> HiddenOf(std::uint64_t state);
 
   // Called at the start of each Run; an error is what Run returns, with nothing computed.
   // From any thread; a hook that is running ends before it is destroyed.
@@ -93,7 +101,11 @@ class FakeRunner : public models::StepRunner {
     std::uint32_t stride = 0;
     std::vector<PageUse> uses;
     std::vector<std::vector<kernels::TokenCount>> histories;  // by sample
-    std::uint64_t fingerprint = 0;                            // of what else the samples point to
+    std::vector<std::vector<std::uint32_t>> allowed;          // by sample; empty: no mask
+    std::vector<std::vector<kernels::LogitBias>> biases;      // by sample
+    std::vector<bool> completed;                              // by sample, of late ones
+    bool awaits_masks = false;
+    std::uint64_t fingerprint = 0;  // of what else the samples point to
   };
 
   Launch Snapshot(const models::StepBatch& batch) const;
@@ -110,19 +122,21 @@ class FakeRunner : public models::StepRunner {
   // The first position that the token at `position` reads.
   std::uint32_t FirstRead(std::uint32_t group, std::uint32_t position) const;
   void ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row);
-  std::uint64_t ReadBack(const Launch& launch, std::uint32_t logits_index, bool* poisoned);
+  std::uint64_t ReadBack(const Launch& launch, std::uint32_t token, bool* poisoned);
   void CheckSampleInFlight(const Launch& launch, const models::StepSample& sample) const;
   void CompleteHistories(Launch& launch) const;
   models::StepToken Sample(const Launch& launch, std::size_t index);
   models::StepToken PromptLogprob(const Launch& launch,
                                   const models::StepPromptLogprob& prompt_logprob);
+  std::span<const float> Pool(const Launch& launch, const models::StepPool& pool);
   void ListBest(std::uint64_t state, std::int32_t count, models::StepToken* token);
 
   const FakeRunnerOptions options_;
   std::vector<std::uint64_t> rows_;     // [num_blocks, page_size]
   std::vector<std::uint8_t> poisoned_;  // the same
   std::vector<kernels::TopLogprob> top_;
-  std::deque<Launch> in_flight_;            // oldest first
+  std::deque<Launch> in_flight_;                               // oldest first
+  std::map<std::uint32_t, std::array<float, kHidden>> pools_;  // by batch row
   std::vector<std::int32_t> last_samples_;  // of the step that was collected last
   models::StepResult result_;
   Mutex hook_mutex_;

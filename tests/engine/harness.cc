@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/json_text.h"
+#include "engine/masks/token_texts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "text/unicode/unicode.h"
@@ -174,9 +175,19 @@ void Harness::Prepare(const std::shared_ptr<AcceptedRequest>& live) {
                                 .page_size = cache->page_size(),
                                 .usable_pages = cache->usable_pages(),
                                 .demand = cache->demand()},
-                               *tokenizer, clock, &queue, *live);
+                               *tokenizer, clock, *live);
+  if (prompt.ok() && NeedsTokenTexts(live->request)) {
+    AddTextRules(live->request, std::make_shared<TokenTexts>(*tokenizer, options.vocab_size),
+                 prompt->get());
+  }
+  if (prompt.ok()) {
+    const absl::Status counted = CountPrompt(live->request, &queue, prompt->get());
+    if (!counted.ok()) prompt = counted;
+  }
   Signal signal{.kind = Signal::Kind::kPrepared, .request = live, .status = prompt.status()};
   if (prompt.ok()) signal.prompt = *std::move(prompt);
+  const std::optional<ConstraintSpec>& spec = live->request.constraint;
+  if (signal.prompt != nullptr && spec) signal.prompt->mask_rules.constraint = compile(*spec);
   core.Handle(signal, clock.Now());
   TakeItems();
 }
@@ -232,13 +243,16 @@ void Harness::TakeItems() {
           output.prompt_logprobs.push_back(item.prompt_logprobs[i].logprob);
         }
         break;
+      case OutputItem::Kind::kPooled:
+        output.pooled = item.pooled;
+        break;
       case OutputItem::Kind::kToken:
         output.tokens[item.choice].push_back(item.token.token);
         output.logprobs[item.choice].push_back(item.token.logprob);
         if (item.finish.has_value()) output.finish[item.choice] = *item.finish;
         break;
       case OutputItem::Kind::kChoiceEnd:
-        output.finish[item.choice] = FinishReason::kStopText;
+        output.finish[item.choice] = item.finish.value_or(FinishReason::kStopText);
         break;
       case OutputItem::Kind::kRequestEnd:
         EXPECT_FALSE(output.ended) << "ended twice";

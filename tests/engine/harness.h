@@ -4,6 +4,7 @@
 // test drives step by step.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -66,6 +67,7 @@ class Harness {
     std::map<std::int32_t, FinishReason> finish;
     std::vector<std::int32_t> prompt_positions;  // of prompt log-probabilities, in order
     std::vector<float> prompt_logprobs;
+    std::vector<float> pooled;
     bool started = false;
     bool ended = false;
     absl::Status status;
@@ -86,6 +88,9 @@ class Harness {
   void Settle();
   const Output& output(const std::string& id) { return outputs_[id]; }
   const std::map<std::string, Output>& outputs() const { return outputs_; }
+
+  // What the constraint of a request is compiled to, on the spot.
+  std::function<std::shared_ptr<const CompiledConstraint>(const ConstraintSpec&)> compile;
 
   std::unique_ptr<cache::CacheManager> cache;
   FakeRunner runner;

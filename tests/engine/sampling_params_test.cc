@@ -42,6 +42,9 @@ TEST(SamplingParamsTest, FloatsOutsideTheirRangeAreRefusedByName) {
        {-0.1f, 100.5f, nan, inf}},
       {"sampling.top_p", &SamplingParams::top_p, {1e-9f, 1}, {0, -1, 1.01f, nan, -inf}},
       {"sampling.min_p", &SamplingParams::min_p, {0, 1}, {-0.01f, 1.1f, nan}},
+      {"sampling.top_n_sigma", &SamplingParams::top_n_sigma, {0, 100}, {-0.01f, 101, inf}},
+      {"sampling.xtc_probability", &SamplingParams::xtc_probability, {0, 1}, {-0.01f, 1.1f, nan}},
+      {"sampling.xtc_threshold", &SamplingParams::xtc_threshold, {0, 1}, {-0.01f, 1.1f, nan}},
       {"sampling.repetition_penalty",
        &SamplingParams::repetition_penalty,
        {0.1f, 10},
@@ -76,6 +79,15 @@ TEST(SamplingParamsTest, CountsAndBiasesAreChecked) {
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.logit_bias[5]");
   params.logit_bias = {{5, 1}, {5, 2}};
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "token 5 twice");
+  params.banned_text.assign(65, "a");
+  ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.banned_text");
+  params.banned_text = {"a", ""};
+  ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.banned_text[1]");
+  params.banned_text = {std::string(257, 'a')};
+  ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.banned_text[0]");
+  params.banned_text = {"a\xff"};
+  ExpectField(Validate(params, Limits()), "BAD_UTF8", "sampling.banned_text[0]");
+  params.banned_text.clear();
   params.logit_bias.assign(1025, {1, 0});
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "1025 entries");
 }

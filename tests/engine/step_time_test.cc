@@ -392,6 +392,7 @@ TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
   // A client that does not read waits for nothing.
   stream->stream->Write(DeltaEvent{.index = 0,
                                    .text = {},
+                                   .parsed = {},
                                    .token_ids = {},
                                    .logprobs = {},
                                    .num_tokens = harness.options.stream_queue_tokens,

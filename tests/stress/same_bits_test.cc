@@ -1,6 +1,6 @@
 // 64 prompts, half greedy and half seeded at temperature 1: alone, then all at once in random order
-// from 16 clients in a tiny pool with overcommit. Tokens and log-probabilities must be the same
-// bits.
+// from 16 clients in a tiny pool with overcommit. A quarter of them is constrained. Tokens and
+// log-probabilities must be the same bits.
 
 #include <algorithm>
 #include <bit>
@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "engine/constraint/constraint_compiler.h"
 #include "gtest/gtest.h"
 #include "tests/engine/stream_reader.h"
 #include "tests/stress/real_model.h"
@@ -43,8 +44,13 @@ std::vector<Request> MakeRequests(std::int32_t vocab) {
     request.sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
     request.sampling.seed = random();
     if (i % 8 == 5) request.sampling.repetition_penalty = 1.2f;
+    if (i % 8 == 1) request.sampling.top_n_sigma = 1.5f;
+    if (i % 8 == 3) request.sampling.xtc_probability = 0.5f;
+    if (i % 8 == 4 || i % 16 == 7) request.sampling.dry.multiplier = 1;
+    if (i % 16 == 4) request.sampling.logit_bias = {{5, 1.0f}, {9, -1.0f}};
     request.stopping.max_tokens = 60 + static_cast<std::int32_t>(random() % 50);
-    request.stopping.ignore_eos = true;
+    if (i % 4 == 3) request.constraint.emplace();
+    request.stopping.ignore_eos = i % 4 != 3;
     request.output.stream = i % 3 != 0;
     request.output.token_ids = true;
     request.output.logprobs = i % 4;
@@ -53,11 +59,67 @@ std::vector<Request> MakeRequests(std::int32_t vocab) {
   return requests;
 }
 
+// A language without an end, that differs from place to place: after each token a quarter of the
+// vocabulary.
+class StripesMatcher final : public ConstraintMatcher {
+ public:
+  StripesMatcher(std::uint32_t vocab, std::span<const std::int32_t> ends)
+      : vocab_(vocab), ends_(ends.begin(), ends.end()) {}
+  absl::Status Accept(std::int32_t token) override {
+    if (!Allows(token)) return absl::InvalidArgumentError("not in the stripe");
+    tokens_.push_back(token);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<MaskSummary> FillMask(std::span<std::uint32_t> words) override {
+    std::ranges::fill(words, 0u);
+    for (std::uint32_t id = 0; id < vocab_; ++id) {
+      if (Allows(static_cast<std::int32_t>(id))) words[id / 32] |= 1u << (id % 32);
+    }
+    return MaskSummary{.may_continue = true};
+  }
+  void Rollback(std::uint32_t count) override { tokens_.resize(tokens_.size() - count); }
+  std::uint32_t num_accepted() const override { return static_cast<std::uint32_t>(tokens_.size()); }
+  std::unique_ptr<ConstraintMatcher> Fork() const override {
+    return std::make_unique<StripesMatcher>(*this);
+  }
+  absl::Status CheckIntegrity() const override { return absl::OkStatus(); }
+
+ private:
+  bool Allows(std::int32_t token) const {
+    if (std::ranges::count(ends_, token) > 0) return false;
+    const std::size_t last = tokens_.empty() ? 0 : static_cast<std::size_t>(tokens_.back());
+    return (static_cast<std::size_t>(token) + 3 * last + tokens_.size()) % 4 == 0;
+  }
+
+  std::uint32_t vocab_;
+  std::vector<std::int32_t> ends_;
+  std::vector<std::int32_t> tokens_;
+};
+
+class Stripes final : public CompiledConstraint {
+ public:
+  explicit Stripes(std::uint32_t vocab) : vocab_(vocab) {}
+  std::unique_ptr<ConstraintMatcher> NewMatcher(
+      std::span<const std::int32_t> end_tokens) const override {
+    return std::make_unique<StripesMatcher>(vocab_, end_tokens);
+  }
+  std::uint32_t vocab_size() const override { return vocab_; }
+  std::int64_t MemoryBytes() const override { return 1; }
+
+ private:
+  const std::uint32_t vocab_;
+};
+
 struct Running {
   Running(StressModel& model, const StressPool& pool, AdmissionMode mode,
           std::optional<absl::Duration> step_time_target)
       : runner(model.MakeRunner(pool)) {
     EngineOptions options = model.Options(pool);
+    const auto vocab = static_cast<std::uint32_t>(options.vocab_size);
+    compiler = std::make_unique<ConstraintCompiler>(
+        ConstraintOptions{},
+        [vocab](const ConstraintSpec&) { return std::make_shared<const Stripes>(vocab); }, nullptr);
+    options.constraints = compiler.get();
     options.admission = mode;
     options.step_time_target = step_time_target;
     auto made = Engine::Create(options, model.MakeCacheManager(pool), runner.get(),
@@ -67,6 +129,7 @@ struct Running {
   }
   MachineClock clock;
   std::unique_ptr<models::StepRunner> runner;
+  std::unique_ptr<ConstraintCompiler> compiler;
   std::unique_ptr<Engine> engine;
 };
 

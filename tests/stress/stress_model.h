@@ -51,6 +51,7 @@ class HookedRunner : public models::StepRunner {
     hook_();
     return runner_->Run(batch);
   }
+  void SampleLate(const models::StepBatch& batch) override { runner_->SampleLate(batch); }
   absl::StatusOr<const models::StepResult*> Collect() override { return runner_->Collect(); }
   int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
 

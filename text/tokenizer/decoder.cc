@@ -207,13 +207,21 @@ absl::StatusOr<std::string> Decoder::Apply(std::string token, bool is_first,
   return token;
 }
 
-DecoderStream::DecoderStream(const Decoder& decoder, bool skip_special_tokens)
+DecoderStream::DecoderStream(const Decoder& decoder, bool skip_special_tokens,
+                             std::function<bool(absl::string_view)> shows_special)
     : decoder_(&decoder),
       skip_special_tokens_(skip_special_tokens),
+      shows_special_(std::move(shows_special)),
       strips_left_(decoder.strip_count_) {}
 
+bool DecoderStream::IsSkipped(std::int32_t id) const {
+  if (!decoder_->known(id)) return true;
+  if (!skip_special_tokens_ || !decoder_->special(id)) return false;
+  return !shows_special_ || !shows_special_(decoder_->bytes(id));
+}
+
 void DecoderStream::Push(std::int32_t id, std::string& out) {
-  if (!decoder_->known(id) || (skip_special_tokens_ && decoder_->special(id))) return;
+  if (IsSkipped(id)) return;
   const bool is_first = std::exchange(is_first_, false);
   if (decoder_->joins_with_space_ && !is_first) out.push_back(' ');
   const auto& table =

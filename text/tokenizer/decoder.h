@@ -12,6 +12,7 @@
 // Source:     huggingface/tokenizers 0.23, `decoders`.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -84,7 +85,10 @@ class Decoder {
 // Bytes of a sequence of tokens, token by token.
 class DecoderStream {
  public:
-  DecoderStream(const Decoder& decoder, bool skip_special_tokens);
+  // `shows_special`: of the special tokens that are skipped, those by whose text it is true come
+  // all the same. Empty: none.
+  DecoderStream(const Decoder& decoder, bool skip_special_tokens,
+                std::function<bool(absl::string_view)> shows_special = {});
 
   // Appends the bytes of `id`; nothing for an id without text.
   void Push(std::int32_t id, std::string& out);
@@ -92,10 +96,12 @@ class DecoderStream {
   void Finish(std::string& out);
 
  private:
+  bool IsSkipped(std::int32_t id) const;
   void AppendStripped(absl::string_view bytes, std::string& out);
 
   const Decoder* decoder_;
   bool skip_special_tokens_;
+  std::function<bool(absl::string_view)> shows_special_;
   bool is_first_ = true;
   std::uint32_t strips_left_;
   std::string strip_prefix_;  // beginning of a character that may have to be stripped

@@ -1,0 +1,32 @@
+#include "engine/constraint/constraint_build.h"
+
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "engine/constraint/constraint_grammar.h"
+#include "engine/constraint/grammar_library.h"
+#include "engine/constraint/special_tokens.h"
+
+namespace quire::engine {
+
+absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabulary vocabulary) {
+  // The library takes a row without text for one that is never allowed. No grammar has a text with
+  // this byte, so such a row is allowed where its id is written and nowhere else.
+  for (const auto& [text, id] : vocabulary.special) {
+    std::string& token = vocabulary.tokens[static_cast<std::size_t>(id)];
+    QUIRE_CHECK(token.empty());
+    token.assign(1, static_cast<char>(0xFF));
+  }
+  QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const GrammarLibrary> library,
+                         GrammarLibrary::Create(std::move(vocabulary.tokens)));
+  return ConstraintCompiler::Build(
+      [library = std::move(library), special = SpecialTokens(vocabulary.special)](
+          const ConstraintSpec& spec) -> ConstraintCompiler::Result {
+        QUIRE_ASSIGN_OR_RETURN(const std::string grammar, WriteConstraint(spec, special));
+        return library->Compile(grammar);
+      });
+}
+
+}  // namespace quire::engine

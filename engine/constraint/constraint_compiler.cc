@@ -1,0 +1,534 @@
+#include "engine/constraint/constraint_compiler.h"
+
+#include <algorithm>
+#include <deque>
+#include <list>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error_reason.h"
+#include "base/mutex.h"
+#include "base/probe.h"
+#include "base/thread_name.h"
+#include "base/within_memory.h"
+#include "text/tools/tool_format.h"
+
+namespace quire::engine {
+
+namespace {
+
+using Result = ConstraintCompiler::Result;
+using Done = ConstraintCompiler::Done;
+using Ticket = ConstraintCompiler::Ticket;
+
+constexpr double kCompileBorders[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
+                                      0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1,    2,    5};
+
+bool IsJsonSpace(char c) {
+  return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+// The text without the white space that stands beside a bracket, a comma, a colon or an end: what
+// JSON has between two tokens. Texts that become equal are the same document, or none of them is.
+std::string WithoutJsonSpace(absl::string_view text) {
+  constexpr absl::string_view kStructure = "{}[],:";
+  const auto is_structure = [&](char c) { return absl::StrContains(kStructure, c); };
+  std::string out;
+  out.reserve(text.size());
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (!in_string && IsJsonSpace(text[i])) {
+      std::size_t next = i;
+      while (next < text.size() && IsJsonSpace(text[next])) ++next;
+      const bool is_between = out.empty() || is_structure(out.back()) || next == text.size() ||
+                              is_structure(text[next]);
+      if (!is_between) absl::StrAppend(&out, text.substr(i, next - i));
+      i = next - 1;
+      continue;
+    }
+    out += text[i];
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) {
+      out += text[++i];
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    }
+  }
+  return out;
+}
+
+// Distinct for specs that ask for different languages: every string is preceded by its length.
+std::string KeyOf(const ConstraintSpec& spec) {
+  std::string key =
+      absl::StrCat(static_cast<int>(spec.kind), " ", static_cast<int>(spec.whitespace), " ",
+                   spec.at_least_one_tag, spec.stop_after_first_tag, " ");
+  const auto add = [&](const std::string& text) { absl::StrAppend(&key, text.size(), ":", text); };
+  const auto add_content = [&](ConstraintKind kind, const std::string& text) {
+    add(kind == ConstraintKind::kJsonSchema ? WithoutJsonSpace(text) : text);
+  };
+  add_content(spec.kind, spec.text);
+  absl::StrAppend(&key, spec.choices.size(), "c");
+  for (const std::string& choice : spec.choices) add(choice);
+  absl::StrAppend(&key, spec.tags.size(), "t");
+  for (const ConstraintTag& tag : spec.tags) {
+    absl::StrAppend(&key, static_cast<int>(tag.kind), " ");
+    for (const auto* text : {&tag.begin, &tag.end, &tag.field}) add(*text);
+    add_content(tag.kind, tag.text);
+  }
+  absl::StrAppend(&key, spec.triggers.size(), "g");
+  for (const std::string& trigger : spec.triggers) add(trigger);
+  if (spec.tool_format != nullptr) {
+    absl::StrAppend(&key, spec.tool_format->name, " ", spec.opens_reasoning,
+                    spec.calls_are_optional, spec.starts_after_reasoning);
+  }
+  return key;
+}
+
+absl::Status TooManyBuilds(absl::string_view why) {
+  return WithReason(absl::ResourceExhaustedError(absl::StrCat("constraint: ", why)),
+                    Reason::kQueueFull, {}, absl::Seconds(1));
+}
+
+absl::Status TooLate(absl::Duration limit) {
+  return BadConstraint("compile",
+                       absl::StrCat("constraint takes longer to compile than ",
+                                    absl::FormatDuration(limit), " (structured.compile_timeout)"));
+}
+
+}  // namespace
+
+class ConstraintCompiler::Impl {
+ public:
+  Impl(const ConstraintOptions& options, Build build, probe::Registry* metrics)
+      : build_(std::move(build)), options_(options) {
+    if (metrics == nullptr) {
+      own_registry_ = std::make_unique<probe::Registry>();
+      metrics = own_registry_.get();
+    }
+    AddMetrics(*metrics);
+    MutexLock lock(&mutex_);
+    for (std::int32_t i = 0; i < options.compile_threads; ++i) StartWorker();
+    watcher_ = std::thread([this] { Watch(); });
+  }
+
+  ~Impl() {
+    std::vector<Done> refused;
+    std::map<int, std::thread> workers;
+    {
+      MutexLock lock(&mutex_);
+      stopping_ = true;
+      for (auto& [key, job] : jobs_) TakeWaiters(*job, &refused);
+      waiting_.clear();
+      work_.NotifyAll();
+      watch_.NotifyAll();
+    }
+    for (Done& done : refused) {
+      done(WithReason(absl::UnavailableError("the server is shutting down"),
+                      Reason::kServerShutdown));
+    }
+    watcher_.join();
+    {
+      MutexLock lock(&mutex_);
+      workers.swap(workers_);  // no thread starts any more
+    }
+    for (auto& [id, worker] : workers) worker.join();
+  }
+
+  Ticket Compile(ConstraintSpec spec, Done done);
+  bool Cancel(Ticket ticket);
+  void SetHotOptions(const HotConstraintOptions& options);
+  ConstraintCounts GetCounts() const;
+  absl::Status CheckIntegrity() const;
+
+ private:
+  enum class JobState : std::uint8_t { kWaiting, kRunning, kLate };
+  // A build that waits or runs, and those who wait for it. A late one is in jobs_ no more.
+  struct Job {
+    std::string key;
+    ConstraintSpec spec;
+    JobState state = JobState::kWaiting;
+    absl::Time started;
+    std::vector<std::pair<Ticket, Done>> waiters;
+  };
+  // A constraint, or why there is none.
+  struct Cached {
+    std::string key;
+    Result result;
+    std::int64_t bytes = 0;
+  };
+
+  void AddMetrics(probe::Registry& metrics);
+  void Work(int id);
+  // Runs the job's build and answers those who wait; false: this thread is one too many.
+  bool RunJob(const std::shared_ptr<Job>& job);
+  void Watch();
+  absl::Time GiveUpOnLate(std::vector<std::pair<Done, absl::Status>>* answers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Keep(std::string key, const Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Evict() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is known of the spec before anything is built.
+  std::optional<Result> Answer(const ConstraintSpec& spec, const std::string& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Build build_;
+  std::unique_ptr<probe::Registry> own_registry_;
+  probe::Histogram compile_seconds_;
+  probe::Counter hits_, misses_, errors_, late_total_;
+  probe::Gauge cache_bytes_, late_gauge_;
+
+  mutable Mutex mutex_;
+  CondVar work_, watch_;
+  ConstraintOptions options_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<std::shared_ptr<Job>> waiting_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
+  Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // the most recently used first
+  absl::flat_hash_map<std::string, std::list<Cached>::iterator> cached_ ABSL_GUARDED_BY(mutex_);
+  std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int, std::thread> workers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> ended_workers_ ABSL_GUARDED_BY(mutex_);
+  int last_worker_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int32_t active_workers_ ABSL_GUARDED_BY(mutex_) = 0;  // those whose build is not late
+  std::int32_t late_builds_ ABSL_GUARDED_BY(mutex_) = 0;     // that still run
+  std::thread watcher_;
+};
+
+void ConstraintCompiler::Impl::AddMetrics(probe::Registry& metrics) {
+  constexpr char kCache[] = "quire_constraint_cache_total";
+  constexpr char kHelp[] = "Constraints asked for, by what was found of them.";
+  compile_seconds_ = metrics.AddHistogram("quire_constraint_compile_seconds",
+                                          "Time to compile a constraint.", kCompileBorders);
+  hits_ = metrics.AddCounter(kCache, kHelp, {{"result", "hit"}});
+  misses_ = metrics.AddCounter(kCache, kHelp, {{"result", "miss"}});
+  errors_ = metrics.AddCounter(kCache, kHelp, {{"result", "error"}});
+  late_total_ = metrics.AddCounter("quire_constraint_late_total",
+                                   "Constraints given up on after structured.compile_timeout.");
+  cache_bytes_ =
+      metrics.AddGauge("quire_constraint_cache_bytes", "Memory of the constraints that are kept.");
+  late_gauge_ = metrics.AddGauge("quire_constraint_late_builds",
+                                 "Constraints that were given up on and still compile.");
+}
+
+std::optional<Result> ConstraintCompiler::Impl::Answer(const ConstraintSpec& spec,
+                                                       const std::string& key) {
+  if (const std::int64_t bytes = spec.InputBytes(); bytes > options_.max_schema_bytes) {
+    errors_.Increment();
+    return BadConstraint("compile",
+                         absl::StrCat("constraint has ", bytes, " bytes, the limit is ",
+                                      options_.max_schema_bytes, " (structured.max_schema_bytes)"));
+  }
+  if (const auto found = cached_.find(key); found != cached_.end()) {
+    cache_.splice(cache_.begin(), cache_, found->second);
+    hits_.Increment();
+    return found->second->result;
+  }
+  return std::nullopt;
+}
+
+Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
+  std::string key = KeyOf(spec);
+  std::optional<Result> answer;
+  {
+    MutexLock lock(&mutex_);
+    answer = Answer(spec, key);
+    if (!answer && stopping_) {
+      answer = WithReason(absl::UnavailableError("the server is shutting down"),
+                          Reason::kServerShutdown);
+    }
+    auto found = jobs_.find(key);
+    if (!answer && found == jobs_.end()) {
+      if (active_workers_ == 0) {
+        answer = TooManyBuilds(absl::StrCat(late_builds_, " builds are late, none else can run"));
+      } else if (waiting_.size() >= static_cast<std::size_t>(options_.max_waiting)) {
+        answer = TooManyBuilds(absl::StrCat(waiting_.size(), " builds wait already"));
+      } else {
+        auto job = std::make_shared<Job>(
+            Job{.key = key, .spec = std::move(spec), .started = {}, .waiters = {}});
+        waiting_.push_back(job);
+        found = jobs_.emplace(std::move(key), std::move(job)).first;
+        work_.NotifyOne();
+      }
+    }
+    if (!answer) {
+      misses_.Increment();
+      found->second->waiters.emplace_back(++last_ticket_, std::move(done));
+      tickets_.emplace(last_ticket_, found->second.get());
+      return last_ticket_;
+    }
+  }
+  done(*std::move(answer));
+  return 0;
+}
+
+bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
+  Done done;  // destroyed after the lock is free
+  MutexLock lock(&mutex_);
+  const auto found = tickets_.find(ticket);
+  if (found == tickets_.end()) return false;
+  Job& job = *found->second;
+  tickets_.erase(found);
+  const auto waiter = std::find_if(job.waiters.begin(), job.waiters.end(),
+                                   [&](const auto& w) { return w.first == ticket; });
+  done = std::move(waiter->second);
+  job.waiters.erase(waiter);
+  if (job.waiters.empty() && job.state == JobState::kWaiting) {
+    std::erase_if(waiting_, [&](const auto& other) { return other.get() == &job; });
+    jobs_.erase(jobs_.find(job.key));
+  }
+  return true;
+}
+
+void ConstraintCompiler::Impl::StartWorker() {
+  const int id = ++last_worker_;
+  ++active_workers_;
+  workers_.emplace(id, [this, id] { Work(id); });
+}
+
+void ConstraintCompiler::Impl::Work(int id) {
+  SetThreadName("constraint");
+  for (;;) {
+    std::shared_ptr<Job> job;
+    {
+      MutexLock lock(&mutex_);
+      while (waiting_.empty() && !stopping_) work_.Wait(&mutex_);
+      if (stopping_) return;
+      job = std::move(waiting_.front());
+      waiting_.pop_front();
+      job->state = JobState::kRunning;
+      job->started = MonotonicNow();
+      watch_.NotifyOne();
+    }
+    if (RunJob(job)) continue;
+    MutexLock lock(&mutex_);
+    ended_workers_.push_back(id);
+    watch_.NotifyOne();
+    return;
+  }
+}
+
+bool ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
+  Result result = WithinMemory([&] { return build_(job->spec); });
+  std::vector<Done> waiters;
+  {
+    MutexLock lock(&mutex_);
+    compile_seconds_.Observe(absl::ToDoubleSeconds(MonotonicNow() - job->started));
+    if (job->state == JobState::kLate) {
+      late_gauge_.Set(--late_builds_);
+      if (stopping_ || active_workers_ >= options_.compile_threads) return false;
+      ++active_workers_;
+      return true;
+    }
+    if (result.ok() && (*result)->MemoryBytes() > options_.max_compiled_bytes) {
+      result = BadConstraint("compile",
+                             absl::StrCat("compiled constraint has ", (*result)->MemoryBytes(),
+                                          " bytes, the limit is ", options_.max_compiled_bytes,
+                                          " (structured.max_compiled_bytes)"));
+    }
+    TakeWaiters(*job, &waiters);
+    jobs_.erase(job->key);
+    if (result.ok()) {
+      Keep(job->key, result);
+    } else {
+      errors_.Increment();
+    }
+  }
+  for (Done& done : waiters) done(result);
+  return true;
+}
+
+void ConstraintCompiler::Impl::Watch() {
+  SetThreadName("constraint-time");
+  for (;;) {
+    std::vector<std::pair<Done, absl::Status>> answers;
+    std::vector<std::thread> ended;
+    {
+      MutexLock lock(&mutex_);
+      const absl::Time next = GiveUpOnLate(&answers);
+      for (const int id : ended_workers_) {
+        ended.push_back(std::move(workers_.at(id)));
+        workers_.erase(id);
+      }
+      ended_workers_.clear();
+      if (answers.empty() && ended.empty()) {
+        if (stopping_) return;
+        watch_.WaitUntil(&mutex_, next);
+      }
+    }
+    for (std::thread& worker : ended) worker.join();
+    for (auto& [done, status] : answers) done(std::move(status));
+  }
+}
+
+// The time at which the next running build will be late.
+absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
+    std::vector<std::pair<Done, absl::Status>>* answers) {
+  absl::Time next = absl::InfiniteFuture();
+  const absl::Time now = MonotonicNow();
+  std::vector<std::shared_ptr<Job>> late, refused;
+  for (const auto& [key, job] : jobs_) {
+    if (job->state != JobState::kRunning) continue;
+    const absl::Time end = job->started + options_.compile_timeout;
+    if (end <= now) {
+      late.push_back(job);
+    } else {
+      next = std::min(next, end);
+    }
+  }
+  const auto answer = [&](Job& job, const absl::Status& status) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    std::vector<Done> waiters;
+    TakeWaiters(job, &waiters);
+    for (Done& done : waiters) answers->emplace_back(std::move(done), status);
+    errors_.Increment();
+    jobs_.erase(jobs_.find(job.key));
+  };
+  for (const auto& job : late) {
+    job->state = JobState::kLate;
+    late_gauge_.Set(++late_builds_);
+    --active_workers_;
+    late_total_.Increment();
+    const absl::Status status = TooLate(options_.compile_timeout);
+    Keep(job->key, status);
+    answer(*job, status);
+    if (!stopping_ && late_builds_ <= options_.max_late_builds) StartWorker();
+  }
+  if (active_workers_ == 0) {
+    for (const auto& job : std::exchange(waiting_, {})) {
+      answer(*job,
+             TooManyBuilds(absl::StrCat(late_builds_, " builds are late, none else can run")));
+    }
+  }
+  return next;
+}
+
+void ConstraintCompiler::Impl::TakeWaiters(Job& job, std::vector<Done>* done) {
+  for (auto& [ticket, waiter] : job.waiters) {
+    tickets_.erase(ticket);
+    done->push_back(std::move(waiter));
+  }
+  job.waiters.clear();
+}
+
+void ConstraintCompiler::Impl::Keep(std::string key, const Result& result) {
+  const std::int64_t bytes = static_cast<std::int64_t>(2 * key.size() + sizeof(Cached)) +
+                             (result.ok() ? (*result)->MemoryBytes() : 0);
+  cache_.push_front(Cached{.key = key, .result = result, .bytes = bytes});
+  QUIRE_CHECK(cached_.emplace(std::move(key), cache_.begin()).second);
+  cached_bytes_ += bytes;
+  Evict();
+}
+
+void ConstraintCompiler::Impl::Evict() {
+  while (cached_bytes_ > options_.cache_bytes) {
+    cached_bytes_ -= cache_.back().bytes;
+    cached_.erase(cache_.back().key);
+    cache_.pop_back();
+  }
+  cache_bytes_.Set(static_cast<double>(cached_bytes_));
+}
+
+void ConstraintCompiler::Impl::SetHotOptions(const HotConstraintOptions& options) {
+  MutexLock lock(&mutex_);
+  static_cast<HotConstraintOptions&>(options_) = options;
+  // What took too long may have the time now.
+  for (auto entry = cache_.begin(); entry != cache_.end();) {
+    if (entry->result.ok()) {
+      ++entry;
+      continue;
+    }
+    cached_bytes_ -= entry->bytes;
+    cached_.erase(entry->key);
+    entry = cache_.erase(entry);
+  }
+  Evict();
+  watch_.NotifyOne();
+}
+
+ConstraintCounts ConstraintCompiler::Impl::GetCounts() const {
+  MutexLock lock(&mutex_);
+  return {.hits = static_cast<std::int64_t>(hits_.value()),
+          .misses = static_cast<std::int64_t>(misses_.value()),
+          .errors = static_cast<std::int64_t>(errors_.value()),
+          .late = static_cast<std::int64_t>(late_total_.value()),
+          .running_late = late_builds_,
+          .waiting = static_cast<std::int64_t>(waiting_.size()),
+          .cached_bytes = cached_bytes_,
+          .cached = static_cast<std::int64_t>(cache_.size())};
+}
+
+absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
+  MutexLock lock(&mutex_);
+  std::int64_t bytes = 0;
+  for (const Cached& entry : cache_) {
+    bytes += entry.bytes;
+    const auto found = cached_.find(entry.key);
+    if (found == cached_.end() || &*found->second != &entry) {
+      return absl::InternalError("a kept constraint is not found by its key");
+    }
+  }
+  if (bytes != cached_bytes_ || cache_.size() != cached_.size() || bytes > options_.cache_bytes) {
+    return absl::InternalError(
+        absl::StrCat("kept constraints have ", bytes, " bytes, counted are ", cached_bytes_));
+  }
+  std::size_t waiters = 0, waiting = 0;
+  for (const auto& [key, job] : jobs_) {
+    waiting += job->state == JobState::kWaiting;
+    waiters += job->waiters.size();
+    if (key != job->key || job->state == JobState::kLate || cached_.contains(key)) {
+      return absl::InternalError("a build is not where its state says");
+    }
+    for (const auto& [ticket, done] : job->waiters) {
+      const auto found = tickets_.find(ticket);
+      if (found == tickets_.end() || found->second != job.get()) {
+        return absl::InternalError("a ticket is not that of its build");
+      }
+    }
+  }
+  if (waiters != tickets_.size() || waiting != waiting_.size()) {
+    return absl::InternalError("tickets or waiting builds do not add up");
+  }
+  if (active_workers_ < 0 || active_workers_ > options_.compile_threads) {
+    return absl::InternalError(
+        absl::StrCat(active_workers_, " threads compile, of ", options_.compile_threads));
+  }
+  return absl::OkStatus();
+}
+
+ConstraintCompiler::ConstraintCompiler(const ConstraintOptions& options, Build build,
+                                       probe::Registry* metrics)
+    : impl_(std::make_unique<Impl>(options, std::move(build), metrics)) {}
+
+ConstraintCompiler::~ConstraintCompiler() = default;
+
+Ticket ConstraintCompiler::Compile(ConstraintSpec spec, Done done) {
+  return impl_->Compile(std::move(spec), std::move(done));
+}
+
+bool ConstraintCompiler::Cancel(Ticket ticket) {
+  return impl_->Cancel(ticket);
+}
+
+void ConstraintCompiler::SetHotOptions(const HotConstraintOptions& options) {
+  impl_->SetHotOptions(options);
+}
+
+ConstraintCounts ConstraintCompiler::GetCounts() const {
+  return impl_->GetCounts();
+}
+
+absl::Status ConstraintCompiler::CheckIntegrity() const {
+  return impl_->CheckIntegrity();
+}
+
+}  // namespace quire::engine

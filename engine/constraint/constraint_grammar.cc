@@ -1,0 +1,194 @@
+#include "engine/constraint/constraint_grammar.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "engine/constraint/gbnf.h"
+#include "engine/constraint/grammar_text.h"
+#include "engine/constraint/marked_arguments.h"
+#include "engine/constraint/regex.h"
+#include "engine/constraint/schema_check.h"
+#include "engine/constraint/schema_grammar.h"
+#include "engine/constraint/tag_grammar.h"
+#include "text/tools/python_call.h"
+#include "text/tools/tool_format.h"
+
+namespace quire::engine {
+
+namespace {
+
+using Expression = GrammarText::Expression;
+
+absl::Status Bad(ConstraintKind kind, absl::string_view why) {
+  return BadConstraint("compile", absl::StrCat("constraint.", ConstraintKindName(kind), ": ", why));
+}
+
+absl::StatusOr<Expression> WriteSchemaText(absl::string_view text, JsonWhitespace whitespace,
+                                           GrammarText* grammar) {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
+                         SchemaDocument::Parse(text));
+  QUIRE_RETURN_IF_ERROR(document->Check());
+  const SchemaId root = document->root();
+  return WriteSchemas(*document, {&root, 1}, whitespace, grammar)[0];
+}
+
+absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) {
+  std::vector<Expression> options;
+  if (choices.empty() || choices.size() > kMaxChoices) {
+    return Bad(ConstraintKind::kChoice,
+               absl::StrCat(choices.size(), " values, 1 to ", kMaxChoices, " are allowed"));
+  }
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    const std::string& choice = choices[i];
+    if (choice.empty() || choice.size() > kMaxChoiceBytes) {
+      return Bad(ConstraintKind::kChoice,
+                 absl::StrCat("values[", i, "] has ", choice.size(), " bytes, 1 to ",
+                              kMaxChoiceBytes, " are allowed"));
+    }
+    if (FirstInvalidUtf8(choice)) {
+      return Bad(ConstraintKind::kChoice, absl::StrCat("values[", i, "] is not UTF-8"));
+    }
+    options.push_back(GrammarText::Literal(choice));
+  }
+  return GrammarText::Choice(options);
+}
+
+// A spec without tags.
+absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, GrammarText* grammar) {
+  const auto named = [&](absl::StatusOr<Expression> written) -> absl::StatusOr<Expression> {
+    if (written.ok()) return written;
+    return Bad(spec.kind, written.status().message());
+  };
+  switch (spec.kind) {
+    case ConstraintKind::kJsonSchema:
+      return WriteSchemaText(spec.text, spec.whitespace, grammar);
+    case ConstraintKind::kJsonObject:
+      return WriteSchemaText(R"({"type": "object"})", spec.whitespace, grammar);
+    case ConstraintKind::kRegex: {
+      auto regex = ParseRegex(spec.text, RegexMeaning::kWhole);
+      if (!regex.ok()) return Bad(spec.kind, regex.status().message());
+      return WriteRegex(*regex, Spelling::kPlain, grammar);
+    }
+    case ConstraintKind::kGrammar:
+      return named(WriteGbnf(spec.text, grammar));
+    case ConstraintKind::kChoice:
+      return WriteChoice(spec.choices);
+    case ConstraintKind::kStructuralTags:
+    case ConstraintKind::kToolCalls:
+      break;
+  }
+  return Bad(spec.kind, "tags are not inside of tags");
+}
+
+// The status of the content of a tag, with the field that the client wrote it in.
+absl::Status InTag(const absl::Status& status, absl::string_view field, absl::string_view kind) {
+  const auto reason = GetErrorReason(status);
+  absl::string_view message = status.message();
+  absl::ConsumePrefix(&message, absl::StrCat("constraint.", kind, ": "));
+  absl::Status named(status.code(), absl::StrCat(field, ": ", message));
+  if (!reason) return BadConstraint("compile", named.message());
+  std::vector<std::pair<std::string, std::string>> metadata = reason->metadata;
+  metadata.emplace_back("field", field);
+  return WithReason(std::move(named), reason->reason, metadata);
+}
+
+// Arguments of a format in which they are no JSON.
+absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const ConstraintTag& tag,
+                                       const SpecialTokens& special, GrammarText* grammar) {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
+                         SchemaDocument::Parse(tag.text));
+  QUIRE_RETURN_IF_ERROR(document->Check());
+  const MarkedSpec marked{tag.text, *document, spec.tool_format->writing, spec.whitespace};
+  return WriteMarkedArguments(marked, special, grammar);
+}
+
+absl::Status CheckArgumentName(absl::string_view name) {
+  if (!name.empty() && std::ranges::all_of(name, text::IsPythonNameByte)) return absl::OkStatus();
+  return SchemaRefused({{.pointer = absl::StrCat("/properties", PointerStep(name)),
+                         .keyword = "properties",
+                         .text = "a name must be of [A-Za-z0-9_.-]"}});
+}
+
+// Arguments of a format in which they are those of a call in Python.
+absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const ConstraintTag& tag,
+                                         GrammarText* grammar) {
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
+                         SchemaDocument::Parse(tag.text));
+  QUIRE_RETURN_IF_ERROR(document->Check());
+  for (const Shape& shape : document->ShapesOf(document->root())) {
+    for (const OrderedJson& value : shape.values) {
+      if (!value.is_object()) continue;
+      for (const auto& [name, member] : value.items()) {
+        QUIRE_RETURN_IF_ERROR(CheckArgumentName(name));
+      }
+    }
+    if (!shape.object) continue;
+    for (const ObjectShape::Property& property : shape.object->properties) {
+      if (!document->HasValue(property.schema)) continue;
+      QUIRE_RETURN_IF_ERROR(CheckArgumentName(property.name));
+    }
+  }
+  auto arguments = WritePythonArguments(*document, spec.whitespace, grammar);
+  if (arguments) return *std::move(arguments);
+  return SchemaRefused({{.pointer = "",
+                         .keyword = "",
+                         .text = "no object that it allows has the declared names alone"}});
+}
+
+absl::StatusOr<Expression> WriteTagContent(const ConstraintSpec& spec, const ConstraintTag& tag,
+                                           const SpecialTokens& special, GrammarText* grammar) {
+  const auto write = [&]() -> absl::StatusOr<Expression> {
+    const text::ToolFormat* const format =
+        spec.kind == ConstraintKind::kToolCalls ? spec.tool_format : nullptr;
+    if (format != nullptr && !format->writing.key_begin.empty()) {
+      return WriteMarked(spec, tag, special, grammar);
+    }
+    if (format != nullptr && format->shape == text::CallShape::kPythonAtStart) {
+      return WritePythonic(spec, tag, grammar);
+    }
+    ConstraintSpec inner;
+    inner.kind = tag.kind;
+    inner.text = tag.text;
+    inner.whitespace = spec.whitespace;
+    return WritePlainSpec(inner, grammar);
+  };
+  auto written = write();
+  if (written.ok()) return written;
+  return InTag(written.status(), tag.field, ConstraintKindName(tag.kind));
+}
+
+absl::StatusOr<Expression> WriteSpec(const ConstraintSpec& spec, const SpecialTokens& special,
+                                     GrammarText* grammar) {
+  const WriteContent content = [&](std::size_t i) {
+    return WriteTagContent(spec, spec.tags[i], special, grammar);
+  };
+  switch (spec.kind) {
+    case ConstraintKind::kStructuralTags:
+      return WriteStructuralTags(spec, special, content, grammar);
+    case ConstraintKind::kToolCalls:
+      return WriteToolCalls(spec, special, content, grammar);
+    default:
+      return WritePlainSpec(spec, grammar);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> WriteConstraint(const ConstraintSpec& spec,
+                                            const SpecialTokens& special) {
+  GrammarText grammar;
+  QUIRE_ASSIGN_OR_RETURN(Expression root, WriteSpec(spec, special, &grammar));
+  if (spec.starts_after_reasoning) root = WriteAfterReasoning(spec, special, root, &grammar);
+  auto text = grammar.Finish(root);
+  if (!text.ok()) return Bad(spec.kind, text.status().message());
+  return text;
+}
+
+}  // namespace quire::engine

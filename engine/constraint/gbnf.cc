@@ -1,0 +1,357 @@
+#include "engine/constraint/gbnf.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/utf8.h"
+
+namespace quire::engine {
+
+namespace {
+
+using Expression = GrammarText::Expression;
+
+bool IsNameChar(char32_t c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+         c == '_';
+}
+
+class Parser {
+ public:
+  Parser(absl::string_view text, GrammarText* grammar) : text_(text), grammar_(*grammar) {}
+
+  absl::StatusOr<Expression> Parse() {
+    SkipSpace(/*lines=*/true);
+    while (!AtEnd()) {
+      QUIRE_RETURN_IF_ERROR(ParseRule());
+      if (num_names_ > kMaxGbnfRules) {
+        return Error(absl::StrCat("more than ", kMaxGbnfRules, " rules"));
+      }
+      SkipSpace(/*lines=*/true);
+    }
+    for (const auto& [name, rule] : rules_) {
+      if (!rule.defined) return ErrorAt(rule.seen_at, absl::StrCat("no rule \"", name, "\""));
+    }
+    const auto root = rules_.find("root");
+    if (root == rules_.end()) return Error("there is no rule \"root\"");
+    if (const std::string* barren = FindBarren()) {
+      const bool group = (*barren)[0] == '(';
+      return ErrorAt(rules_.at(*barren).seen_at,
+                     group ? "no text meets the group"
+                           : absl::StrCat("no text meets the rule \"", *barren, "\""));
+    }
+    return GrammarText::Reference(root->second.id);
+  }
+
+ private:
+  struct Rule {
+    GrammarText::Rule id = 0;
+    bool defined = false;
+    std::size_t seen_at = 0;
+    std::vector<std::set<std::string>> ways;  // the rules that each of its alternatives needs
+  };
+
+  bool AtEnd() const { return at_ >= text_.size(); }
+  char Peek(std::size_t ahead = 0) const {
+    return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
+  }
+  bool Take(absl::string_view word) {
+    if (!absl::StartsWith(text_.substr(at_), word)) return false;
+    at_ += word.size();
+    return true;
+  }
+
+  absl::Status Error(absl::string_view what) const { return ErrorAt(at_, what); }
+  absl::Status ErrorAt(std::size_t at, absl::string_view what) const {
+    const absl::string_view before = text_.substr(0, at);
+    const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+    const std::size_t start = before.rfind('\n');
+    const std::size_t column = at - (start == absl::string_view::npos ? 0 : start + 1) + 1;
+    return absl::InvalidArgumentError(absl::StrCat("line ", line, ", column ", column, ": ", what));
+  }
+
+  // Comments are space. Without `lines` a line break ends it, unless the next line goes on.
+  void SkipSpace(bool lines) {
+    while (!AtEnd()) {
+      const char c = Peek();
+      if (c == '#') {
+        while (!AtEnd() && Peek() != '\n') ++at_;
+      } else if (c == ' ' || c == '\t' || c == '\r' || (lines && c == '\n')) {
+        ++at_;
+      } else {
+        return;
+      }
+    }
+  }
+
+  absl::StatusOr<std::string> ParseName() {
+    const std::size_t start = at_;
+    while (!AtEnd() && IsNameChar(static_cast<unsigned char>(Peek()))) ++at_;
+    if (at_ == start) return Error("a name is expected");
+    return std::string(text_.substr(start, at_ - start));
+  }
+
+  Rule& RuleNamed(const std::string& name, std::size_t at) {
+    const auto [entry, added] = rules_.try_emplace(name);
+    if (added) {
+      entry->second = {.id = grammar_.Reserve(), .seen_at = at, .ways = {}};
+      ++num_names_;
+    }
+    return entry->second;
+  }
+
+  // Whether a rule begins here, and not an element.
+  bool AtRule() {
+    const std::size_t start = at_;
+    while (!AtEnd() && IsNameChar(static_cast<unsigned char>(Peek()))) ++at_;
+    const bool named = at_ > start;
+    SkipSpace(/*lines=*/false);
+    const bool rule = named && absl::StartsWith(text_.substr(at_), "::=");
+    at_ = start;
+    return rule;
+  }
+
+  absl::Status ParseRule() {
+    const std::size_t start = at_;
+    QUIRE_ASSIGN_OR_RETURN(const std::string name, ParseName());
+    SkipSpace(/*lines=*/false);
+    if (!Take("::=")) return Error("\"::=\" is expected");
+    if (RuleNamed(name, start).defined) {
+      return ErrorAt(start, absl::StrCat("a second rule \"", name, "\""));
+    }
+    RuleNamed(name, start).defined = true;
+    std::vector<std::set<std::string>> ways;
+    QUIRE_ASSIGN_OR_RETURN(const Expression body, ParseChoice(0, &ways));
+    Rule& rule = RuleNamed(name, start);
+    rule.ways = std::move(ways);
+    grammar_.Define(rule.id, body);
+    if (!AtEnd() && !AtRule()) return Error("unexpected character");
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Expression> ParseChoice(int depth, std::vector<std::set<std::string>>* ways) {
+    if (depth > kMaxGbnfDepth) {
+      return Error(absl::StrCat("groups are nested deeper than ", kMaxGbnfDepth));
+    }
+    std::vector<Expression> options;
+    do {
+      std::set<std::string> needs;
+      QUIRE_ASSIGN_OR_RETURN(Expression option, ParseSequence(depth, &needs));
+      options.push_back(std::move(option));
+      ways->push_back(std::move(needs));
+    } while (Take("|"));
+    return GrammarText::Choice(options);
+  }
+
+  absl::StatusOr<Expression> ParseSequence(int depth, std::set<std::string>* needs) {
+    std::vector<Expression> parts;
+    for (;;) {
+      SkipSpace(/*lines=*/true);
+      if (AtEnd() || Peek() == '|' || Peek() == ')' || AtRule()) break;
+      if (parts.size() == kMaxGbnfElements) {
+        return Error(absl::StrCat("an alternative of more than ", kMaxGbnfElements, " elements"));
+      }
+      const std::size_t start = at_;
+      std::vector<std::set<std::string>> ways;
+      QUIRE_ASSIGN_OR_RETURN(const Expression element, ParseElement(depth, &ways));
+      bool optional = false;
+      QUIRE_ASSIGN_OR_RETURN(Expression repeated, ParseCount(element, &optional));
+      parts.push_back(std::move(repeated));
+      // Of a group with several alternatives none is needed for certain: it counts as a rule, of a
+      // name that no rule has.
+      if (optional || ways.empty()) continue;
+      if (ways.size() == 1) {
+        needs->insert(ways[0].begin(), ways[0].end());
+      } else {
+        const std::string name = absl::StrCat("(", rules_.size());
+        rules_[name] = {.defined = true, .seen_at = start, .ways = std::move(ways)};
+        needs->insert(name);
+      }
+    }
+    return GrammarText::Sequence(parts);
+  }
+
+  absl::StatusOr<Expression> ParseElement(int depth, std::vector<std::set<std::string>>* ways) {
+    const std::size_t start = at_;
+    if (Take("(")) {
+      QUIRE_ASSIGN_OR_RETURN(Expression group, ParseChoice(depth + 1, ways));
+      if (!Take(")")) return ErrorAt(start, "\"(\" without \")\"");
+      return absl::StrCat("(", group, ")");
+    }
+    if (Take("\"")) return ParseLiteral(start);
+    if (Take("[")) return ParseClass(start);
+    if (Take(".")) return grammar_.Character(CodePoints::All(), Spelling::kPlain);
+    if (Peek() == '<' || Peek() == '!') return Error("tokens by name or id are not supported");
+    if (!IsNameChar(static_cast<unsigned char>(Peek()))) return Error("unexpected character");
+    QUIRE_ASSIGN_OR_RETURN(const std::string name, ParseName());
+    ways->push_back({name});
+    return GrammarText::Reference(RuleNamed(name, start).id);
+  }
+
+  absl::StatusOr<char32_t> ParseChar(std::size_t start) {
+    if (AtEnd() || Peek() == '\n') return ErrorAt(start, "a literal or class without end");
+    if (Peek() != '\\') {
+      const Utf8Char c = DecodeUtf8At(text_, at_);
+      at_ += c.size_bytes;
+      return c.code_point;
+    }
+    const std::size_t at = at_++;
+    const char kind = Peek();
+    ++at_;
+    static constexpr absl::string_view kLetters = "nrt\\\"[]-^/'";
+    static constexpr absl::string_view kMeanings = "\n\r\t\\\"[]-^/'";
+    if (const std::size_t i = kLetters.find(kind); i != absl::string_view::npos && kind != '\0') {
+      return static_cast<unsigned char>(kMeanings[i]);
+    }
+    const int digits = kind == 'x' ? 2 : kind == 'u' ? 4 : kind == 'U' ? 8 : 0;
+    if (digits == 0) return ErrorAt(at, "an escape that is not supported");
+    char32_t value = 0;
+    for (int i = 0; i < digits; ++i, ++at_) {
+      const auto c = static_cast<unsigned char>(Peek());
+      const char32_t digit = c >= '0' && c <= '9'                     ? c - '0'
+                             : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
+                                                                      : 16;
+      if (digit == 16) return ErrorAt(at, "an escape with too few hexadecimal digits");
+      value = value * 16 + digit;
+    }
+    if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) {
+      return ErrorAt(at, "no character has this number");
+    }
+    return value;
+  }
+
+  absl::StatusOr<Expression> ParseLiteral(std::size_t start) {
+    std::string text;
+    while (!Take("\"")) {
+      QUIRE_ASSIGN_OR_RETURN(const char32_t c, ParseChar(start));
+      AppendUtf8(c, text);
+    }
+    return GrammarText::Literal(text);
+  }
+
+  absl::StatusOr<Expression> ParseClass(std::size_t start) {
+    const bool negated = Take("^");
+    std::vector<CodePoints::Range> ranges;
+    while (!Take("]")) {
+      const std::size_t at = at_;
+      QUIRE_ASSIGN_OR_RETURN(const char32_t first, ParseChar(start));
+      char32_t last = first;
+      if (Peek() == '-' && Peek(1) != ']') {
+        ++at_;
+        QUIRE_ASSIGN_OR_RETURN(last, ParseChar(start));
+        if (last < first) return ErrorAt(at, "a range that is out of order");
+      }
+      ranges.emplace_back(first, last);
+    }
+    CodePoints set(std::move(ranges));
+    if (negated) set = set.Complement();
+    if (set.empty()) return ErrorAt(start, "a class without characters");
+    return grammar_.Character(set, Spelling::kPlain);
+  }
+
+  absl::StatusOr<Expression> ParseCount(const Expression& element, bool* optional) {
+    const std::size_t start = at_;
+    std::int64_t min = 0;
+    std::optional<std::int64_t> max;
+    if (Take("*")) {
+    } else if (Take("+")) {
+      min = 1;
+    } else if (Take("?")) {
+      max = 1;
+    } else if (Take("{")) {
+      const auto number = [&]() -> std::optional<std::int64_t> {
+        SkipSpace(/*lines=*/false);
+        if (Peek() < '0' || Peek() > '9') return std::nullopt;
+        std::int64_t value = 0;
+        for (; Peek() >= '0' && Peek() <= '9'; ++at_) {
+          value = std::min(value * 10 + (Peek() - '0'), kMaxGbnfCount + 1);
+        }
+        SkipSpace(/*lines=*/false);
+        return value;
+      };
+      const auto low = number();
+      min = low.value_or(0);
+      if (Take(",")) {
+        max = number();
+      } else {
+        max = low;
+        if (!low) return ErrorAt(start, "\"{\" without a count");
+      }
+      if (!Take("}")) return ErrorAt(start, "\"{\" without \"}\"");
+      if (max && *max < min) return ErrorAt(start, "counts that are out of order");
+      if (std::max(min, max.value_or(0)) > kMaxGbnfCount) {
+        return ErrorAt(start, absl::StrCat("counts above ", kMaxGbnfCount));
+      }
+    } else {
+      return element;
+    }
+    if (Peek() == '*' || Peek() == '+' || Peek() == '?' || Peek() == '{') {
+      return Error("a repetition of a repetition");
+    }
+    if (++num_repeats_ > kMaxGbnfRepeats) {
+      return ErrorAt(start, absl::StrCat("more than ", kMaxGbnfRepeats, " repetitions"));
+    }
+    *optional = min == 0;
+    return grammar_.Repeat(element, min, max);
+  }
+
+  // A rule that needs one that needs it in turn, in every way. Null: none. Linear in the length of
+  // the grammar.
+  const std::string* FindBarren() const {
+    struct Way {
+      const std::string* rule;
+      std::size_t missing;  // rules that it needs and of which no text is known yet
+    };
+    std::vector<Way> ways;
+    std::map<std::string, std::vector<std::size_t>> ways_with;  // by a rule that they need
+    std::set<std::string> fertile;
+    std::vector<const std::string*> found;
+    const auto add = [&](const std::string& name) {
+      if (fertile.insert(name).second) found.push_back(&name);
+    };
+    for (const auto& [name, rule] : rules_) {
+      for (const std::set<std::string>& way : rule.ways) {
+        for (const std::string& other : way) ways_with[other].push_back(ways.size());
+        ways.push_back({&name, way.size()});
+        if (way.empty()) add(name);
+      }
+    }
+    while (!found.empty()) {
+      const std::string& name = *found.back();
+      found.pop_back();
+      for (const std::size_t way : ways_with[name]) {
+        if (--ways[way].missing == 0) add(*ways[way].rule);
+      }
+    }
+    for (const auto& [name, rule] : rules_) {
+      if (!fertile.contains(name)) return &name;
+    }
+    return nullptr;
+  }
+
+  const absl::string_view text_;
+  GrammarText& grammar_;
+  std::size_t at_ = 0;
+  std::map<std::string, Rule> rules_;  // and groups, as ParseSequence says
+  int num_names_ = 0;                  // of rules
+  int num_repeats_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<Expression> WriteGbnf(absl::string_view text, GrammarText* grammar) {
+  if (const auto at = FirstInvalidUtf8(text)) {
+    return absl::InvalidArgumentError(absl::StrCat("byte ", *at, ": not UTF-8"));
+  }
+  return Parser(text, grammar).Parse();
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,346 @@
+#include <xgrammar/xgrammar.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "base/within_memory.h"
+#include "engine/constraint/grammar_library.h"
+
+namespace xgrammar {
+
+// What cmake/xgrammar.cmake has the library call instead of writing to the standard error.
+[[noreturn]] void LogFatalImpl(const std::string& file, int lineno, const std::string& message);
+void LogMessageImpl(const std::string& file, int lineno, int level, const std::string& message);
+
+// The library's own way to fail, which Guarded catches.
+void LogFatalImpl(const std::string&, int, const std::string& message) {
+  std::rethrow_exception(std::make_exception_ptr(XGrammarError(message)));
+}
+
+// Warnings of refused tokens and the like: what calls the library sees its results.
+void LogMessageImpl(const std::string&, int, int, const std::string&) {}
+
+// What cmake/xgrammar.cmake has the library call as it works: it looks at so many states or so,
+// keeps so much of a mask that is made beforehand, and so many states behind a byte.
+void CountSteps(std::size_t steps);
+void CountMaskBytes(std::size_t bytes);
+void CountStates(std::size_t states);
+void CountNesting(int levels);  // deeper, or less deep when below zero
+
+}  // namespace xgrammar
+
+namespace quire::engine {
+
+namespace {
+
+constexpr std::uint32_t kMaxMessageBytes = 500;
+
+constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+
+struct Allowance {
+  std::int64_t limit = kNoLimit;
+  std::int64_t left = limit;
+};
+
+// What a call of the library may take.
+struct LibraryBudget {
+  Allowance steps;
+  Allowance mask_bytes;
+  Allowance states;
+  Allowance nesting;  // of repetitions
+};
+
+constexpr std::int64_t kMaxNesting = 1000;
+
+thread_local LibraryBudget library_budget;  // of the call that this thread is in
+
+struct OverBudget {
+  std::int64_t limit;
+  const char* unit;
+};
+
+// Puts the budget in force, and gives back its rest in the end.
+class InForce {
+ public:
+  explicit InForce(LibraryBudget* budget) : budget_(*budget) { library_budget = *budget; }
+  ~InForce() { budget_ = std::exchange(library_budget, LibraryBudget{}); }
+  InForce(const InForce&) = delete;
+  InForce& operator=(const InForce&) = delete;
+
+ private:
+  LibraryBudget& budget_;
+};
+
+void TakeFrom(Allowance* allowance, std::int64_t amount, const char* unit) {
+  allowance->left -= amount;
+  if (allowance->left < 0) {
+    std::rethrow_exception(std::make_exception_ptr(OverBudget{allowance->limit, unit}));
+  }
+}
+
+// Runs a call of the library; what it throws becomes a Status.
+template <typename Call>
+absl::Status Guarded(LibraryBudget* budget, const Call& call) {
+  try {
+    const InForce in_force(budget);
+    call();
+    return absl::OkStatus();
+  } catch (const OverBudget& over) {
+    const std::string what =
+        absl::StrCat("constraint takes more than ", over.limit, " ", over.unit);
+    if (budget->mask_bytes.limit != kNoLimit) return BadConstraint("compile", what);
+    return WithReason(absl::ResourceExhaustedError(what), Reason::kBadConstraint,
+                      {{"stage", "limit"}});
+  } catch (const std::bad_alloc&) {
+    return NoMemoryError();
+  } catch (const std::exception& error) {
+    return BadConstraint(
+        "compile",
+        absl::StrCat("constraint: ", absl::string_view(error.what()).substr(0, kMaxMessageBytes)));
+  } catch (...) {
+    return BadConstraint("compile", "constraint: the grammar library failed");
+  }
+}
+
+class XgrammarMatcher final : public ConstraintMatcher {
+ public:
+  XgrammarMatcher(xgrammar::GrammarMatcher matcher, const GrammarLimits& limits,
+                  std::uint32_t vocab_size, std::vector<std::int32_t> end_tokens)
+      : matcher_(std::move(matcher)),
+        limits_(limits),
+        vocab_size_(vocab_size),
+        end_tokens_(std::move(end_tokens)) {}
+
+  absl::Status Accept(std::int32_t token) override {
+    if (!failed_.ok()) return failed_;
+    const std::int64_t before = num_states_;
+    bool accepted = false;
+    if (IsEnd(token)) {
+      accepted = !ended_ && matcher_.IsCompleted();
+      ended_ = ended_ || accepted;
+    } else if (!ended_ && token >= 0 && static_cast<std::uint32_t>(token) < vocab_size_) {
+      LibraryBudget budget{.steps = {limits_.token_steps},
+                           .mask_bytes = {},
+                           .states = {limits_.states, limits_.states - num_states_},
+                           .nesting = {}};
+      QUIRE_RETURN_IF_ERROR(Run(&budget, [&] { accepted = matcher_.AcceptToken(token); }));
+      if (accepted) num_states_ = limits_.states - budget.states.left;
+    }
+    if (!accepted) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "token ", token, " is not in the constraint after ", num_accepted_, " tokens"));
+    }
+    ++num_accepted_;
+    states_before_.push_back(before);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<MaskSummary> FillMask(std::span<std::uint32_t> words) override {
+    QUIRE_CHECK(words.size() == MaskWords(vocab_size_));
+    if (ended_) {
+      std::fill(words.begin(), words.end(), 0);
+      return MaskSummary{.may_end = true};
+    }
+    std::int64_t shape[] = {static_cast<std::int64_t>(words.size())};
+    DLTensor tensor{.data = words.data(),
+                    .device = {kDLCPU, 0},
+                    .ndim = 1,
+                    .dtype = xgrammar::GetBitmaskDLType(),
+                    .shape = shape,
+                    .strides = nullptr,
+                    .byte_offset = 0};
+    // The library is told of no end token: none of its bits is set yet.
+    LibraryBudget budget{
+        .steps = {limits_.token_steps}, .mask_bytes = {}, .states = {}, .nesting = {}};
+    QUIRE_RETURN_IF_ERROR(Run(&budget, [&] { matcher_.FillNextTokenBitmask(&tensor); }));
+    if (vocab_size_ % 32 != 0) words.back() &= (1u << (vocab_size_ % 32)) - 1;
+    MaskSummary summary;
+    summary.may_end = matcher_.IsCompleted();
+    summary.may_continue = std::any_of(words.begin(), words.end(), [](auto w) { return w != 0; });
+    if (summary.may_end) {
+      for (const std::int32_t token : end_tokens_) {
+        words[static_cast<std::size_t>(token) / 32] |= 1u << (token % 32);
+      }
+    }
+    return summary;
+  }
+
+  void Rollback(std::uint32_t count) override {
+    QUIRE_CHECK(count <= num_accepted_);
+    if (count == 0) return;
+    num_accepted_ -= count;
+    num_states_ = states_before_[num_accepted_];
+    states_before_.resize(num_accepted_);
+    if (!failed_.ok()) return;
+    if (std::exchange(ended_, false)) --count;
+    if (count > 0) matcher_.Rollback(static_cast<int>(count));
+  }
+
+  std::uint32_t num_accepted() const override { return num_accepted_; }
+
+  std::unique_ptr<ConstraintMatcher> Fork() const override {
+    auto fork =
+        std::make_unique<XgrammarMatcher>(matcher_.Fork(), limits_, vocab_size_, end_tokens_);
+    fork->num_accepted_ = num_accepted_;
+    fork->ended_ = ended_;
+    fork->num_states_ = num_states_;
+    fork->states_before_ = states_before_;
+    fork->failed_ = failed_;
+    return fork;
+  }
+
+  absl::Status CheckIntegrity() const override {
+    if (states_before_.size() != num_accepted_ || num_states_ > limits_.states) {
+      return absl::InternalError("the states of the matcher do not add up");
+    }
+    if (!failed_.ok()) return absl::OkStatus();
+    if (matcher_.IsTerminated()) return absl::InternalError("the library saw an end token");
+    if (ended_ && !matcher_.IsCompleted()) {
+      return absl::InternalError("an end token was accepted within the constraint");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // A call that was cut short leaves the library's state as it is: the matcher has come to its end.
+  template <typename Call>
+  absl::Status Run(LibraryBudget* budget, const Call& call) {
+    if (failed_.ok()) failed_ = Guarded(budget, call);
+    return failed_;
+  }
+
+  bool IsEnd(std::int32_t token) const {
+    return std::find(end_tokens_.begin(), end_tokens_.end(), token) != end_tokens_.end();
+  }
+
+  xgrammar::GrammarMatcher matcher_;
+  GrammarLimits limits_;
+  std::uint32_t vocab_size_;
+  std::vector<std::int32_t> end_tokens_;
+  std::uint32_t num_accepted_ = 0;
+  bool ended_ = false;  // the last token is an end token
+  std::int64_t num_states_ = 0;
+  std::vector<std::int64_t> states_before_;  // each accepted token
+  absl::Status failed_;
+};
+
+class XgrammarConstraint final : public CompiledConstraint {
+ public:
+  XgrammarConstraint(xgrammar::CompiledGrammar grammar, const GrammarLimits& limits,
+                     std::uint32_t vocab_size)
+      : grammar_(std::move(grammar)),
+        limits_(limits),
+        vocab_size_(vocab_size),
+        memory_bytes_(static_cast<std::int64_t>(grammar_.MemorySizeBytes())) {}
+
+  std::unique_ptr<ConstraintMatcher> NewMatcher(
+      std::span<const std::int32_t> end_tokens) const override {
+    for (const std::int32_t token : end_tokens) {
+      QUIRE_CHECK(token >= 0 && static_cast<std::uint32_t>(token) < vocab_size_);
+    }
+    return std::make_unique<XgrammarMatcher>(
+        xgrammar::GrammarMatcher(grammar_), limits_, vocab_size_,
+        std::vector<std::int32_t>(end_tokens.begin(), end_tokens.end()));
+  }
+  std::uint32_t vocab_size() const override { return vocab_size_; }
+  std::int64_t MemoryBytes() const override { return memory_bytes_; }
+
+ private:
+  xgrammar::CompiledGrammar grammar_;
+  GrammarLimits limits_;
+  std::uint32_t vocab_size_;
+  std::int64_t memory_bytes_;
+};
+
+}  // namespace
+
+class GrammarLibrary::Impl {
+ public:
+  Impl(const xgrammar::TokenizerInfo& tokens, std::uint32_t vocab_size, const GrammarLimits& limits)
+      : compiler_(tokens, /*max_threads=*/1, /*cache_enabled=*/false),
+        vocab_size_(vocab_size),
+        limits_(limits) {}
+
+  absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
+      absl::string_view grammar) const {
+    std::shared_ptr<const CompiledConstraint> constraint;
+    LibraryBudget budget{.steps = {limits_.compile_steps},
+                         .mask_bytes = {limits_.compile_bytes},
+                         .states = {},
+                         .nesting = {kMaxNesting}};
+    QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] {
+      constraint = std::make_shared<XgrammarConstraint>(
+          compiler_.CompileGrammar(std::string(grammar)), limits_, vocab_size_);
+    }));
+    // A matcher takes as much for every answer as here, where it can be refused.
+    budget.steps = {limits_.token_steps};
+    QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] { constraint->NewMatcher({}); }));
+    return constraint;
+  }
+
+ private:
+  // Without its caches: 0.2.8 takes the masks of one rule for those of another that differs in a
+  // repeated character class, of another grammar. ConstraintCompiler keeps whole constraints.
+  mutable xgrammar::GrammarCompiler compiler_;
+  std::uint32_t vocab_size_;
+  GrammarLimits limits_;
+};
+
+absl::string_view GrammarLibrary::Version() {
+  return "xgrammar 0.2.8";
+}
+
+absl::StatusOr<std::unique_ptr<GrammarLibrary>> GrammarLibrary::Create(
+    std::vector<std::string> tokens, const GrammarLimits& limits) {
+  std::shared_ptr<const Impl> impl;
+  LibraryBudget budget;
+  QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] {
+    const auto size = static_cast<std::uint32_t>(tokens.size());
+    const xgrammar::TokenizerInfo info(tokens, xgrammar::VocabType::RAW, std::nullopt,
+                                       std::vector<std::int32_t>());
+    impl = std::make_shared<const Impl>(info, size, limits);
+  }));
+  return std::unique_ptr<GrammarLibrary>(new GrammarLibrary(std::move(impl)));
+}
+
+GrammarLibrary::GrammarLibrary(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+GrammarLibrary::~GrammarLibrary() = default;
+
+absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compile(
+    absl::string_view grammar) const {
+  return impl_->Compile(grammar);
+}
+
+}  // namespace quire::engine
+
+namespace xgrammar {
+
+void CountSteps(std::size_t steps) {
+  quire::engine::TakeFrom(&quire::engine::library_budget.steps, static_cast<std::int64_t>(steps),
+                          "steps");
+}
+
+void CountMaskBytes(std::size_t bytes) {
+  quire::engine::TakeFrom(&quire::engine::library_budget.mask_bytes,
+                          static_cast<std::int64_t>(bytes), "bytes of masks");
+}
+
+void CountNesting(int levels) {
+  quire::engine::TakeFrom(&quire::engine::library_budget.nesting, levels,
+                          "repetitions within one another");
+}
+
+void CountStates(std::size_t states) {
+  quire::engine::TakeFrom(&quire::engine::library_budget.states, static_cast<std::int64_t>(states),
+                          "states");
+}
+
+}  // namespace xgrammar

@@ -1,0 +1,237 @@
+#include "engine/constraint/marked_arguments.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/json_text.h"
+#include "base/status.h"
+#include "engine/constraint/free_text.h"
+#include "engine/constraint/schema_grammar.h"
+
+namespace quire::engine {
+namespace {
+
+using Expression = GrammarText::Expression;
+using nlohmann::ordered_json;
+
+constexpr absl::string_view kOfArguments[] = {
+    "type", "properties", "required", "additionalProperties", "$schema", "$id"};
+constexpr absl::string_view kOfStrings[] = {"type", "enum", "const"};
+// Keywords whose languages may need a character that is left out.
+constexpr absl::string_view kOfPatterns[] = {"pattern", "patternProperties", "propertyNames"};
+
+absl::Status Refused(const std::string& pointer, absl::string_view keyword, absl::string_view why) {
+  return SchemaRefused(
+      {{.pointer = pointer, .keyword = std::string(keyword), .text = std::string(why)}});
+}
+
+bool IsAmong(absl::string_view word, std::span<const absl::string_view> words) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+absl::Status CheckKeywords(const ordered_json& schema, const std::string& pointer,
+                           std::span<const absl::string_view> known) {
+  for (const auto& [keyword, value] : schema.items()) {
+    if (IsAmong(keyword, known) || IsSchemaAnnotation(keyword)) continue;
+    return Refused(absl::StrCat(pointer, "/", keyword), keyword,
+                   "the format of the model has no way to write it");
+  }
+  return absl::OkStatus();
+}
+
+bool HasPattern(const ordered_json& json) {
+  if (json.is_object()) {
+    for (const auto& [key, value] : json.items()) {
+      if (IsAmong(key, kOfPatterns) || HasPattern(value)) return true;
+    }
+  }
+  return json.is_array() && std::ranges::any_of(json, HasPattern);
+}
+
+// What a `type` says of strings.
+enum class Strings { kOnly, kAmongOthers, kUnsaid, kNot };
+
+Strings StringsOf(const ordered_json& schema) {
+  const auto type = schema.is_object() ? schema.find("type") : schema.end();
+  if (!schema.is_object() || type == schema.end()) return Strings::kUnsaid;
+  if (*type == "string") return Strings::kOnly;
+  const bool has_strings =
+      type->is_array() && std::find(type->begin(), type->end(), "string") != type->end();
+  if (!has_strings) return Strings::kNot;
+  return type->size() == 1 ? Strings::kOnly : Strings::kAmongOthers;
+}
+
+class MarkedWriter {
+ public:
+  MarkedWriter(const ordered_json& schema, const MarkedSpec& spec, const SpecialTokens& special,
+               GrammarText* grammar)
+      : schema_(schema),
+        spec_(spec),
+        writing_(spec.writing),
+        special_(special),
+        grammar_(*grammar) {}
+
+  absl::StatusOr<Expression> Arguments() {
+    QUIRE_RETURN_IF_ERROR(CheckKeywords(schema_, "", kOfArguments));
+    // Only declared arguments can be written.
+    const auto found = schema_.find("properties");
+    const ordered_json declared = found == schema_.end() ? ordered_json::object() : *found;
+    std::vector<Argument> arguments;
+    for (const Shape& shape : spec_.document.ShapesOf(spec_.document.root())) {
+      if (!shape.object) continue;
+      for (const ObjectShape::Property& property : shape.object->properties) {
+        if (!declared.contains(property.name)) {
+          return Refused("/required", "required",
+                         absl::StrCat(JsonQuoted(property.name), " is not among the properties"));
+        }
+        if (!spec_.document.HasValue(property.schema)) continue;  // nor is it required
+        arguments.push_back({.property = &property, .is_string = false, .value = {}});
+        QUIRE_RETURN_IF_ERROR(Read(declared.at(property.name), &arguments.back()));
+      }
+    }
+    WriteValues(&arguments);
+    std::vector<Expression> parts;
+    for (const Argument& argument : arguments) {
+      const Expression written = GrammarText::Sequence(
+          {special_.Write(absl::StrCat(writing_.key_begin, argument.property->name)),
+           special_.Write(writing_.value_begin), argument.value, GrammarText::Literal("\n")});
+      parts.push_back(argument.property->required ? written : grammar_.Repeat(written, 0, 1));
+    }
+    return GrammarText::Sequence(parts);
+  }
+
+ private:
+  struct Argument {
+    const ObjectShape::Property* property;
+    bool is_string;
+    Expression value;  // with the marker behind it
+  };
+
+  // Whether the argument is a string, which is written then; or that its values can be.
+  absl::Status Read(const ordered_json& schema, Argument* argument) {
+    const std::string& key = argument->property->name;
+    const std::string pointer = absl::StrCat("/properties", PointerStep(key));
+    const bool is_word = !key.empty() && std::ranges::all_of(key, [](unsigned char c) {
+      return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
+    });
+    if (!is_word) return Refused(pointer, "properties", "a name must be of [A-Za-z0-9_.-]");
+    switch (StringsOf(schema)) {
+      case Strings::kOnly: {
+        QUIRE_ASSIGN_OR_RETURN(argument->value, String(schema, pointer));
+        argument->is_string = true;
+        return absl::OkStatus();
+      }
+      case Strings::kAmongOthers:
+        return Refused(pointer + "/type", "type",
+                       "the format of the model does not tell strings from other values");
+      case Strings::kUnsaid:
+      case Strings::kNot:
+        break;
+    }
+    QUIRE_RETURN_IF_ERROR(CheckJson(schema, pointer));
+    for (const char* definitions : {"$defs", "definitions"}) {
+      const auto found = schema_.find(definitions);
+      if (found == schema_.end()) continue;
+      QUIRE_RETURN_IF_ERROR(CheckJson(*found, absl::StrCat("/", definitions)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Values of which every one can be written without `<`.
+  static absl::Status CheckJson(const ordered_json& schema, const std::string& pointer) {
+    if (absl::StrContains(JsonText(schema), "<")) {
+      return Refused(pointer, "", "the format of the model has no way to write < in it");
+    }
+    if (HasPattern(schema)) {
+      return Refused(pointer, "pattern", "the format of the model has no way to write it");
+    }
+    return absl::OkStatus();
+  }
+
+  // Of those that are JSON.
+  void WriteValues(std::vector<Argument>* arguments) {
+    std::vector<SchemaId> schemas;
+    for (const Argument& argument : *arguments) {
+      if (!argument.is_string) schemas.push_back(argument.property->schema);
+    }
+    grammar_.Omit(CodePoints({{'<', '<'}}));
+    const std::vector<Expression> written =
+        WriteSchemas(spec_.document, schemas, spec_.whitespace, &grammar_);
+    grammar_.Omit({});
+    auto next = written.begin();
+    for (Argument& argument : *arguments) {
+      if (!argument.is_string) argument.value = GrammarText::Sequence({*next++, End()});
+    }
+  }
+
+  absl::StatusOr<Expression> String(const ordered_json& schema, const std::string& pointer) {
+    QUIRE_RETURN_IF_ERROR(CheckKeywords(schema, pointer, kOfStrings));
+    const auto constant = schema.find("const"), list = schema.find("enum");
+    if (constant == schema.end() && list == schema.end()) return FreeString();
+    std::vector<Expression> options;
+    const auto add = [&](const ordered_json& value) -> absl::Status {
+      const std::string text = value.is_string() ? value.get<std::string>() : "<";
+      if (absl::StrContains(text, "<") || absl::StrContains(text, "\n")) {
+        return Refused(pointer, "enum",
+                       absl::StrCat(JsonText(value), " cannot be written as a string"));
+      }
+      options.push_back(text.empty() ? GrammarText::Empty() : GrammarText::Literal(text));
+      return absl::OkStatus();
+    };
+    if (constant != schema.end()) {
+      QUIRE_RETURN_IF_ERROR(add(*constant));
+    } else if (list->is_array() && !list->empty()) {
+      for (const ordered_json& value : *list) QUIRE_RETURN_IF_ERROR(add(value));
+    } else {
+      return Refused(pointer + "/enum", "enum", "must be a list with values");
+    }
+    return GrammarText::Sequence({GrammarText::Choice(options), End()});
+  }
+
+  Expression End() const {
+    return special_.Write(absl::StrCat(writing_.value_space, writing_.value_end));
+  }
+
+  // Up to the marker that ends it.
+  Expression FreeString() {
+    Expression& kept = grammar_.Kept("string in tags");
+    if (!kept.empty()) return kept;
+    std::vector<FreeTextEnd> ends = {
+        {.text = std::string(writing_.value_end), .next = GrammarText::Empty()}};
+    if (!writing_.never_in_value.empty()) {
+      ends.push_back({.text = std::string(writing_.never_in_value), .next = std::nullopt});
+    }
+    std::vector<Expression> token_ends;
+    if (const auto token = special_.AtBeginningOf(writing_.value_end)) {
+      if (token->first == writing_.value_end.size()) {
+        token_ends.push_back(GrammarText::Token(token->second));
+      }
+    }
+    const GrammarText::Rule start = grammar_.Reserve();
+    WriteFreeText(ends, token_ends, /*may_end=*/false, start, &grammar_);
+    kept = GrammarText::Reference(start);
+    return kept;
+  }
+
+  const ordered_json& schema_;
+  const MarkedSpec& spec_;
+  const text::CallWriting& writing_;
+  const SpecialTokens& special_;
+  GrammarText& grammar_;
+};
+
+}  // namespace
+
+absl::StatusOr<Expression> WriteMarkedArguments(const MarkedSpec& spec,
+                                                const SpecialTokens& special,
+                                                GrammarText* grammar) {
+  const ordered_json schema = ordered_json::parse(spec.schema);
+  return MarkedWriter(schema, spec, special, grammar).Arguments();
+}
+
+}  // namespace quire::engine

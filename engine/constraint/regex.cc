@@ -1,0 +1,515 @@
+#include "engine/constraint/regex.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/utf8.h"
+
+namespace quire::engine {
+
+namespace {
+
+constexpr std::int64_t kLongest = std::int64_t{1} << 40;  // lengths are counted up to here
+
+const CodePoints kDigits({{'0', '9'}});
+const CodePoints kWord({{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}});
+// ECMA-262, WhiteSpace and LineTerminator.
+const CodePoints kSpace({{0x09, 0x0D},
+                         {0x20, 0x20},
+                         {0xA0, 0xA0},
+                         {0x1680, 0x1680},
+                         {0x2000, 0x200A},
+                         {0x2028, 0x2029},
+                         {0x202F, 0x202F},
+                         {0x205F, 0x205F},
+                         {0x3000, 0x3000},
+                         {0xFEFF, 0xFEFF}});
+const CodePoints kLineEnds({{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}});
+
+Regex Character(CodePoints set) {
+  return {.kind = Regex::Kind::kCharacter, .set = std::move(set), .parts = {}, .max = {}};
+}
+
+Regex Of(Regex::Kind kind, std::vector<Regex> parts) {
+  return {.kind = kind, .set = {}, .parts = std::move(parts), .max = {}};
+}
+
+Regex Repeat(Regex body, std::int64_t min, std::optional<std::int64_t> max) {
+  return {
+      .kind = Regex::Kind::kRepeat, .set = {}, .parts = {std::move(body)}, .min = min, .max = max};
+}
+
+// An alternative whose anchors are known: they stand at its ends only.
+struct Anchored {
+  std::vector<Regex> parts;
+  bool begins = false, ends = false;
+};
+
+class Parser {
+ public:
+  Parser(absl::string_view pattern, RegexMeaning meaning) : meaning_(meaning) {
+    for (std::size_t at = 0; at < pattern.size();) {
+      const Utf8Char c = DecodeUtf8At(pattern, at);
+      chars_.push_back(c.code_point);
+      at += c.size_bytes;
+    }
+  }
+
+  absl::StatusOr<Regex> Parse() {
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<Anchored> options, ParseChoice(0));
+    if (at_ < chars_.size()) return Error("unmatched \")\"");
+    std::vector<Regex> whole;
+    for (const Anchored& option : options) {
+      std::vector<Regex> parts;
+      const bool contains = meaning_ == RegexMeaning::kContains;
+      if (contains && !option.begins) parts.push_back(Anything());
+      parts.insert(parts.end(), option.parts.begin(), option.parts.end());
+      if (contains && !option.ends) parts.push_back(Anything());
+      whole.push_back(Of(Regex::Kind::kSequence, std::move(parts)));
+    }
+    return Of(Regex::Kind::kChoice, std::move(whole));
+  }
+
+ private:
+  static Regex Anything() { return Repeat(Character(CodePoints::All()), 0, std::nullopt); }
+
+  absl::Status Error(absl::string_view what) const { return ErrorAt(at_, what); }
+  static absl::Status ErrorAt(std::size_t at, absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("at character ", at, ": ", what));
+  }
+
+  bool AtEnd() const { return at_ >= chars_.size(); }
+  char32_t Peek(std::size_t ahead = 0) const {
+    return at_ + ahead < chars_.size() ? chars_[at_ + ahead] : U'\0';
+  }
+  bool Take(char32_t c) {
+    if (AtEnd() || Peek() != c) return false;
+    ++at_;
+    return true;
+  }
+
+  absl::StatusOr<std::vector<Anchored>> ParseChoice(int depth) {
+    if (depth > kMaxRegexDepth) {
+      return Error(absl::StrCat("groups are nested deeper than ", kMaxRegexDepth));
+    }
+    std::vector<Anchored> options;
+    do {
+      QUIRE_ASSIGN_OR_RETURN(std::vector<Anchored> more, ParseAlternative(depth));
+      std::move(more.begin(), more.end(), std::back_inserter(options));
+    } while (Take('|'));
+    return options;
+  }
+
+  // Several when it is one group with anchors of its own, as in ^(a$|b)
+  absl::StatusOr<std::vector<Anchored>> ParseAlternative(int depth) {
+    Anchored here;
+    std::vector<Anchored> group;  // with anchors; nothing may stand beside it but anchors
+    while (!AtEnd() && Peek() != '|' && Peek() != ')') {
+      const std::size_t start = at_;
+      const bool first = here.parts.empty() && group.empty();
+      if (Take('^')) {
+        if (!first) return ErrorAt(start, "\"^\" within an expression");
+        here.begins = true;
+        continue;
+      }
+      if (Take('$')) {
+        if (!AtEnd() && Peek() != '|' && Peek() != ')') {
+          return ErrorAt(start, "\"$\" within an expression");
+        }
+        here.ends = true;
+        continue;
+      }
+      if (!group.empty()) return ErrorAt(start, "an anchor inside a group that something follows");
+      QUIRE_ASSIGN_OR_RETURN(std::vector<Anchored> atom, ParseAtom(depth));
+      const bool anchored = std::any_of(atom.begin(), atom.end(),
+                                        [](const Anchored& a) { return a.begins || a.ends; });
+      if (anchored) {
+        if (!first) return ErrorAt(start, "an anchor inside a group that follows something");
+        group = std::move(atom);
+        continue;
+      }
+      std::vector<Regex> options;
+      for (Anchored& option : atom) {
+        options.push_back(option.parts.size() == 1
+                              ? std::move(option.parts[0])
+                              : Of(Regex::Kind::kSequence, std::move(option.parts)));
+      }
+      Regex body = options.size() == 1 ? std::move(options[0])
+                                       : Of(Regex::Kind::kChoice, std::move(options));
+      QUIRE_ASSIGN_OR_RETURN(Regex repeated, ParseCount(std::move(body)));
+      here.parts.push_back(std::move(repeated));
+    }
+    if (group.empty()) return std::vector<Anchored>{std::move(here)};
+    for (Anchored& option : group) {
+      option.begins |= here.begins;
+      option.ends |= here.ends;
+    }
+    return group;
+  }
+
+  absl::StatusOr<std::vector<Anchored>> ParseAtom(int depth) {
+    const auto one = [](CodePoints set) {
+      return std::vector<Anchored>{{.parts = {Character(std::move(set))}}};
+    };
+    const std::size_t start = at_;
+    if (++num_parts_ > kMaxRegexParts) {
+      return Error(absl::StrCat("more than ", kMaxRegexParts, " characters, classes and groups"));
+    }
+    const char32_t c = chars_[at_++];
+    switch (c) {
+      case '(': {
+        if (Take('?')) {
+          if (Peek() == '<' && Peek(1) != '=' && Peek(1) != '!') {
+            while (!AtEnd() && Peek() != '>') ++at_;
+            if (!Take('>')) return ErrorAt(start, "a group name without end");
+          } else if (!Take(':')) {
+            return ErrorAt(start, "look-around is not supported");
+          }
+        }
+        QUIRE_ASSIGN_OR_RETURN(std::vector<Anchored> options, ParseChoice(depth + 1));
+        if (!Take(')')) return ErrorAt(start, "\"(\" without \")\"");
+        return options;
+      }
+      case '[': {
+        QUIRE_ASSIGN_OR_RETURN(CodePoints set, ParseClass(start));
+        return one(std::move(set));
+      }
+      case '.':
+        return one(kLineEnds.Complement());
+      case '\\': {
+        QUIRE_ASSIGN_OR_RETURN(CodePoints set, ParseEscape(start, /*in_class=*/false));
+        return one(std::move(set));
+      }
+      case '*':
+      case '+':
+      case '?':
+        return ErrorAt(start, "a repetition of nothing");
+      case '{':
+      case '}':
+      case ']':
+        return ErrorAt(start, "a bracket that must be escaped");
+      default:
+        return one(CodePoints({{c, c}}));
+    }
+  }
+
+  // The classes \d and so on, and single characters. at_ is behind the backslash.
+  absl::StatusOr<CodePoints> ParseEscape(std::size_t start, bool in_class) {
+    if (AtEnd()) return ErrorAt(start, "\"\\\" at the end");
+    const char32_t c = chars_[at_++];
+    const auto character = [](char32_t code_point) {
+      return CodePoints({{code_point, code_point}});
+    };
+    switch (c) {
+      case 'd':
+        return kDigits;
+      case 'D':
+        return kDigits.Complement();
+      case 'w':
+        return kWord;
+      case 'W':
+        return kWord.Complement();
+      case 's':
+        return kSpace;
+      case 'S':
+        return kSpace.Complement();
+      case 't':
+        return character('\t');
+      case 'n':
+        return character('\n');
+      case 'v':
+        return character('\v');
+      case 'f':
+        return character('\f');
+      case 'r':
+        return character('\r');
+      case 'b':
+        if (in_class) return character('\b');
+        return ErrorAt(start, "\\b is not supported");
+      case '0':
+        if (Peek() >= '0' && Peek() <= '9')
+          return ErrorAt(start, "octal escapes are not supported");
+        return character(0);
+      case 'c': {
+        const char32_t letter = Peek() | 0x20;
+        if (letter < 'a' || letter > 'z') return ErrorAt(start, "\\c without a letter");
+        ++at_;
+        return character(letter - 'a' + 1);
+      }
+      case 'x':
+      case 'u': {
+        QUIRE_ASSIGN_OR_RETURN(const char32_t code_point, ParseHex(start, c));
+        return character(code_point);
+      }
+      default:
+        break;
+    }
+    const bool alphanumeric =
+        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (alphanumeric) {
+      return ErrorAt(start,
+                     absl::StrCat("\\", std::string(1, static_cast<char>(c)), " is not supported"));
+    }
+    return character(c);
+  }
+
+  absl::StatusOr<char32_t> ParseHex(std::size_t start, char32_t kind) {
+    const auto digits = [&](std::size_t count, char32_t* value) {
+      *value = 0;
+      for (std::size_t i = 0; i < count; ++i, ++at_) {
+        const char32_t digit = Peek();
+        if (digit >= '0' && digit <= '9') {
+          *value = *value * 16 + (digit - '0');
+        } else if ((digit | 0x20) >= 'a' && (digit | 0x20) <= 'f') {
+          *value = *value * 16 + ((digit | 0x20) - 'a' + 10);
+        } else {
+          return false;
+        }
+      }
+      return true;
+    };
+    char32_t value = 0;
+    if (kind == 'u' && Take('{')) {
+      std::size_t count = 0;
+      while (count < 6 && Peek(count) != '}' && at_ + count < chars_.size()) ++count;
+      if (count == 0 || !digits(count, &value) || !Take('}')) {
+        return ErrorAt(start, "\\u{} needs 1 to 6 hexadecimal digits");
+      }
+    } else if (!digits(kind == 'x' ? 2 : 4, &value)) {
+      return ErrorAt(start, "an escape with too few hexadecimal digits");
+    }
+    if (value >= 0xD800 && value <= 0xDBFF && Peek() == '\\' && Peek(1) == 'u') {
+      at_ += 2;
+      char32_t low = 0;
+      if (!digits(4, &low) || low < 0xDC00 || low > 0xDFFF) {
+        return ErrorAt(start, "half a surrogate pair");
+      }
+      value = 0x10000 + ((value - 0xD800) << 10) + (low - 0xDC00);
+    }
+    if ((value >= 0xD800 && value <= 0xDFFF) || value > 0x10FFFF) {
+      return ErrorAt(start, "no character has this number");
+    }
+    return value;
+  }
+
+  // at_ is behind the bracket.
+  absl::StatusOr<CodePoints> ParseClass(std::size_t start) {
+    const bool negated = Take('^');
+    std::vector<CodePoints::Range> ranges;
+    // A member; `single` when it is one character, which may begin or end a range.
+    const auto member = [&](bool* single) -> absl::StatusOr<CodePoints> {
+      const std::size_t at = at_;
+      const char32_t c = chars_[at_++];
+      if (c != '\\') {
+        *single = true;
+        return CodePoints({{c, c}});
+      }
+      const char32_t kind = Peek();
+      if (kind == '-') {
+        ++at_;
+        *single = true;
+        return CodePoints({{'-', '-'}});
+      }
+      *single = absl::string_view("dDwWsS").find(static_cast<char>(kind & 0x7F)) ==
+                    absl::string_view::npos ||
+                kind > 0x7F;
+      return ParseEscape(at, /*in_class=*/true);
+    };
+    while (!AtEnd() && Peek() != ']') {
+      const std::size_t at = at_;
+      bool single = false, last_single = false;
+      QUIRE_ASSIGN_OR_RETURN(CodePoints first, member(&single));
+      if (Peek() == '-' && Peek(1) != ']' && at_ + 1 < chars_.size()) {
+        ++at_;
+        QUIRE_ASSIGN_OR_RETURN(const CodePoints last, member(&last_single));
+        if (!single || !last_single) return ErrorAt(at, "a range with a class at its end");
+        const char32_t low = first.ranges()[0].first, high = last.ranges()[0].first;
+        if (low > high) return ErrorAt(at, "a range that is out of order");
+        first = CodePoints({{low, high}});
+      }
+      ranges.insert(ranges.end(), first.ranges().begin(), first.ranges().end());
+    }
+    if (!Take(']')) return ErrorAt(start, "\"[\" without \"]\"");
+    CodePoints set(std::move(ranges));
+    if (negated) set = set.Complement();
+    if (set.empty()) return ErrorAt(start, "a class without characters");
+    return set;
+  }
+
+  absl::StatusOr<Regex> ParseCount(Regex body) {
+    const std::size_t start = at_;
+    std::int64_t min = 0;
+    std::optional<std::int64_t> max;
+    if (Take('*')) {
+    } else if (Take('+')) {
+      min = 1;
+    } else if (Take('?')) {
+      max = 1;
+    } else if (Take('{')) {
+      const auto number = [&]() -> std::optional<std::int64_t> {
+        if (Peek() < '0' || Peek() > '9') return std::nullopt;
+        std::int64_t value = 0;
+        for (; Peek() >= '0' && Peek() <= '9'; ++at_) {
+          value = std::min<std::int64_t>(value * 10 + (Peek() - '0'), kLongest);
+        }
+        return value;
+      };
+      const std::optional<std::int64_t> low = number();
+      if (!low) return ErrorAt(start, "\"{\" without a count");
+      min = *low;
+      max = min;
+      if (Take(',')) max = number();
+      if (!Take('}')) return ErrorAt(start, "\"{\" without \"}\"");
+      if (max && *max < min) return ErrorAt(start, "counts that are out of order");
+      if (std::max(min, max.value_or(0)) > kMaxRegexCount) {
+        return ErrorAt(start, absl::StrCat("counts above ", kMaxRegexCount));
+      }
+    } else {
+      return body;
+    }
+    if (++num_repeats_ > kMaxRegexRepeats) {
+      return ErrorAt(start, absl::StrCat("more than ", kMaxRegexRepeats, " repetitions"));
+    }
+    Take('?');  // lazy
+    if (!AtEnd() && (Peek() == '*' || Peek() == '+' || Peek() == '?' || Peek() == '{')) {
+      return Error("a repetition of a repetition");
+    }
+    return Repeat(std::move(body), min, max);
+  }
+
+  const RegexMeaning meaning_;
+  std::vector<char32_t> chars_;
+  std::size_t at_ = 0;
+  int num_parts_ = 0;
+  int num_repeats_ = 0;
+};
+
+std::int64_t Bounded(std::int64_t value) {
+  return std::min(value, kLongest);
+}
+
+// The ends of matches that begin at one of `starts`. Of no use once the steps have run out.
+std::set<std::size_t> EndsFrom(const Regex& regex, const std::vector<char32_t>& text,
+                               const std::set<std::size_t>& starts, std::int64_t* steps) {
+  std::set<std::size_t> ends;
+  *steps -= 4 * (1 + static_cast<std::int64_t>(starts.size()));  // a step is short elsewhere
+  if (*steps < 0) return ends;
+  switch (regex.kind) {
+    case Regex::Kind::kCharacter:
+      for (const std::size_t at : starts) {
+        if (at < text.size() && regex.set.Contains(text[at])) ends.insert(at + 1);
+      }
+      return ends;
+    case Regex::Kind::kSequence:
+      ends = starts;
+      for (const Regex& part : regex.parts) ends = EndsFrom(part, text, ends, steps);
+      return ends;
+    case Regex::Kind::kChoice:
+      for (const Regex& part : regex.parts) ends.merge(EndsFrom(part, text, starts, steps));
+      return ends;
+    case Regex::Kind::kRepeat: {
+      std::set<std::size_t> at = starts;
+      std::int64_t count = 0;
+      // Without a new end nothing new follows: counts are at most those of the text, or zero width.
+      for (; count < regex.min && !at.empty(); ++count) {
+        std::set<std::size_t> next = EndsFrom(regex.parts[0], text, at, steps);
+        if (next == at) break;
+        at = std::move(next);
+      }
+      ends = at;
+      for (; !regex.max || count < *regex.max; ++count) {
+        at = EndsFrom(regex.parts[0], text, at, steps);
+        const std::size_t before = ends.size();
+        ends.insert(at.begin(), at.end());
+        if (ends.size() == before) break;
+      }
+      return ends;
+    }
+  }
+  return ends;
+}
+
+}  // namespace
+
+absl::StatusOr<Regex> ParseRegex(absl::string_view pattern, RegexMeaning meaning) {
+  if (FirstInvalidUtf8(pattern)) return absl::InvalidArgumentError("not UTF-8");
+  return Parser(pattern, meaning).Parse();
+}
+
+GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, GrammarText* grammar) {
+  std::vector<GrammarText::Expression> parts;
+  if (grammar->is_refused()) return GrammarText::Empty();
+  switch (regex.kind) {
+    case Regex::Kind::kCharacter:
+      return grammar->Character(regex.set, spelling);
+    case Regex::Kind::kRepeat: {
+      const Regex& body = regex.parts[0];
+      if (body.kind == Regex::Kind::kCharacter) {
+        return grammar->RepeatCharacter(body.set, spelling, regex.min, regex.max);
+      }
+      return grammar->Repeat(WriteRegex(body, spelling, grammar), regex.min, regex.max);
+    }
+    case Regex::Kind::kSequence:
+    case Regex::Kind::kChoice:
+      break;
+  }
+  for (const Regex& part : regex.parts) parts.push_back(WriteRegex(part, spelling, grammar));
+  return regex.kind == Regex::Kind::kSequence ? GrammarText::Sequence(parts)
+                                              : GrammarText::Choice(parts);
+}
+
+TextLength LengthOf(const Regex& regex) {
+  switch (regex.kind) {
+    case Regex::Kind::kCharacter:
+      return {1, 1};
+    case Regex::Kind::kSequence: {
+      TextLength sum{0, 0};
+      for (const Regex& part : regex.parts) {
+        const TextLength length = LengthOf(part);
+        sum.min = Bounded(sum.min + length.min);
+        sum.max =
+            sum.max && length.max ? std::optional(Bounded(*sum.max + *length.max)) : std::nullopt;
+      }
+      return sum;
+    }
+    case Regex::Kind::kChoice: {
+      TextLength either{kLongest, 0};
+      for (const Regex& part : regex.parts) {
+        const TextLength length = LengthOf(part);
+        either.min = std::min(either.min, length.min);
+        either.max = either.max && length.max ? std::optional(std::max(*either.max, *length.max))
+                                              : std::nullopt;
+      }
+      return either;
+    }
+    case Regex::Kind::kRepeat: {
+      const TextLength once = LengthOf(regex.parts[0]);
+      TextLength length{Bounded(once.min * regex.min), std::nullopt};
+      if (once.max == 0) {
+        length.max = 0;
+      } else if (once.max && regex.max) {
+        length.max = Bounded(*once.max * *regex.max);
+      }
+      return length;
+    }
+  }
+  return {};
+}
+
+std::optional<bool> Matches(const Regex& regex, absl::string_view text, std::int64_t* steps) {
+  std::vector<char32_t> chars;
+  for (std::size_t at = 0; at < text.size();) {
+    const Utf8Char c = DecodeUtf8At(text, at);
+    chars.push_back(c.code_point);
+    at += c.size_bytes;
+  }
+  *steps -= static_cast<std::int64_t>(chars.size());
+  const bool matches = EndsFrom(regex, chars, {0}, steps).contains(chars.size());
+  return *steps < 0 ? std::nullopt : std::optional(matches);
+}
+
+}  // namespace quire::engine

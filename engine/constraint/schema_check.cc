@@ -1,0 +1,601 @@
+#include "engine/constraint/schema_check.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "base/check.h"
+#include "base/error_reason.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "engine/constraint/constraint.h"
+#include "engine/constraint/schema_nodes.h"
+
+namespace quire::engine {
+
+namespace {
+
+constexpr std::size_t kMaxSchemas = 8192;  // that one document reaches, intersections included
+constexpr std::size_t kMaxWays = 1024;     // in which a value can meet one schema
+constexpr std::size_t kMaxQuoted = 200;    // bytes of the document in one reason
+constexpr std::size_t kMaxReasons = 1200;  // bytes of all reasons
+// What a schema and a shape keep costs memory as well, which steps bound.
+constexpr std::int64_t kStepsOfSchema = 64;
+
+// Why the text is not parsed: what recurses over containers, or looks for one member after the
+// other, is not to meet more of them. "": it is.
+std::string TooLarge(absl::string_view text) {
+  std::vector<std::size_t> members;  // begun so far, of each container around
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      members.push_back(0);
+      if (members.size() > kMaxSchemaDepth) {
+        return absl::StrCat("is nested deeper than ", kMaxSchemaDepth);
+      }
+    } else if ((c == ']' || c == '}') && !members.empty()) {
+      members.pop_back();
+    } else if (c == ':' && !members.empty() && ++members.back() > kMaxSchemaMembers) {
+      return absl::StrCat("has an object of more than ", kMaxSchemaMembers, " members");
+    }
+  }
+  return "";
+}
+
+// %41 as in a URI, then ~0 and ~1 as in a JSON pointer.
+std::string DecodedStep(absl::string_view step) {
+  std::string out;
+  for (std::size_t i = 0; i < step.size(); ++i) {
+    if (step[i] == '%' && i + 2 < step.size() && absl::ascii_isxdigit(step[i + 1]) &&
+        absl::ascii_isxdigit(step[i + 2])) {
+      const std::string digits(step.substr(i + 1, 2));
+      out.push_back(static_cast<char>(std::stoi(digits, nullptr, 16)));
+      i += 2;
+    } else {
+      out.push_back(step[i]);
+    }
+  }
+  std::string plain;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (out[i] == '~' && i + 1 < out.size() && (out[i + 1] == '0' || out[i + 1] == '1')) {
+      plain.push_back(out[++i] == '0' ? '~' : '/');
+    } else {
+      plain.push_back(out[i]);
+    }
+  }
+  return plain;
+}
+
+}  // namespace
+
+absl::Status SchemaRefused(const std::vector<SchemaReason>& reasons) {
+  std::string all;
+  for (const SchemaReason& reason : reasons) {
+    absl::StrAppend(&all, all.empty() ? "" : "; ", reason.pointer, ": ", reason.text);
+  }
+  all = Shortened(all, kMaxReasons);
+  return WithReason(absl::InvalidArgumentError(absl::StrCat("constraint.json_schema: ", all)),
+                    Reason::kBadConstraint,
+                    {{"stage", "compile"},
+                     {"pointer", reasons[0].pointer},
+                     {"keyword", reasons[0].keyword},
+                     {"reasons", all}});
+}
+
+std::string PointerStep(absl::string_view name) {
+  return absl::StrCat("/", absl::StrReplaceAll(name, {{"~", "~0"}, {"/", "~1"}}));
+}
+
+SchemaDocument::SchemaDocument() = default;
+
+SchemaDocument::~SchemaDocument() = default;
+
+absl::StatusOr<std::unique_ptr<SchemaDocument>> SchemaDocument::Parse(absl::string_view text) {
+  const auto bad = [](absl::string_view why) {
+    return BadConstraint("compile", absl::StrCat("constraint.json_schema: ", why));
+  };
+  if (FirstInvalidUtf8(text)) return bad("is not UTF-8");
+  if (const std::string why = TooLarge(text); !why.empty()) return bad(why);
+  std::unique_ptr<SchemaDocument> document(new SchemaDocument);
+  document->json_ = OrderedJson::parse(text.begin(), text.end(), nullptr, false);
+  const OrderedJson& json = document->json_;
+  if (json.is_discarded()) return bad("is not JSON");
+  if (!json.is_object() && !json.is_boolean()) return bad("is no object");
+  if (json.is_object()) {
+    if (const auto dialect = json.find("$schema"); dialect != json.end()) {
+      const std::string name = dialect->is_string() ? dialect->get<std::string>() : "";
+      document->references_stand_alone_ = absl::StrContains(name, "draft-04") ||
+                                          absl::StrContains(name, "draft-06") ||
+                                          absl::StrContains(name, "draft-07");
+    }
+    for (const char* key : {"$id", "id"}) {
+      if (const auto id = json.find(key); id != json.end() && id->is_string()) {
+        document->root_uri_ = id->get<std::string>();
+      }
+    }
+  }
+  std::string pointer;
+  document->IndexAnchors(json, &pointer);
+  if (document->anchors_.size() > kMaxSchemaAnchors) {
+    return bad(absl::StrCat("has more than ", kMaxSchemaAnchors, " anchors"));
+  }
+  return document;
+}
+
+void SchemaDocument::IndexAnchors(const OrderedJson& json, std::string* pointer) {
+  if (anchors_.size() > kMaxSchemaAnchors) return;
+  const std::size_t size = pointer->size();
+  if (json.is_object()) {
+    if (const auto anchor = json.find("$anchor"); anchor != json.end() && anchor->is_string()) {
+      // One within a `const` is no anchor, which is not told apart: of two neither is taken.
+      const auto [at, first] =
+          anchors_.emplace(anchor->get<std::string>(), std::pair(&json, *pointer));
+      if (!first) at->second.first = nullptr;
+    }
+    for (const auto& [key, value] : json.items()) {
+      absl::StrAppend(pointer, "/", key);
+      IndexAnchors(value, pointer);
+      pointer->resize(size);
+    }
+  } else if (json.is_array()) {
+    for (std::size_t i = 0; i < json.size(); ++i) {
+      absl::StrAppend(pointer, "/", i);
+      IndexAnchors(json[i], pointer);
+      pointer->resize(size);
+    }
+  }
+}
+
+absl::Status SchemaDocument::Check() {
+  root_ = Intern({NodeAt(json_, nullptr, "")});
+  // What is read names more schemas, which stand behind it.
+  for (std::size_t i = 0; i < schemas_.size() && reasons_.size() < kMaxSchemaReasons && !is_spent();
+       ++i) {
+    if (Read(static_cast<SchemaId>(i)) == nullptr && reasons_.empty()) {
+      Refuse(*schemas_[i][0], "", "what it lists cannot be told from what it allows");
+    }
+  }
+  if (!reasons_.empty()) return SchemaRefused(reasons_);
+  FindValues();
+  if (!HasValue(root_)) {
+    return SchemaRefused({{.pointer = "", .keyword = "", .text = "no value is valid"}});
+  }
+  return absl::OkStatus();
+}
+
+void SchemaDocument::Refuse(const Node& node, absl::string_view keyword, std::string text) {
+  if (reasons_.size() >= kMaxSchemaReasons) return;
+  const std::string pointer = absl::StrCat(node.Pointer(), keyword.empty() ? "" : "/", keyword);
+  steps_left_ -= static_cast<std::int64_t>(pointer.size() / 16);  // which may be as long as it all
+  SchemaReason reason{.pointer = Shortened(pointer, kMaxQuoted),
+                      .keyword = Shortened(keyword, kMaxQuoted),
+                      .text = Shortened(text, 2 * kMaxQuoted)};
+  for (const SchemaReason& other : reasons_) {
+    if (other.pointer == reason.pointer && other.text == reason.text) return;
+  }
+  reasons_.push_back(std::move(reason));
+}
+
+std::string SchemaDocument::Node::Pointer() const {
+  std::string pointer;
+  for (const Node* node = this; node != nullptr; node = node->parent) {
+    pointer = node->path + pointer;
+  }
+  return pointer;
+}
+
+const SchemaDocument::Node* SchemaDocument::NodeAt(const OrderedJson& json, const Node* parent,
+                                                   std::string path) {
+  std::unique_ptr<Node>& node = nodes_[&json];
+  if (node == nullptr) {
+    node = std::make_unique<Node>(Node{&json, parent, std::move(path), nullptr});
+  }
+  return node.get();
+}
+
+bool SchemaDocument::Spend(std::int64_t steps) {
+  if (!is_spent()) {
+    steps_left_ -= steps;
+    if (is_spent()) {
+      Refuse(*nodes_.at(&json_), "",
+             absl::StrCat("takes more than ", kMaxSchemaSteps, " steps to read"));
+    }
+  }
+  return !is_spent();
+}
+
+bool SchemaDocument::Descend(const Node* node) {
+  if (nesting_ < kMaxSchemaNesting) {
+    ++nesting_;
+    return true;
+  }
+  Refuse(node == nullptr ? *nodes_.at(&json_) : *node, "",
+         absl::StrCat("references, alternatives and values are more than ", kMaxSchemaNesting,
+                      " within one another"));
+  return false;
+}
+
+const SchemaDocument::Node* SchemaDocument::Resolve(const Node&, absl::string_view reference) {
+  if (!root_uri_.empty()) {
+    const absl::string_view uri(root_uri_);
+    absl::ConsumePrefix(&reference, absl::StripSuffix(uri, "#"));
+  }
+  if (reference.empty()) return NodeAt(json_, nullptr, "");
+  if (!absl::ConsumePrefix(&reference, "#")) return nullptr;
+  if (reference.empty()) return NodeAt(json_, nullptr, "");
+  if (reference[0] != '/') {
+    const auto found = anchors_.find(std::string(reference));
+    if (found == anchors_.end() || found->second.first == nullptr) return nullptr;
+    return NodeAt(*found->second.first, nullptr, found->second.second);
+  }
+  const OrderedJson* at = &json_;
+  std::string pointer;
+  while (absl::ConsumePrefix(&reference, "/")) {
+    const absl::string_view raw = reference.substr(0, reference.find('/'));
+    reference.remove_prefix(raw.size());
+    absl::StrAppend(&pointer, "/", raw);
+    const std::string step = DecodedStep(raw);
+    if (at->is_object()) {
+      const auto next = at->find(step);
+      if (next == at->end()) return nullptr;
+      at = &*next;
+    } else if (at->is_array()) {
+      const bool index = !step.empty() && step.size() < 10 &&
+                         std::all_of(step.begin(), step.end(),
+                                     [](unsigned char c) { return absl::ascii_isdigit(c); });
+      if (!index || std::stoul(step) >= at->size()) return nullptr;
+      at = &(*at)[std::stoul(step)];
+    } else {
+      return nullptr;
+    }
+  }
+  return NodeAt(*at, nullptr, std::move(pointer));
+}
+
+const SchemaDocument::Local& SchemaDocument::LocalOf(const Node& node) {
+  Node& own = *nodes_.at(node.json);
+  if (own.local == nullptr) {
+    // Reading may come to this node again, through oneOf: Expand does not go into it then.
+    own.is_being_read = true;
+    own.local = NodeReader(this, own).Read();
+    own.is_being_read = false;
+  }
+  return *own.local;
+}
+
+SchemaId SchemaDocument::Intern(Nodes nodes) {
+  // `true` says nothing.
+  std::erase_if(nodes, [](const Node* node) {
+    return (node->json->is_boolean() && node->json->get<bool>()) ||
+           (node->json->is_object() && node->json->empty());
+  });
+  Nodes distinct;
+  std::set<const Node*> known;
+  for (const Node* node : nodes) {
+    if (known.insert(node).second) distinct.push_back(node);
+  }
+  Spend(static_cast<std::int64_t>(4 * nodes.size()));
+  const auto id = static_cast<SchemaId>(schemas_.size());
+  const auto [entry, added] = ids_.emplace(distinct, id);
+  if (!added) return entry->second;
+  if (schemas_.size() >= kMaxSchemas) {
+    Refuse(*distinct[0], "", absl::StrCat("more than ", kMaxSchemas, " intersections of schemas"));
+    return SchemaId{0};
+  }
+  schemas_.push_back(std::move(distinct));
+  shapes_.push_back(nullptr);
+  return id;
+}
+
+const std::vector<Shape>& SchemaDocument::ShapesOf(SchemaId id) const {
+  const auto& shapes = shapes_[static_cast<std::size_t>(id)];
+  QUIRE_CHECK(shapes != nullptr);
+  return *shapes;
+}
+
+bool SchemaDocument::HasValue(SchemaId id) const {
+  return has_value_[static_cast<std::size_t>(id)];
+}
+
+const std::vector<Shape>* SchemaDocument::Read(SchemaId id) {
+  const auto at = static_cast<std::size_t>(id);
+  if (shapes_[at] != nullptr) return shapes_[at].get();
+  if (reading_.contains(id) || !Spend(kStepsOfSchema) ||
+      !Descend(schemas_[at].empty() ? nullptr : schemas_[at][0])) {
+    return nullptr;
+  }
+  reading_.insert(id);
+  const bool outer = std::exchange(is_incomplete_, false);
+  std::vector<Shape> shapes = ReadShapes(schemas_[at]);
+  if (!is_incomplete_) shapes_[at] = std::make_unique<std::vector<Shape>>(std::move(shapes));
+  is_incomplete_ = outer;
+  reading_.erase(id);
+  --nesting_;
+  return shapes_[at].get();
+}
+
+std::vector<Shape> SchemaDocument::ReadShapes(Nodes seeds) {
+  std::vector<Nodes> ways = {{}};
+  for (const Node* seed : seeds) {
+    std::vector<const Node*> path;
+    ways = Combined(*seed, ways, Expand(*seed, &path));
+  }
+  std::vector<Shape> shapes;
+  for (const Nodes& way : ways) {
+    if (!Spend(kStepsOfSchema + static_cast<std::int64_t>(way.size()))) break;
+    if (auto shape = ShapeBuilder(this, way, seeds.size() == 1).Build()) {
+      shapes.push_back(*std::move(shape));
+    }
+  }
+  return shapes;
+}
+
+std::vector<SchemaDocument::Nodes> SchemaDocument::Combined(const Node& node,
+                                                            const std::vector<Nodes>& ways,
+                                                            const std::vector<Nodes>& more) {
+  if (ways.size() * more.size() > kMaxWays) {
+    Refuse(node, "", absl::StrCat("more than ", kMaxWays, " combinations of alternatives"));
+    return {};
+  }
+  std::vector<Nodes> both;
+  for (const Nodes& way : ways) {
+    for (const Nodes& next : more) {
+      if (!Spend(1 + static_cast<std::int64_t>(way.size() + next.size()))) return {};
+      both.push_back(way);
+      both.back().insert(both.back().end(), next.begin(), next.end());
+    }
+  }
+  return both;
+}
+
+std::vector<SchemaDocument::Nodes> SchemaDocument::Expand(const Node& node,
+                                                          std::vector<const Node*>* path) {
+  if (std::find(path->begin(), path->end(), &node) != path->end()) {
+    Refuse(node, "$ref", "leads back to itself without a value in between");
+    return {};
+  }
+  if (node.is_being_read) {
+    is_incomplete_ = true;
+    return {};
+  }
+  if (!Spend(1) || !Descend(&node)) return {};
+  path->push_back(&node);
+  const Local& local = LocalOf(node);
+  std::vector<Nodes> ways = {{&node}};
+  for (const Node* other : local.all) ways = Combined(node, ways, Expand(*other, path));
+  for (const auto& branches : local.unions) {
+    std::vector<Nodes> any;
+    for (const Node* branch : branches) {
+      for (Nodes& way : Expand(*branch, path)) any.push_back(std::move(way));
+    }
+    ways = Combined(node, ways, any);
+  }
+  path->pop_back();
+  --nesting_;
+  return ways;
+}
+
+bool SchemaDocument::Accepts(SchemaId id, const OrderedJson& value) {
+  if (!Descend(nullptr)) return false;
+  const std::vector<Shape>* shapes = Read(id);
+  is_incomplete_ |= shapes == nullptr;
+  const bool accepts =
+      shapes != nullptr && std::any_of(shapes->begin(), shapes->end(),
+                                       [&](const Shape& shape) { return Accepts(shape, value); });
+  --nesting_;
+  return accepts;
+}
+
+namespace {
+
+bool AcceptsNumber(const NumberShape& shape, const OrderedJson& value) {
+  const auto decimal = Decimal::Parse(value.dump());
+  if (!decimal.ok() || !shape.range.Contains(*decimal)) return false;
+  if (shape.integers && !decimal->is_integer()) return false;
+  if (shape.fraction_digits &&
+      decimal->fraction.size() > static_cast<std::size_t>(*shape.fraction_digits)) {
+    return false;
+  }
+  return !shape.divisor ||
+         (decimal->is_integer() && std::stoll(decimal->whole) % *shape.divisor == 0);
+}
+
+}  // namespace
+
+bool SchemaDocument::Matches(const Regex& regex, const std::string& text) {
+  if (is_spent()) return false;
+  std::int64_t steps = steps_left_;
+  const std::optional<bool> matches = engine::Matches(regex, text, &steps);
+  return Spend(steps_left_ - steps) && *matches;
+}
+
+bool SchemaDocument::AcceptsString(const StringShape& shape, const OrderedJson& value) {
+  const auto& text = value.get_ref<const std::string&>();
+  const auto length = static_cast<std::int64_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+  return length >= shape.min && (!shape.max || length <= *shape.max) &&
+         (!shape.pattern || Matches(*shape.pattern, text));
+}
+
+bool SchemaDocument::AcceptsArray(const ArrayShape& shape, const OrderedJson& value) {
+  const auto size = static_cast<std::int64_t>(value.size());
+  if (size < shape.min || (shape.max && size > *shape.max)) return false;
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    if (!Accepts(i < shape.prefix.size() ? shape.prefix[i] : shape.items, value[i])) return false;
+  }
+  return true;
+}
+
+bool SchemaDocument::AcceptsObject(const ObjectShape& shape, const OrderedJson& value) {
+  const auto size = static_cast<std::int64_t>(value.size());
+  if (size < shape.min || (shape.max && size > *shape.max)) return false;
+  // Each name is looked for among all those of the other.
+  if (!Spend(static_cast<std::int64_t>(2 * value.size() * shape.properties.size()))) return false;
+  for (const auto& property : shape.properties) {
+    if (property.required && !value.contains(property.name)) return false;
+  }
+  for (const auto& [name, member] : value.items()) {
+    const auto declared =
+        std::find_if(shape.properties.begin(), shape.properties.end(),
+                     [&, key = name](const auto& property) { return property.name == key; });
+    if (declared != shape.properties.end()) {
+      if (!Accepts(declared->schema, member)) return false;
+    } else if ((shape.names && !Matches(*shape.names, name)) ||
+               !Accepts(shape.additional, member)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool SchemaDocument::Accepts(const Shape& shape, const OrderedJson& value) {
+  if (!Spend(1 + static_cast<std::int64_t>(shape.values.size()))) return false;
+  if (std::find(shape.values.begin(), shape.values.end(), value) != shape.values.end()) return true;
+  if (value.is_null()) return shape.null;
+  if (value.is_boolean()) return shape.boolean;
+  if (value.is_number()) return shape.number && AcceptsNumber(*shape.number, value);
+  if (value.is_string()) return shape.string && AcceptsString(*shape.string, value);
+  if (value.is_array()) return shape.array && AcceptsArray(*shape.array, value);
+  return shape.object && AcceptsObject(*shape.object, value);
+}
+
+// Whether no value meets both; where it cannot be told, false.
+bool SchemaDocument::Disjoint(const Shape& a, const Shape& b, int depth) {
+  if (!Spend(1)) return false;
+  for (const OrderedJson& value : a.values) {
+    if (Accepts(b, value)) return false;
+  }
+  for (const OrderedJson& value : b.values) {
+    if (Accepts(a, value)) return false;
+  }
+  if ((a.null && b.null) || (a.boolean && b.boolean) || (a.string && b.string) ||
+      (a.array && b.array)) {
+    return false;
+  }
+  if (a.number && b.number) {
+    const auto below = [](const NumberRange& x, const NumberRange& y) {
+      return x.high && y.low && NumberRange{.low = y.low, .high = x.high}.empty();
+    };
+    if (!below(a.number->range, b.number->range) && !below(b.number->range, a.number->range)) {
+      return false;
+    }
+  }
+  return !a.object || !b.object || ObjectsDisjoint(*a.object, *b.object, depth);
+}
+
+bool SchemaDocument::ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b, int depth) {
+  constexpr int kMaxDepth = 4;
+  const auto never = [&](SchemaId id) {
+    const Nodes& nodes = schemas_[static_cast<std::size_t>(id)];
+    return std::any_of(nodes.begin(), nodes.end(), [](const Node* node) {
+      return node->json->is_boolean() && !node->json->get<bool>();
+    });
+  };
+  const auto find = [](const ObjectShape& object, const std::string& name) {
+    return std::find_if(object.properties.begin(), object.properties.end(),
+                        [&](const auto& property) { return property.name == name; });
+  };
+  if (!Spend(static_cast<std::int64_t>(2 * a.properties.size() * b.properties.size())))
+    return false;
+  for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+    for (const auto& property : one->properties) {
+      if (!property.required) continue;
+      const auto match = find(*other, property.name);
+      if (match == other->properties.end()) {
+        if (never(other->additional)) return true;
+        continue;
+      }
+      if (never(match->schema)) return true;
+      if (!match->required || depth >= kMaxDepth) continue;  // cannot be told
+      const std::vector<Shape>* ours = Read(property.schema);
+      const std::vector<Shape>* theirs = Read(match->schema);
+      if (ours == nullptr || theirs == nullptr) continue;
+      const bool apart = std::all_of(ours->begin(), ours->end(), [&](const Shape& x) {
+        return std::all_of(theirs->begin(), theirs->end(),
+                           [&](const Shape& y) { return Disjoint(x, y, depth + 1); });
+      });
+      if (apart) return true;
+    }
+  }
+  return false;
+}
+
+void SchemaDocument::CheckDisjoint(const Node& node, const std::vector<const Node*>& branches) {
+  const auto refuse = [&](std::size_t i, std::size_t j) {
+    Refuse(node, "oneOf",
+           absl::StrCat("a value can meet both ", i, " and ", j,
+                        ", or it cannot be told; write anyOf, or tell them apart by a required "
+                        "property with const"));
+  };
+  const bool outer = std::exchange(is_incomplete_, false);
+  std::vector<const std::vector<Shape>*> shapes;
+  for (const Node* branch : branches) shapes.push_back(Read(Intern({branch})));
+  const auto apart = [&](std::size_t i, std::size_t j) {
+    if (!Spend(1) || shapes[i] == nullptr || shapes[j] == nullptr) return false;
+    return std::all_of(shapes[i]->begin(), shapes[i]->end(), [&](const Shape& a) {
+      return std::all_of(shapes[j]->begin(), shapes[j]->end(),
+                         [&](const Shape& b) { return Disjoint(a, b, 0) && !is_incomplete_; });
+    });
+  };
+  bool all = true;
+  for (std::size_t i = 0; i < branches.size() && all; ++i) {
+    for (std::size_t j = i + 1; j < branches.size() && all; ++j) {
+      all = apart(i, j);
+      if (!all) refuse(i, j);
+    }
+  }
+  is_incomplete_ = outer;
+}
+
+// A least fixed point: what has a value because its parts have one. What only holds itself has
+// none.
+void SchemaDocument::FindValues() {
+  has_value_.assign(schemas_.size(), false);
+  const auto shape_has_value = [&](const Shape& shape) {
+    if (!shape.values.empty() || shape.null || shape.boolean || shape.number || shape.string) {
+      return true;
+    }
+    if (shape.array) {
+      const ArrayShape& array = *shape.array;
+      bool all = true;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(array.min) && all; ++i) {
+        all = HasValue(i < array.prefix.size() ? array.prefix[i] : array.items);
+        if (i >= array.prefix.size()) break;
+      }
+      if (all) return true;
+    }
+    if (!shape.object) return false;
+    const ObjectShape& object = *shape.object;
+    std::int64_t required = 0, possible = 0;
+    for (const auto& property : object.properties) {
+      if (property.required && !HasValue(property.schema)) return false;
+      required += property.required;
+      possible += HasValue(property.schema);
+    }
+    return possible >= object.min && (!object.max || required <= *object.max);
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (std::size_t i = 0; i < schemas_.size(); ++i) {
+      if (has_value_[i]) continue;
+      const std::vector<Shape>& shapes = *shapes_[i];
+      if (std::any_of(shapes.begin(), shapes.end(), shape_has_value)) {
+        has_value_[i] = true;
+        changed = true;
+      }
+    }
+  }
+}
+
+}  // namespace quire::engine

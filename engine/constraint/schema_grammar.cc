@@ -1,0 +1,526 @@
+#include "engine/constraint/schema_grammar.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/utf8.h"
+#include "engine/constraint/number_grammar.h"
+
+namespace quire::engine {
+
+namespace {
+
+using Expression = GrammarText::Expression;
+
+// Places at which other names may leave the declared ones.
+constexpr std::int64_t kMaxNameStates = 4;
+constexpr int kMaxNameDepth = 64;
+
+// The first kMaxNameDepth characters of names, as a tree.
+struct NameTree {
+  bool ends = false;
+  std::map<char32_t, NameTree> next;
+
+  void Add(absl::string_view name) {
+    NameTree* at = this;
+    std::size_t i = 0;
+    for (int depth = 0; i < name.size() && depth < kMaxNameDepth; ++depth) {
+      const Utf8Char c = DecodeUtf8At(name, i);
+      at = &at->next[c.code_point];
+      i += c.size_bytes;
+    }
+    at->ends |= i == name.size();
+  }
+
+  // Places with fewer than `depth` characters before them.
+  std::int64_t CountTo(int depth) const {
+    if (depth == 0) return 0;
+    std::int64_t count = 1;
+    for (const auto& [c, child] : next) count += child.CountTo(depth - 1);
+    return count;
+  }
+};
+
+enum class ValueSyntax : std::uint8_t { kJson, kPython };
+
+// A way to write a string: between which marks, and how its characters are spelled there.
+struct Quotes {
+  char mark;
+  Spelling spelling;
+};
+constexpr Quotes kDouble = {'"', Spelling::kJsonString}, kSingle = {'\'', Spelling::kSingleQuoted};
+
+class Writer {
+ public:
+  Writer(const SchemaDocument& document, ValueSyntax syntax, JsonWhitespace whitespace,
+         GrammarText* grammar)
+      : document_(document),
+        grammar_(*grammar),
+        is_python_(syntax == ValueSyntax::kPython),
+        quotes_(is_python_ ? std::vector{kDouble, kSingle} : std::vector{kDouble}) {
+    if (whitespace == JsonWhitespace::kCompact) {
+      gap_ = "";
+      after_comma_ = after_colon_ = GrammarText::Literal(" ");
+      return;
+    }
+    const Expression spaces = grammar_.RepeatWithinChars(GrammarText::Literal(" "), 40);
+    const Expression tabs = GrammarText::Sequence(
+        {GrammarText::Literal("\t"), grammar_.RepeatWithinChars(GrammarText::Literal("\t"), 9)});
+    gap_ = grammar_.Share(
+        GrammarText::Choice({GrammarText::Empty(), GrammarText::Literal(" "),
+                             GrammarText::Sequence({"\"\\u000d\"? \"\\u000a\"",
+                                                    GrammarText::Choice({spaces, tabs})})}));
+    after_comma_ = after_colon_ = gap_;
+  }
+
+  std::vector<Expression> Write(std::span<const SchemaId> schemas) {
+    std::vector<Expression> written;
+    for (const SchemaId id : schemas) written.push_back(Schema(id));
+    WriteWaiting();
+    return written;
+  }
+
+  // The objects of the root, each as name=value, name=value.
+  std::optional<Expression> WriteArguments() {
+    std::vector<Expression> options;
+    for (const Shape& shape : document_.ShapesOf(document_.root())) {
+      for (const OrderedJson& value : shape.values) {
+        if (value.is_object()) options.push_back(Pairs(value, &Writer::Argument));
+      }
+      if (!shape.object) continue;
+      const auto properties = Properties(*shape.object);
+      if (!properties) continue;
+      const ObjectText text{.name = &Writer::Argument, .end = GrammarText::Empty(), .other = {}};
+      const auto body = Members(*shape.object, *properties, text);
+      if (body) options.push_back(*body);
+    }
+    if (options.empty()) return std::nullopt;
+    const Expression written = grammar_.Share(GrammarText::Choice(options));
+    WriteWaiting();
+    return written;
+  }
+
+ private:
+  void WriteWaiting() {
+    // Schemas are written one after the other, however they refer to each other.
+    for (std::size_t i = 0; i < waiting_.size() && !grammar_.is_refused(); ++i) {
+      const auto [id, rule] = waiting_[i];
+      std::vector<Expression> options;
+      for (const Shape& shape : document_.ShapesOf(id)) AddShape(shape, &options);
+      // Schema is asked for those that have a value.
+      if (options.empty()) {
+        grammar_.Refuse("error of the server: a schema has no value");
+      } else {
+        grammar_.Define(rule, GrammarText::Choice(options));
+      }
+    }
+  }
+
+  // Its rule, which Write defines. REQUIRES: the schema has a value.
+  Expression Schema(SchemaId id) {
+    const auto found = schemas_.find(id);
+    if (found != schemas_.end()) return found->second;
+    const GrammarText::Rule rule = grammar_.Reserve();
+    waiting_.emplace_back(id, rule);
+    return schemas_.emplace(id, GrammarText::Reference(rule)).first->second;
+  }
+
+  void AddShape(const Shape& shape, std::vector<Expression>* options) {
+    for (const OrderedJson& value : shape.values) options->push_back(Value(value));
+    if (shape.null) options->push_back(Scalar(nullptr));
+    if (shape.boolean) {
+      options->push_back(Scalar(true));
+      options->push_back(Scalar(false));
+    }
+    if (shape.number) options->push_back(Number(*shape.number));
+    if (shape.string) options->push_back(String(*shape.string));
+    if (shape.array) AddArray(*shape.array, options);
+    if (shape.object) AddObject(*shape.object, options);
+  }
+
+  // The characters of a string in canonical form.
+  Expression Char(const Quotes& quotes) {
+    return grammar_.Character(CodePoints::All(), quotes.spelling);
+  }
+
+  static Expression Mark(const Quotes& quotes) {
+    return GrammarText::Literal(absl::string_view(&quotes.mark, 1));
+  }
+
+  // A string in each of the quotes that there are.
+  template <typename Write>
+  Expression InQuotes(const Write& write) {
+    std::vector<Expression> options;
+    for (const Quotes& quotes : quotes_) options.push_back(write(quotes));
+    return options.size() == 1 ? options[0] : grammar_.Share(GrammarText::Choice(options));
+  }
+
+  Expression FreeString() {
+    return InQuotes([&](const Quotes& quotes) { return FreeString(quotes); });
+  }
+
+  Expression FreeString(const Quotes& quotes) {
+    const std::string name = absl::StrCat("free string", is_python_ ? " of Python " : "",
+                                          is_python_ ? absl::string_view(&quotes.mark, 1) : "");
+    Expression& kept = grammar_.Kept(name);
+    if (!kept.empty()) return kept;
+    const auto mark = static_cast<char32_t>(quotes.mark);
+    const CodePoints raw =
+        CodePoints::All().Minus(CodePoints({{0, 0x1F}, {mark, mark}, {'\\', '\\'}}));
+    // Of one letter. Python leaves the backslash of \/ where it is.
+    std::vector<CodePoints::Range> letters = {{mark, mark}, {'\\', '\\'}, {'b', 'b'}, {'f', 'f'},
+                                              {'n', 'n'},   {'r', 'r'},   {'t', 't'}};
+    if (!is_python_) letters.emplace_back('/', '/');
+    // One rule up to the closing quote: the form of it whose masks are the fastest.
+    const GrammarText::Rule rest = grammar_.Reserve();
+    const Expression again = GrammarText::Reference(rest);
+    const Expression escaped = grammar_.Character(CodePoints(letters), Spelling::kPlain);
+    grammar_.Define(
+        rest, absl::StrCat(Mark(quotes), " | ", grammar_.Character(raw, Spelling::kPlain), " ",
+                           again, " | \"\\u005c\" ", escaped, " ", again, " | \"\\u005c\" ",
+                           UnicodeEscape(), " ", again));
+    kept = grammar_.Share(GrammarText::Sequence({Mark(quotes), again}));
+    return kept;
+  }
+
+  // Any \u but halves of a surrogate pair alone; in Python, which knows no pairs, none of these.
+  Expression UnicodeEscape() const {
+    constexpr char kHex[] = "[0-9A-Fa-f]";
+    const Expression pair = absl::StrCat(" | [Dd] [89ABab] ", kHex, " ", kHex,
+                                         " \"\\u005cu\" [Dd] [C-Fc-f] ", kHex, " ", kHex);
+    return absl::StrCat("\"u\" ([0-9A-Ca-cE-Fe-f] ", kHex, " ", kHex, " ", kHex, " | [Dd] [0-7] ",
+                        kHex, " ", kHex, is_python_ ? "" : pair, ")");
+  }
+
+  static Expression Quoted(const Quotes& quotes, const Expression& body) {
+    return GrammarText::Sequence({Mark(quotes), body, Mark(quotes)});
+  }
+
+  Expression String(const StringShape& string) {
+    if (!string.pattern && string.min == 0 && !string.max) return FreeString();
+    return InQuotes([&](const Quotes& quotes) { return String(string, quotes); });
+  }
+
+  Expression String(const StringShape& string, const Quotes& quotes) {
+    if (string.pattern) {
+      return grammar_.Share(
+          Quoted(quotes, WriteRegex(*string.pattern, quotes.spelling, &grammar_)));
+    }
+    const CodePoints any = CodePoints::All();
+    if (string.max && *string.max <= GrammarText::kMaxCounted) {
+      const Expression rest =
+          grammar_.CharactersBefore(Mark(quotes), any, quotes.spelling, string.min, *string.max);
+      return grammar_.Share(GrammarText::Sequence({Mark(quotes), rest}));
+    }
+    return grammar_.Share(
+        Quoted(quotes, grammar_.RepeatCharacter(any, quotes.spelling, string.min, string.max)));
+  }
+
+  Expression Number(const NumberShape& number) {
+    const bool ranged = number.range.low || number.range.high;
+    if (ranged) {
+      const auto within =
+          number.integers ? IntegersWithin(number.range) : NumbersWithin(number.range);
+      QUIRE_CHECK(within.has_value());
+      return grammar_.Share(*within);
+    }
+    if (number.divisor) return grammar_.Share(MultiplesOf(*number.divisor, &grammar_));
+    if (number.fraction_digits) return grammar_.Share(NumbersWithFraction(*number.fraction_digits));
+    const Expression whole = "\"-\"? (\"0\" | [1-9] [0-9]*)";
+    if (number.integers) return grammar_.Share(whole);
+    return grammar_.Share(absl::StrCat(
+        whole, " (\"\\u002e\" [0-9] [0-9]*)? ([Ee] (\"\\u002b\" | \"-\")? [0-9] [0-9]?)?"));
+  }
+
+  // Without its quotes.
+  static std::string Canonical(const std::string& text, const Quotes& quotes) {
+    const std::string json = OrderedJson(text).dump();
+    if (quotes.spelling == Spelling::kJsonString) return json.substr(1, json.size() - 2);
+    std::string out;
+    for (std::size_t i = 1; i + 1 < json.size(); ++i) {
+      if (json[i] == '\\' && json[i + 1] == '"') {
+        out += json[++i];
+      } else if (json[i] == '\\') {
+        out += json[i++];
+        out += json[i];
+      } else {
+        if (json[i] == quotes.mark) out += '\\';
+        out += json[i];
+      }
+    }
+    return out;
+  }
+
+  Expression StringLiteral(const std::string& text) {
+    return InQuotes([&](const Quotes& quotes) {
+      const std::string mark(1, quotes.mark);
+      return GrammarText::Literal(absl::StrCat(mark, Canonical(text, quotes), mark));
+    });
+  }
+
+  Expression Scalar(const OrderedJson& value) {
+    if (value.is_string()) return StringLiteral(value.get<std::string>());
+    if (is_python_ && value.is_null()) return GrammarText::Literal("None");
+    if (is_python_ && value.is_boolean()) {
+      return GrammarText::Literal(value.get<bool>() ? "True" : "False");
+    }
+    return GrammarText::Literal(value.dump());
+  }
+
+  // One value, with gaps where they may be.
+  Expression Value(const OrderedJson& value) {
+    if (value.is_array()) {
+      std::vector<Expression> parts = {GrammarText::Literal("["), gap_};
+      for (std::size_t i = 0; i < value.size(); ++i) {
+        if (i > 0) parts.push_back(Comma());
+        parts.push_back(Value(value[i]));
+      }
+      if (!value.empty()) parts.push_back(gap_);
+      parts.push_back(GrammarText::Literal("]"));
+      return GrammarText::Sequence(parts);
+    }
+    if (!value.is_object()) return Scalar(value);
+    std::vector<Expression> parts = {GrammarText::Literal("{"), gap_};
+    parts.push_back(Pairs(value, &Writer::Key));
+    if (!value.empty()) parts.push_back(gap_);
+    parts.push_back(GrammarText::Literal("}"));
+    return GrammarText::Sequence(parts);
+  }
+
+  // How the name of a member is written, with what stands between it and its value.
+  using WriteName = Expression (Writer::*)(const std::string& name);
+  Expression Key(const std::string& name) { return BeforeValue(StringLiteral(name)); }
+  Expression Argument(const std::string& name) {
+    return GrammarText::Literal(absl::StrCat(name, "="));
+  }
+
+  Expression Pairs(const OrderedJson& object, WriteName write_name) {
+    std::vector<Expression> parts;
+    for (const auto& [name, member] : object.items()) {
+      if (!parts.empty()) parts.push_back(Comma());
+      parts.push_back((this->*write_name)(name));
+      parts.push_back(Value(member));
+    }
+    return GrammarText::Sequence(parts);
+  }
+
+  Expression Comma() const {
+    return GrammarText::Sequence({gap_, GrammarText::Literal(","), after_comma_});
+  }
+  Expression BeforeValue(const Expression& name) const {
+    return GrammarText::Sequence({name, gap_, GrammarText::Literal(":"), after_colon_});
+  }
+
+  void AddArray(const ArrayShape& array, std::vector<Expression>* options) {
+    // Positions that have a value, and how many there may be.
+    std::size_t prefix = 0;
+    while (prefix < array.prefix.size() && document_.HasValue(array.prefix[prefix])) ++prefix;
+    std::optional<std::int64_t> max = array.max;
+    const bool cut = prefix < array.prefix.size();
+    if (cut || !document_.HasValue(array.items)) {
+      max = std::min<std::int64_t>(static_cast<std::int64_t>(prefix), max.value_or(INT64_MAX));
+    }
+    if (max && *max < array.min) return;
+    const auto count = static_cast<std::int64_t>(prefix);
+    // From the end: what may follow the items so far.
+    Expression rest = GrammarText::Sequence({gap_, GrammarText::Literal("]")});
+    if (!max || *max > count) {
+      const bool none = count == 0;  // the first item, which has no comma before it, is another
+      const std::int64_t before = none ? 1 : count;
+      const std::optional<std::int64_t> more = max ? std::optional(*max - before) : std::nullopt;
+      const Expression item = Schema(array.items);
+      rest = GrammarText::Sequence(
+          {grammar_.Repeat(GrammarText::Sequence({Comma(), item}),
+                           std::max<std::int64_t>(array.min - before, 0), more),
+           rest});
+      if (none) {
+        return FinishArray(array.min == 0, GrammarText::Sequence({item, rest}), options);
+      }
+    }
+    for (std::size_t i = prefix; i-- > 1;) {
+      const auto at = static_cast<std::int64_t>(i);
+      if (max && at >= *max) continue;
+      std::vector<Expression> ways = {
+          GrammarText::Sequence({Comma(), Schema(array.prefix[i]), rest})};
+      if (at >= array.min) ways.push_back(GrammarText::Sequence({gap_, GrammarText::Literal("]")}));
+      rest = grammar_.Share(GrammarText::Choice(ways));
+    }
+    if (prefix == 0 || (max && *max == 0)) {
+      if (array.min == 0) options->push_back(EmptyContainer("[", "]"));
+      return;
+    }
+    FinishArray(array.min == 0, GrammarText::Sequence({Schema(array.prefix[0]), rest}), options);
+  }
+
+  void FinishArray(bool may_be_empty, const Expression& items, std::vector<Expression>* options) {
+    options->push_back(GrammarText::Sequence({GrammarText::Literal("["), gap_, items}));
+    if (may_be_empty) options->push_back(EmptyContainer("[", "]"));
+  }
+
+  Expression EmptyContainer(absl::string_view open, absl::string_view close) const {
+    return GrammarText::Sequence({GrammarText::Literal(open), gap_, GrammarText::Literal(close)});
+  }
+
+  // The rest of a name, with the closing quote, that is not one of those of the tree. Behind
+  // `depth` characters that a declared name has too there is none: each place costs the library
+  // a walk over the vocabulary.
+  Expression NotAmong(const NameTree& tree, int depth, const Quotes& quotes,
+                      const Expression& rest) {
+    std::vector<Expression> options;
+    std::vector<CodePoints::Range> taken;
+    for (const auto& [c, next] : tree.next) {
+      taken.emplace_back(c, c);
+      if (depth <= 1) continue;
+      options.push_back(
+          GrammarText::Sequence({grammar_.Character(CodePoints({{c, c}}), quotes.spelling),
+                                 NotAmong(next, depth - 1, quotes, rest)}));
+    }
+    const CodePoints others = CodePoints(std::move(taken)).Complement();
+    options.push_back(GrammarText::Sequence({grammar_.Character(others, quotes.spelling), rest}));
+    if (!tree.ends) options.push_back(Mark(quotes));
+    return grammar_.Share(GrammarText::Choice(options));
+  }
+
+  Expression OtherName(const ObjectShape& object) {
+    if (!object.names && object.properties.empty()) return FreeString();
+    return InQuotes([&](const Quotes& quotes) { return OtherName(object, quotes); });
+  }
+
+  Expression OtherName(const ObjectShape& object, const Quotes& quotes) {
+    if (object.names) {
+      return Quoted(quotes, WriteRegex(*object.names, quotes.spelling, &grammar_));
+    }
+    NameTree tree;
+    for (const auto& property : object.properties) tree.Add(property.name);
+    int depth = 1;
+    while (depth < kMaxNameDepth && tree.CountTo(depth + 1) <= kMaxNameStates) ++depth;
+    // In canonical form a character is written in one way alone, so that no other spelling of a
+    // declared name passes.
+    const GrammarText::Rule rest = grammar_.Reserve();
+    const Expression again = GrammarText::Reference(rest);
+    grammar_.Define(
+        rest, GrammarText::Choice({Mark(quotes), GrammarText::Sequence({Char(quotes), again})}));
+    return GrammarText::Sequence({Mark(quotes), NotAmong(tree, depth, quotes, again)});
+  }
+
+  // Those that have a value. Absent: one that has none is required.
+  std::optional<std::vector<ObjectShape::Property>> Properties(const ObjectShape& object) const {
+    std::vector<ObjectShape::Property> properties;
+    for (const auto& property : object.properties) {
+      if (document_.HasValue(property.schema)) {
+        properties.push_back(property);
+      } else if (property.required) {
+        return std::nullopt;
+      }
+    }
+    return properties;
+  }
+
+  // What the members of an object are written with.
+  struct ObjectText {
+    WriteName name;
+    Expression end;                   // behind the last member; the gap before it is its own
+    std::optional<Expression> other;  // a member that is not declared; absent: there is none
+  };
+
+  void AddObject(const ObjectShape& object, std::vector<Expression>* options) {
+    const auto properties = Properties(object);
+    if (!properties) return;
+    ObjectText text{.name = &Writer::Key, .end = GrammarText::Literal("}"), .other = {}};
+    if (document_.HasValue(object.additional)) {
+      text.other = grammar_.Share(
+          GrammarText::Sequence({BeforeValue(OtherName(object)), Schema(object.additional)}));
+    }
+    if (const auto body = Members(object, *properties, text)) {
+      options->push_back(GrammarText::Sequence({GrammarText::Literal("{"), gap_, *body}));
+    }
+  }
+
+  // What may follow behind the opening bracket. None: nothing valid.
+  std::optional<Expression> Members(const ObjectShape& object,
+                                    const std::vector<ObjectShape::Property>& properties,
+                                    const ObjectText& text) {
+    // How many pairs may stand before each property, and before the end, counted as far as it
+    // matters.
+    const std::int64_t most = std::max<std::int64_t>({1, object.min, object.max.value_or(0)});
+    const auto full = [&](std::int64_t count) { return object.max && count >= *object.max; };
+    std::vector<std::set<std::int64_t>> before(properties.size() + 1);
+    before[0] = {0};
+    for (std::size_t i = 0; i < properties.size(); ++i) {
+      for (const std::int64_t count : before[i]) {
+        if (!full(count)) before[i + 1].insert(std::min(count + 1, most));
+        if (!properties[i].required) before[i + 1].insert(count);
+      }
+    }
+    // From the end: what may follow behind so many pairs. Absent: nothing valid.
+    std::map<std::int64_t, Expression> rest;
+    for (const std::int64_t count : before.back()) {
+      if (count >= object.min) rest[count] = grammar_.Share(End(object, count, text));
+    }
+    for (std::size_t i = properties.size(); i-- > 0;) {
+      std::map<std::int64_t, Expression> here;
+      for (const std::int64_t count : before[i]) {
+        std::vector<Expression> options;
+        const auto with = rest.find(std::min(count + 1, most)), without = rest.find(count);
+        if (!full(count) && with != rest.end()) {
+          options.push_back(Member(properties[i], text.name, count > 0, with->second));
+        }
+        if (!properties[i].required && without != rest.end()) options.push_back(without->second);
+        if (!options.empty()) here[count] = grammar_.Share(GrammarText::Choice(options));
+      }
+      rest = std::move(here);
+    }
+    const auto all = rest.find(0);
+    return all == rest.end() ? std::nullopt : std::optional(all->second);
+  }
+
+  Expression Member(const ObjectShape::Property& property, WriteName write_name, bool comma,
+                    const Expression& rest) {
+    std::vector<Expression> parts;
+    if (comma) parts.push_back(Comma());
+    parts.push_back((this->*write_name)(property.name));
+    parts.push_back(Schema(property.schema));
+    parts.push_back(rest);
+    return GrammarText::Sequence(parts);
+  }
+
+  // Other names, and the end.
+  Expression End(const ObjectShape& object, std::int64_t count, const ObjectText& text) {
+    const Expression close = GrammarText::Sequence({gap_, text.end});
+    const std::optional<std::int64_t> left =
+        object.max ? std::optional(*object.max - count) : std::nullopt;
+    if (!text.other || left == 0) return count == 0 ? text.end : close;
+    const Expression more = GrammarText::Sequence({Comma(), *text.other});
+    if (count > 0) return GrammarText::Sequence({grammar_.Repeat(more, 0, left), close});
+    const std::optional<std::int64_t> behind = left ? std::optional(*left - 1) : std::nullopt;
+    return GrammarText::Choice(
+        {GrammarText::Sequence({*text.other, grammar_.Repeat(more, 0, behind), close}), text.end});
+  }
+
+  const SchemaDocument& document_;
+  GrammarText& grammar_;
+  const bool is_python_;
+  const std::vector<Quotes> quotes_;
+  Expression gap_, after_comma_, after_colon_;
+  std::map<SchemaId, Expression> schemas_;
+  std::vector<std::pair<SchemaId, GrammarText::Rule>> waiting_;  // of schemas_, in their order
+};
+
+}  // namespace
+
+std::vector<Expression> WriteSchemas(const SchemaDocument& document,
+                                     std::span<const SchemaId> schemas, JsonWhitespace whitespace,
+                                     GrammarText* grammar) {
+  return Writer(document, ValueSyntax::kJson, whitespace, grammar).Write(schemas);
+}
+
+std::optional<Expression> WritePythonArguments(const SchemaDocument& document,
+                                               JsonWhitespace whitespace, GrammarText* grammar) {
+  return Writer(document, ValueSyntax::kPython, whitespace, grammar).WriteArguments();
+}
+
+}  // namespace quire::engine

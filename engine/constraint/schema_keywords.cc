@@ -1,0 +1,540 @@
+// The keywords of JSON Schema: what each says of a value, alone.
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/constraint/schema_nodes.h"
+
+namespace quire::engine {
+
+namespace {
+
+constexpr std::int64_t kMaxCount = 1'000'000'000;
+constexpr std::size_t kMaxTriggers = 4;
+constexpr std::size_t kMaxValues = 4096;
+
+// Say nothing of a value; `then` and `else` without `if`, which is refused.
+constexpr const char* kAnnotations[] = {"then",
+                                        "else",
+                                        "$anchor",
+                                        "$defs",
+                                        "definitions",
+                                        "title",
+                                        "description",
+                                        "default",
+                                        "examples",
+                                        "deprecated",
+                                        "readOnly",
+                                        "writeOnly",
+                                        "$comment",
+                                        "contentEncoding",
+                                        "contentMediaType",
+                                        "contentSchema",
+                                        "example",
+                                        "xml",
+                                        "externalDocs",
+                                        "discriminator",
+                                        "markdownDescription"};
+constexpr const char* kNotSupported[] = {"contains",         "minContains",      "maxContains",
+                                         "dependentSchemas", "$dynamicRef",      "$dynamicAnchor",
+                                         "$recursiveRef",    "$recursiveAnchor", "$vocabulary"};
+
+// Parts of the `$schema` that is read; the last stands for the newest.
+constexpr const char* kDialects[] = {
+    "json-schema.org/draft-04/",      "json-schema.org/draft-06/",      "json-schema.org/draft-07/",
+    "json-schema.org/draft/2019-09/", "json-schema.org/draft/2020-12/", "json-schema.org/schema"};
+
+std::uint8_t TypeBit(const std::string& name) {
+  static const std::map<std::string, std::uint8_t> kTypes = {
+      {"null", kNull},     {"boolean", kBoolean}, {"number", kNumber}, {"integer", kNumber},
+      {"string", kString}, {"array", kArray},     {"object", kObject},
+  };
+  const auto found = kTypes.find(name);
+  return found == kTypes.end() ? 0 : found->second;
+}
+
+// Steps from one word to the other: letters that differ, are missing or too many.
+std::size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0u : 1u)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+// What it takes to compare or to copy the value.
+std::int64_t StepsOf(const OrderedJson& value) {
+  std::int64_t steps = 8;
+  if (value.is_string()) {
+    steps += static_cast<std::int64_t>(value.get_ref<const std::string&>().size() / 4);
+  }
+  if (value.is_structured()) {
+    for (const OrderedJson& part : value) steps += StepsOf(part);
+  }
+  return steps;
+}
+
+}  // namespace
+
+bool IsSchemaAnnotation(absl::string_view keyword) {
+  return std::ranges::find(kAnnotations, keyword) != std::end(kAnnotations);
+}
+
+const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywords() {
+  using R = NodeReader;
+  static const auto* keywords = [] {
+    auto* made = new std::map<std::string, Keyword, std::less<>>{
+        {"type", {&R::Type}},
+        {"nullable", {&R::Nullable}},
+        {"enum", {&R::Enum}},
+        {"const", {&R::Const}},
+        {"minimum", {&R::Minimum}},
+        {"maximum", {&R::Maximum}},
+        {"exclusiveMinimum", {&R::ExclusiveMinimum}},
+        {"exclusiveMaximum", {&R::ExclusiveMaximum}},
+        {"multipleOf", {&R::MultipleOf}},
+        {"minLength", {&R::MinLength}},
+        {"maxLength", {&R::MaxLength}},
+        {"pattern", {&R::Pattern}},
+        {"format", {&R::Format}},
+        {"items", {&R::Items}},
+        {"prefixItems", {&R::PrefixItems}},
+        {"additionalItems", {&R::AdditionalItems}},
+        {"unevaluatedItems", {&R::UnevaluatedItems}},
+        {"minItems", {&R::MinItems}},
+        {"maxItems", {&R::MaxItems}},
+        {"uniqueItems", {&R::UniqueItems}},
+        {"properties", {&R::Properties}},
+        {"required", {&R::Required}},
+        {"additionalProperties", {&R::AdditionalProperties}},
+        {"unevaluatedProperties", {&R::UnevaluatedProperties}},
+        {"propertyNames", {&R::PropertyNames}},
+        {"patternProperties", {&R::PatternProperties}},
+        {"minProperties", {&R::MinProperties}},
+        {"maxProperties", {&R::MaxProperties}},
+        {"allOf", {&R::AllOf}},
+        {"anyOf", {&R::AnyOf}},
+        {"oneOf", {&R::OneOf}},
+        {"not", {&R::Not}},
+        {"$schema", {&R::Dialect}},
+        {"$ref", {&R::Ref}},
+        {"$id", {&R::Id}},
+        {"id", {&R::Id}},
+        {"dependentRequired", {&R::DependentRequired}},
+        {"dependencies", {&R::Dependencies}},
+    };
+    for (const char* keyword : kAnnotations) made->emplace(keyword, Keyword{nullptr});
+    // Alone it still says which parts are evaluated.
+    made->emplace("if", Keyword{nullptr, "is not supported; write the cases as anyOf"});
+    for (const char* keyword : kNotSupported) {
+      made->emplace(keyword, Keyword{nullptr, "is not supported"});
+    }
+    return made;
+  }();
+  return *keywords;
+}
+
+std::unique_ptr<NodeReader::Local> NodeReader::Read() {
+  const OrderedJson& json = *node_.json;
+  if (json.is_boolean()) {
+    local_->never = !json.get<bool>();
+  } else if (json.is_object()) {
+    ReadObject();
+  } else {
+    Refuse("a schema is an object or a boolean");
+  }
+  return std::move(local_);
+}
+
+void NodeReader::ReadObject() {
+  const OrderedJson& json = *node_.json;
+  if (document_.references_stand_alone_ && json.contains("$ref")) {
+    keyword_ = "$ref";
+    Ref(json["$ref"]);
+    return;
+  }
+  for (const auto& [keyword, value] : json.items()) {
+    if (document_.reasons_.size() >= kMaxSchemaReasons) return;
+    keyword_ = keyword;
+    const auto found = Keywords().find(keyword);
+    if (found == Keywords().end()) {
+      Unknown(keyword);
+    } else if (found->second.refuse != nullptr) {
+      Refuse(found->second.refuse);
+    } else if (found->second.read != nullptr) {
+      (this->*found->second.read)(value);
+    }
+  }
+}
+
+void NodeReader::Unknown(const std::string& keyword) {
+  if (keyword.starts_with("x-")) return;
+  std::string nearest;
+  std::size_t distance = 4;  // a word that is further away is another word
+  for (const auto& [known, how] : Keywords()) {
+    const std::size_t d = keyword.size() > 64 ? distance : EditDistance(keyword, known);
+    if (d < distance) {
+      distance = d;
+      nearest = known;
+    }
+  }
+  Refuse(nearest.empty() ? "is no keyword"
+                         : absl::StrCat("is no keyword; did you mean ", nearest, "?"));
+}
+
+const NodeReader::Node* NodeReader::Child(const OrderedJson& value, const std::string& step) {
+  std::string path = PointerStep(keyword_);
+  if (!step.empty()) absl::StrAppend(&path, PointerStep(step));
+  return document_.NodeAt(value, &node_, std::move(path));
+}
+
+std::vector<const NodeReader::Node*> NodeReader::Children(const OrderedJson& value) {
+  std::vector<const Node*> out;
+  if (!value.is_array() || value.empty()) {
+    Refuse("a list of schemas with at least one");
+    return out;
+  }
+  for (std::size_t i = 0; i < value.size(); ++i) out.push_back(Child(value[i], absl::StrCat(i)));
+  return out;
+}
+
+std::optional<std::int64_t> NodeReader::Count(const OrderedJson& value) {
+  const bool whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());
+  if (!whole || value.get<double>() < 0 || value.get<double>() > kMaxCount) {
+    Refuse(absl::StrCat("a whole number from 0 to ", kMaxCount));
+    return std::nullopt;
+  }
+  return static_cast<std::int64_t>(value.get<double>());
+}
+
+std::optional<Decimal> NodeReader::Number(const OrderedJson& value) {
+  if (!value.is_number()) {
+    Refuse("a number");
+    return std::nullopt;
+  }
+  auto decimal = Decimal::Parse(value.dump());
+  if (!decimal.ok()) {
+    Refuse(std::string(decimal.status().message()));
+    return std::nullopt;
+  }
+  return *std::move(decimal);
+}
+
+const OrderedJson* NodeReader::Sibling(const char* keyword) const {
+  const auto found = node_.json->find(keyword);
+  return found == node_.json->end() ? nullptr : &*found;
+}
+
+void NodeReader::Type(const OrderedJson& value) {
+  std::vector<std::string> names;
+  if (value.is_string()) names.push_back(value.get<std::string>());
+  if (value.is_array()) {
+    for (const OrderedJson& name : value) {
+      names.push_back(name.is_string() ? name.get<std::string>() : "");
+    }
+  }
+  std::uint8_t types = 0;
+  bool integers = false, numbers = false;
+  for (const std::string& name : names) {
+    if (TypeBit(name) == 0) return Refuse(absl::StrCat("there is no type \"", name, "\""));
+    types |= TypeBit(name);
+    integers |= name == "integer";
+    numbers |= name == "number";
+  }
+  if (types == 0) return Refuse("a type, or a list of types with at least one");
+  local_->integers = integers && !numbers;
+  const OrderedJson* nullable = Sibling("nullable");
+  if (nullable != nullptr && nullable->is_boolean() && nullable->get<bool>()) types |= kNull;
+  local_->types &= types;
+}
+
+void NodeReader::Nullable(const OrderedJson& value) {
+  if (!value.is_boolean()) Refuse("true or false");  // Type reads it
+}
+
+void NodeReader::Enum(const OrderedJson& value) {
+  if (!value.is_array()) return Refuse("a list of values");
+  if (value.size() > kMaxValues) {
+    return Refuse(absl::StrCat("has ", value.size(), " values, the limit is ", kMaxValues));
+  }
+  std::set<OrderedJson> values(value.begin(), value.end());
+  if (local_->values) {  // beside const
+    std::erase_if(*local_->values, [&](const OrderedJson& v) { return !values.contains(v); });
+    std::erase_if(local_->value_set, [&](const OrderedJson& v) { return !values.contains(v); });
+  } else {
+    local_->values.emplace(value.begin(), value.end());
+    local_->value_set = std::move(values);
+  }
+  local_->value_steps = StepsOf(value);
+}
+
+void NodeReader::Const(const OrderedJson& value) {
+  OrderedJson only = OrderedJson::array();
+  only.push_back(value);
+  Enum(only);
+}
+
+void NodeReader::AtLeast(const OrderedJson& value, bool exclusive) {
+  if (const auto bound = Number(value)) {
+    const Bound next{*bound, exclusive};
+    const int order = local_->range.low ? Compare(next.value, local_->range.low->value) : 1;
+    if (order > 0 || (order == 0 && exclusive)) local_->range.low = next;
+  }
+}
+
+void NodeReader::AtMost(const OrderedJson& value, bool exclusive) {
+  if (const auto bound = Number(value)) {
+    const Bound next{*bound, exclusive};
+    const int order = local_->range.high ? Compare(next.value, local_->range.high->value) : -1;
+    if (order < 0 || (order == 0 && exclusive)) local_->range.high = next;
+  }
+}
+
+void NodeReader::Minimum(const OrderedJson& value) {
+  const OrderedJson* draft4 = Sibling("exclusiveMinimum");
+  AtLeast(value, draft4 != nullptr && draft4->is_boolean() && draft4->get<bool>());
+}
+
+void NodeReader::Maximum(const OrderedJson& value) {
+  const OrderedJson* draft4 = Sibling("exclusiveMaximum");
+  AtMost(value, draft4 != nullptr && draft4->is_boolean() && draft4->get<bool>());
+}
+
+void NodeReader::ExclusiveMinimum(const OrderedJson& value) {
+  if (!value.is_boolean()) AtLeast(value, true);
+}
+
+void NodeReader::ExclusiveMaximum(const OrderedJson& value) {
+  if (!value.is_boolean()) AtMost(value, true);
+}
+
+void NodeReader::MultipleOf(const OrderedJson& value) {
+  constexpr std::int32_t kMaxDivisor = 1000;
+  const auto divisor = Number(value);
+  if (!divisor) return;
+  const bool power = divisor->whole == "0" &&
+                     divisor->fraction.find_first_not_of('0') + 1 == divisor->fraction.size() &&
+                     divisor->fraction.ends_with('1');
+  if (divisor->is_integer() && !divisor->negative && divisor->whole.size() <= 4 &&
+      divisor->whole != "0" && std::stoi(divisor->whole) <= kMaxDivisor) {
+    local_->divisor = std::stoi(divisor->whole);
+  } else if (!divisor->negative && power) {
+    local_->fraction_digits = static_cast<std::int32_t>(divisor->fraction.size());
+  } else {
+    Refuse(absl::StrCat("multiples of ", divisor->ToString(),
+                        "; supported are whole numbers from 1"
+                        " to ",
+                        kMaxDivisor, " and 0.1, 0.01, 0.001 ..."));
+  }
+}
+
+void NodeReader::MinLength(const OrderedJson& value) {
+  constexpr std::int64_t kMost = 1024;
+  const auto count = Count(value);
+  if (!count) return;
+  if (*count > kMost) {
+    return Refuse(absl::StrCat("a least length of ", *count, ", the limit is ", kMost));
+  }
+  local_->min_length = *count;
+}
+
+void NodeReader::MaxLength(const OrderedJson& value) {
+  local_->max_length = Count(value);
+}
+
+void NodeReader::Pattern(const OrderedJson& value) {
+  if (!value.is_string()) return Refuse("an expression");
+  const auto text = value.get<std::string>();
+  auto regex = ParseRegex(text, RegexMeaning::kContains);
+  if (!regex.ok()) return Refuse(std::string(regex.status().message()));
+  local_->patterns.emplace_back(text, std::make_shared<const Regex>(*std::move(regex)));
+}
+
+void NodeReader::Format(const OrderedJson& value) {
+  const std::string name = value.is_string() ? value.get<std::string>() : "";
+  const absl::string_view pattern = FormatPattern(name);
+  if (pattern.empty()) {
+    return Refuse(absl::StrCat("\"", name.substr(0, 40), "\" is none of ", KnownFormats()));
+  }
+  auto regex = ParseRegex(pattern, RegexMeaning::kWhole);
+  if (!regex.ok()) return Refuse(std::string(regex.status().message()));
+  local_->patterns.emplace_back(absl::StrCat("format ", name),
+                                std::make_shared<const Regex>(*std::move(regex)));
+}
+
+void NodeReader::Items(const OrderedJson& value) {
+  if (!value.is_array()) {
+    local_->items = Child(value);
+    return;
+  }
+  for (std::size_t i = 0; i < value.size(); ++i) {  // up to draft 2019-09
+    local_->prefix.push_back(Child(value[i], absl::StrCat(i)));
+  }
+}
+
+void NodeReader::PrefixItems(const OrderedJson& value) {
+  local_->prefix = Children(value);
+}
+
+void NodeReader::AdditionalItems(const OrderedJson& value) {
+  const OrderedJson* items = Sibling("items");
+  if (items != nullptr && items->is_array()) local_->items = Child(value);
+}
+
+void NodeReader::UnevaluatedItems(const OrderedJson& value) {
+  local_->unevaluated_items = Child(value);
+}
+
+void NodeReader::MinItems(const OrderedJson& value) {
+  local_->min_items = Count(value).value_or(0);
+}
+
+void NodeReader::MaxItems(const OrderedJson& value) {
+  local_->max_items = Count(value);
+}
+
+void NodeReader::UniqueItems(const OrderedJson& value) {
+  if (!value.is_boolean()) return Refuse("true or false");
+  local_->unique_items = value.get<bool>();
+}
+
+void NodeReader::Properties(const OrderedJson& value) {
+  if (!value.is_object()) return Refuse("an object of schemas");
+  for (const auto& [name, schema] : value.items()) {
+    local_->properties.emplace_back(name, Child(schema, name));
+  }
+}
+
+void NodeReader::Required(const OrderedJson& value) {
+  if (value.is_boolean()) return Refuse("a list of names; true and false are of draft 3");
+  if (!value.is_array()) return Refuse("a list of names");
+  for (const OrderedJson& name : value) {
+    if (!name.is_string()) return Refuse("a list of names");
+    local_->required.push_back(name.get<std::string>());
+  }
+}
+
+void NodeReader::AdditionalProperties(const OrderedJson& value) {
+  local_->additional = Child(value);
+}
+
+void NodeReader::UnevaluatedProperties(const OrderedJson& value) {
+  local_->unevaluated = Child(value);
+}
+
+void NodeReader::PropertyNames(const OrderedJson& value) {
+  local_->names = Child(value);
+}
+
+void NodeReader::PatternProperties(const OrderedJson& value) {
+  if (!value.is_object()) return Refuse("an object of schemas");
+  for (const auto& [pattern, schema] : value.items()) {
+    auto regex = ParseRegex(pattern, RegexMeaning::kContains);
+    if (!regex.ok()) return Refuse(std::string(regex.status().message()));
+    local_->pattern_properties.emplace_back(std::make_shared<const Regex>(*std::move(regex)),
+                                            Child(schema, pattern));
+  }
+}
+
+void NodeReader::MinProperties(const OrderedJson& value) {
+  local_->min_properties = Count(value).value_or(0);
+}
+
+void NodeReader::MaxProperties(const OrderedJson& value) {
+  local_->max_properties = Count(value);
+}
+
+void NodeReader::AllOf(const OrderedJson& value) {
+  for (const Node* child : Children(value)) local_->all.push_back(child);
+}
+
+void NodeReader::AnyOf(const OrderedJson& value) {
+  local_->unions.push_back(Children(value));
+}
+
+void NodeReader::OneOf(const OrderedJson& value) {
+  local_->unions.push_back(Children(value));
+  document_.CheckDisjoint(node_, local_->unions.back());
+}
+
+// Of a type, or of nothing; the rest would need a complement.
+void NodeReader::Not(const OrderedJson& value) {
+  if (value.is_boolean() || (value.is_object() && value.empty())) {
+    local_->never |= value.is_object() || value.get<bool>();
+    return;
+  }
+  const auto type = value.is_object() ? value.find("type") : value.end();
+  if (!value.is_object() || value.size() != 1 || type == value.end()) {
+    return Refuse("is supported of a type alone");
+  }
+  std::uint8_t types = 0;
+  for (const OrderedJson& name : type->is_array() ? *type : OrderedJson::array({*type})) {
+    const std::string text = name.is_string() ? name.get<std::string>() : "";
+    if (text == "integer") return Refuse("is not supported of integers");
+    if (TypeBit(text) == 0) return Refuse(absl::StrCat("there is no type \"", text, "\""));
+    types |= TypeBit(text);
+  }
+  local_->types &= static_cast<std::uint8_t>(~types);
+}
+
+void NodeReader::Dialect(const OrderedJson& value) {
+  const std::string name = value.is_string() ? value.get<std::string>() : "";
+  for (const char* known : kDialects) {
+    if (absl::StrContains(name, known)) return;
+  }
+  Refuse("is none of drafts 4, 6 and 7, 2019-09 and 2020-12");
+}
+
+void NodeReader::Ref(const OrderedJson& value) {
+  if (!value.is_string()) return Refuse("a reference");
+  const auto text = value.get<std::string>();
+  const Node* target = document_.Resolve(node_, text);
+  if (target == nullptr) {
+    return Refuse(absl::StrCat("\"", text.substr(0, 80),
+                               "\" is nothing in this document, or an anchor that stands twice "
+                               "in it, and nothing is fetched"));
+  }
+  local_->all.push_back(target);
+}
+
+void NodeReader::Id(const OrderedJson& value) {
+  if (keyword_ == "id" && !value.is_string()) return Unknown("id");
+  if (!node_.Pointer().empty()) Refuse("changes what references mean; supported at the root alone");
+}
+
+void NodeReader::DependentRequired(const OrderedJson& value) {
+  if (!value.is_object()) return Refuse("an object of lists of names");
+  if (value.size() > kMaxTriggers) {
+    return Refuse(absl::StrCat("has ", value.size(), " names, the limit is ", kMaxTriggers));
+  }
+  for (const auto& [trigger, names] : value.items()) {
+    if (!names.is_array()) return Refuse("is supported with lists of names");
+    // Either the name is there and so are the others, or it is not.
+    OrderedJson with = {{"required", names}}, without;
+    with["required"].push_back(trigger);
+    without["properties"][trigger] = false;
+    std::vector<const Node*> ways;
+    for (OrderedJson* way : {&with, &without}) {
+      document_.made_.push_back(std::make_unique<OrderedJson>(std::move(*way)));
+      ways.push_back(Child(*document_.made_.back(), trigger));
+    }
+    // Both say something of objects alone; of other values the first way says enough.
+    local_->unions.push_back(std::move(ways));
+  }
+}
+
+void NodeReader::Dependencies(const OrderedJson& value) {
+  DependentRequired(value);
+}
+
+}  // namespace quire::engine

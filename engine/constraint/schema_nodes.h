@@ -1,0 +1,187 @@
+#pragma once
+
+// What is within a SchemaDocument: its nodes, what the keywords of one say alone, and the parts
+// that read them.
+//
+// Place:      of schema_check's sources alone.
+// Invariants: a Local says what one node says; the rest is in the nodes that it names.
+// Threads:    those of SchemaDocument.
+// Lifetime:   nodes live as long as their document.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/constraint/schema_check.h"
+
+namespace quire::engine {
+
+enum SchemaType : std::uint8_t {
+  kNull = 1,
+  kBoolean = 2,
+  kNumber = 4,
+  kString = 8,
+  kArray = 16,
+  kObject = 32,
+  kAllTypes = 63,
+};
+
+struct SchemaDocument::Node {
+  const OrderedJson* json = nullptr;
+  const Node* parent = nullptr;  // null: `path` begins at the document
+  std::string path;              // from the parent, the end of a JSON pointer
+  std::unique_ptr<Local> local;  // once it is read
+  bool is_being_read = false;
+
+  std::string Pointer() const;
+};
+
+struct SchemaDocument::Local {
+  bool never = false;
+  std::uint8_t types = kAllTypes;
+  bool integers = false;
+  std::optional<std::vector<OrderedJson>> values;
+  std::set<OrderedJson> value_set;  // the same
+  std::int64_t value_steps = 0;     // to go through all of them, down to the last digit
+  NumberRange range;
+  std::optional<std::int32_t> divisor, fraction_digits;
+  std::int64_t min_length = 0;
+  std::optional<std::int64_t> max_length;
+  // With the text, or the name of a format.
+  std::vector<std::pair<std::string, std::shared_ptr<const Regex>>> patterns;
+  std::vector<const Node*> prefix;
+  const Node* items = nullptr;
+  const Node* unevaluated_items = nullptr;
+  std::int64_t min_items = 0;
+  std::optional<std::int64_t> max_items;
+  bool unique_items = false;
+  std::vector<std::pair<std::string, const Node*>> properties;
+  std::vector<std::string> required;
+  const Node* additional = nullptr;
+  const Node* unevaluated = nullptr;
+  const Node* names = nullptr;
+  std::vector<std::pair<std::shared_ptr<const Regex>, const Node*>> pattern_properties;
+  std::int64_t min_properties = 0;
+  std::optional<std::int64_t> max_properties;
+  // Other nodes that a value meets as well: all of these, and one of each of those.
+  std::vector<const Node*> all;
+  std::vector<std::vector<const Node*>> unions;
+};
+
+// Reads the keywords of one node.
+class NodeReader {
+ public:
+  using Node = SchemaDocument::Node;
+  using Local = SchemaDocument::Local;
+
+  NodeReader(SchemaDocument* document, const Node& node)
+      : document_(*document), node_(node), local_(std::make_unique<Local>()) {}
+  std::unique_ptr<Local> Read();
+
+ private:
+  using Handler = void (NodeReader::*)(const OrderedJson& value);
+  struct Keyword {
+    Handler read;                  // null: an annotation
+    const char* refuse = nullptr;  // why it is refused
+  };
+  static const std::map<std::string, Keyword, std::less<>>& Keywords();
+
+  void ReadObject();
+  void Unknown(const std::string& keyword);
+  void Type(const OrderedJson& value);
+  void Nullable(const OrderedJson& value);
+  void Enum(const OrderedJson& value);
+  void Const(const OrderedJson& value);
+  void Minimum(const OrderedJson& value);
+  void Maximum(const OrderedJson& value);
+  void ExclusiveMinimum(const OrderedJson& value);
+  void ExclusiveMaximum(const OrderedJson& value);
+  void MultipleOf(const OrderedJson& value);
+  void MinLength(const OrderedJson& value);
+  void MaxLength(const OrderedJson& value);
+  void Pattern(const OrderedJson& value);
+  void Format(const OrderedJson& value);
+  void Items(const OrderedJson& value);
+  void PrefixItems(const OrderedJson& value);
+  void AdditionalItems(const OrderedJson& value);
+  void UnevaluatedItems(const OrderedJson& value);
+  void MinItems(const OrderedJson& value);
+  void MaxItems(const OrderedJson& value);
+  void UniqueItems(const OrderedJson& value);
+  void Properties(const OrderedJson& value);
+  void Required(const OrderedJson& value);
+  void AdditionalProperties(const OrderedJson& value);
+  void UnevaluatedProperties(const OrderedJson& value);
+  void PropertyNames(const OrderedJson& value);
+  void PatternProperties(const OrderedJson& value);
+  void MinProperties(const OrderedJson& value);
+  void MaxProperties(const OrderedJson& value);
+  void AllOf(const OrderedJson& value);
+  void AnyOf(const OrderedJson& value);
+  void OneOf(const OrderedJson& value);
+  void Not(const OrderedJson& value);
+  void Ref(const OrderedJson& value);
+  void Id(const OrderedJson& value);
+  void Dialect(const OrderedJson& value);
+  void DependentRequired(const OrderedJson& value);
+  void Dependencies(const OrderedJson& value);
+
+  void Refuse(std::string text) { document_.Refuse(node_, keyword_, std::move(text)); }
+  // The subschema at `value`, and those of an array.
+  const Node* Child(const OrderedJson& value, const std::string& step = "");
+  std::vector<const Node*> Children(const OrderedJson& value);
+  std::optional<std::int64_t> Count(const OrderedJson& value);
+  std::optional<Decimal> Number(const OrderedJson& value);
+  void AtLeast(const OrderedJson& value, bool exclusive);
+  void AtMost(const OrderedJson& value, bool exclusive);
+  const OrderedJson* Sibling(const char* keyword) const;
+
+  SchemaDocument& document_;
+  const Node& node_;
+  std::unique_ptr<Local> local_;
+  std::string keyword_;  // which is being read
+};
+
+// Intersects what nodes say into one shape.
+class ShapeBuilder {
+ public:
+  using Node = SchemaDocument::Node;
+  using Local = SchemaDocument::Local;
+  using Nodes = SchemaDocument::Nodes;
+
+  // `one_seed`: all nodes are part of the first.
+  ShapeBuilder(SchemaDocument* document, const Nodes& nodes, bool one_seed)
+      : document_(*document), nodes_(nodes), one_seed_(one_seed) {}
+  // None when no value can be all of it.
+  std::optional<Shape> Build();
+
+ private:
+  void AddNumber(bool integers, Shape* shape);
+  void AddMultiples(const NumberShape& number, Shape* shape);
+  void AddString(Shape* shape);
+  void AddArray(Shape* shape);
+  void AddObject(Shape* shape);
+  // The listed values that all nodes list and the shape accepts.
+  std::optional<Shape> Listed(const std::vector<OrderedJson>& listed, const Shape& shape);
+  ObjectShape::Property PropertyNamed(const std::string& name);
+  void SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object);
+  std::vector<std::string> DeclaredNames() const;
+  SchemaId ItemsAt(std::size_t index);
+  // The node that `unevaluated...` of `local` would be applied by, when that can be told.
+  bool MayApplyUnevaluated(std::size_t index) const { return one_seed_ && index == 0; }
+
+  SchemaDocument& document_;
+  const Nodes& nodes_;
+  const bool one_seed_;
+};
+
+// Makes the lengths of the language those of `length`, where it has one repetition of one
+// character that can be shortened. False where it cannot.
+bool ClampLength(const TextLength& length, Regex* regex);
+
+// The expression of a `format`, or "" for one that is not supported.
+absl::string_view FormatPattern(absl::string_view format);
+absl::string_view KnownFormats();
+
+}  // namespace quire::engine

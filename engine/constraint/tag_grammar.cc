@@ -1,0 +1,272 @@
+#include "engine/constraint/tag_grammar.h"
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/check.h"
+#include "base/json_text.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "engine/constraint/code_points.h"
+#include "engine/constraint/free_text.h"
+#include "text/tools/tool_format.h"
+
+namespace quire::engine {
+namespace {
+
+using Expression = GrammarText::Expression;
+
+absl::Status Bad(absl::string_view why) {
+  return BadConstraint("compile", absl::StrCat("constraint.structural_tags.", why));
+}
+
+absl::Status CheckMarker(absl::string_view field, absl::string_view text, std::size_t min_bytes) {
+  if (text.size() < min_bytes || text.size() > kMaxMarkerBytes) {
+    return Bad(absl::StrCat(field, " has ", text.size(), " bytes, ", min_bytes, " to ",
+                            kMaxMarkerBytes, " are allowed"));
+  }
+  if (FirstInvalidUtf8(text)) return Bad(absl::StrCat(field, " is not UTF-8"));
+  return absl::OkStatus();
+}
+
+absl::Status CheckTriggers(const std::vector<std::string>& triggers, const SpecialTokens& special) {
+  if (triggers.empty() || triggers.size() > kMaxTags) {
+    return Bad(
+        absl::StrCat("triggers has ", triggers.size(), " texts, 1 to ", kMaxTags, " are allowed"));
+  }
+  std::size_t bytes = 0;
+  std::set<std::string> known;
+  for (std::size_t i = 0; i < triggers.size(); ++i) {
+    const std::string field = absl::StrCat("triggers[", i, "]");
+    QUIRE_RETURN_IF_ERROR(CheckMarker(field, triggers[i], 1));
+    bytes += triggers[i].size();
+    if (!known.insert(triggers[i]).second) {
+      return Bad(absl::StrCat(field, " is ", JsonQuoted(triggers[i]), ", as another one"));
+    }
+    for (std::size_t at = 1; at < triggers[i].size(); ++at) {
+      const absl::string_view rest = absl::string_view(triggers[i]).substr(at);
+      if (const auto token = special.AtBeginningOf(rest)) {
+        return Bad(absl::StrCat(field, " has the special token ",
+                                JsonQuoted(rest.substr(0, token->first)),
+                                " in it, where it may only begin with one"));
+      }
+    }
+  }
+  if (bytes <= kMaxTriggerBytes) return absl::OkStatus();
+  return Bad(
+      absl::StrCat("triggers have ", bytes, " bytes, at most ", kMaxTriggerBytes, " are allowed"));
+}
+
+absl::Status CheckTags(const ConstraintSpec& spec) {
+  if (spec.tags.empty() || spec.tags.size() > kMaxTags) {
+    return Bad(
+        absl::StrCat("tags has ", spec.tags.size(), " tags, 1 to ", kMaxTags, " are allowed"));
+  }
+  std::vector<bool> is_used(spec.triggers.size());
+  for (std::size_t i = 0; i < spec.tags.size(); ++i) {
+    const std::string field = absl::StrCat("tags[", i, "]");
+    QUIRE_RETURN_IF_ERROR(CheckMarker(field + ".begin", spec.tags[i].begin, 1));
+    QUIRE_RETURN_IF_ERROR(CheckMarker(field + ".end", spec.tags[i].end, 0));
+    bool has_trigger = false;
+    for (std::size_t t = 0; t < spec.triggers.size(); ++t) {
+      if (!absl::StartsWith(spec.tags[i].begin, spec.triggers[t])) continue;
+      has_trigger = is_used[t] = true;
+    }
+    if (!has_trigger) {
+      return Bad(absl::StrCat(field, ".begin is ", JsonQuoted(spec.tags[i].begin),
+                              ", which begins with none of the triggers"));
+    }
+  }
+  for (std::size_t t = 0; t < spec.triggers.size(); ++t) {
+    if (is_used[t]) continue;
+    return Bad(absl::StrCat("triggers[", t, "] is ", JsonQuoted(spec.triggers[t]),
+                            ", with which no tag begins"));
+  }
+  return absl::OkStatus();
+}
+
+// What may come after a trigger, or after the special token with which tags begin.
+Expression Behind(const ConstraintSpec& spec, const SpecialTokens& special,
+                  const std::vector<Expression>& contents, absl::string_view beginning,
+                  const Expression& after) {
+  std::vector<Expression> options;
+  for (std::size_t i = 0; i < spec.tags.size(); ++i) {
+    absl::string_view begin = spec.tags[i].begin;
+    if (!absl::ConsumePrefix(&begin, beginning)) continue;
+    options.push_back(GrammarText::Sequence({special.Write(begin), contents[i]}));
+  }
+  return GrammarText::Sequence({GrammarText::Choice(options), after});
+}
+
+// Free text with tags. `after`: what follows a tag.
+void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
+                     const std::vector<Expression>& contents, const Expression& after, bool may_end,
+                     GrammarText::Rule start, GrammarText* grammar) {
+  std::vector<FreeTextEnd> ends;
+  for (const std::string& trigger : spec.triggers) {
+    ends.push_back(
+        {.text = trigger, .next = grammar->Share(Behind(spec, special, contents, trigger, after))});
+  }
+  std::map<std::string, std::int32_t> tokens;  // with which tags begin
+  for (const ConstraintTag& tag : spec.tags) {
+    if (const auto token = special.AtBeginningOf(tag.begin)) {
+      tokens.emplace(tag.begin.substr(0, token->first), token->second);
+    }
+  }
+  std::vector<Expression> token_ends;
+  for (const auto& [text, id] : tokens) {
+    token_ends.push_back(GrammarText::Sequence(
+        {GrammarText::Token(id), grammar->Share(Behind(spec, special, contents, text, after))}));
+  }
+  WriteFreeText(ends, token_ends, may_end, start, grammar);
+}
+
+// The markers of reasoning; empty where the format has no such section.
+std::pair<absl::string_view, absl::string_view> ReasoningMarkers(const text::ToolFormat& format) {
+  const text::CallWriting& writing = format.writing;
+  if (!writing.reasoning_begin.empty()) return {writing.reasoning_begin, writing.reasoning_end};
+  return {format.reasoning_begin, format.reasoning_end};
+}
+
+// Reasoning up to its last marker, with that, up to two line breaks, and what comes behind them.
+// `may_end`: the answer may end within it.
+Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& special,
+                          const Expression& behind, bool may_end, GrammarText* grammar) {
+  const absl::string_view marker = ReasoningMarkers(format).second;
+  // Only the first token of the marker ends the text; the rest must follow then.
+  const auto token = special.AtBeginningOf(marker);
+  const absl::string_view end = marker.substr(0, token ? token->first : marker.size());
+  const Expression rest = grammar->Share(
+      GrammarText::Sequence({special.Write(marker.substr(end.size())),
+                             grammar->Repeat(GrammarText::Literal("\n"), 0, 2), behind}));
+  std::vector<FreeTextEnd> ends = {{.text = std::string(end), .next = rest}};
+  for (const absl::string_view text : format.writing.never_in_reasoning) {
+    if (!text.empty()) ends.push_back({.text = std::string(text), .next = std::nullopt});
+  }
+  std::vector<Expression> token_ends;
+  if (token) token_ends.push_back(GrammarText::Sequence({GrammarText::Token(token->second), rest}));
+  const GrammarText::Rule start = grammar->Reserve();
+  WriteFreeText(ends, token_ends, may_end, start, grammar);
+  return GrammarText::Reference(start);
+}
+
+// 0 to 999.
+Expression Index(GrammarText* grammar) {
+  const Expression digit = grammar->Character(CodePoints({{'0', '9'}}), Spelling::kPlain);
+  const Expression first = grammar->Character(CodePoints({{'1', '9'}}), Spelling::kPlain);
+  return GrammarText::Choice(
+      {GrammarText::Literal("0"), GrammarText::Sequence({first, grammar->Repeat(digit, 0, 2)})});
+}
+
+// A call of any of the tools, behind its call_begin.
+absl::StatusOr<Expression> WriteCall(const ConstraintSpec& spec, const SpecialTokens& special,
+                                     const WriteContent& content, GrammarText* grammar) {
+  const text::CallWriting& writing = spec.tool_format->writing;
+  std::vector<Expression> options;
+  for (std::size_t i = 0; i < spec.tags.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(const Expression arguments, content(i));
+    std::vector<Expression> parts = {special.Write(spec.tags[i].begin)};
+    if (!writing.index_begin.empty()) {
+      parts.push_back(special.Write(writing.index_begin));
+      parts.push_back(Index(grammar));
+    }
+    parts.push_back(special.Write(writing.arguments_begin));
+    parts.push_back(arguments);
+    options.push_back(GrammarText::Sequence(parts));
+  }
+  return grammar->Share(
+      GrammarText::Sequence({GrammarText::Choice(options), special.Write(writing.call_end)}));
+}
+
+// Free text, in which the trigger of the format begins calls. `opening`: what they begin with, the
+// trigger first; `calls`: all behind it.
+Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens& special,
+                            absl::string_view opening, const Expression& calls,
+                            GrammarText* grammar) {
+  const absl::string_view trigger = format.trigger();
+  QUIRE_CHECK(!trigger.empty() && absl::StartsWith(opening, trigger));
+  const GrammarText::Rule start = grammar->Reserve();
+  const Expression behind = grammar->Share(GrammarText::Sequence(
+      {special.Write(opening.substr(trigger.size())), calls, GrammarText::Reference(start)}));
+  std::vector<FreeTextEnd> ends = {{.text = std::string(trigger), .next = behind}};
+  // What else a reader of answers takes for the beginning of a call, or of reasoning.
+  for (const absl::string_view marker : {format.section_begin, format.call_begin[0],
+                                         format.call_begin[1], ReasoningMarkers(format).first}) {
+    if (marker.empty() || marker == trigger) continue;
+    ends.push_back({.text = std::string(marker), .next = std::nullopt});
+  }
+  std::vector<Expression> token_ends;
+  if (const auto token = special.AtBeginningOf(trigger)) {
+    token_ends.push_back(GrammarText::Sequence(
+        {GrammarText::Token(token->second), special.Write(trigger.substr(token->first)), behind}));
+  }
+  WriteFreeText(ends, token_ends, /*may_end=*/true, start, grammar);
+  return GrammarText::Reference(start);
+}
+
+}  // namespace
+
+absl::StatusOr<Expression> WriteStructuralTags(const ConstraintSpec& spec,
+                                               const SpecialTokens& special,
+                                               const WriteContent& content, GrammarText* grammar) {
+  QUIRE_RETURN_IF_ERROR(CheckTriggers(spec.triggers, special));
+  QUIRE_RETURN_IF_ERROR(CheckTags(spec));
+  std::vector<Expression> contents;
+  for (std::size_t i = 0; i < spec.tags.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(const Expression inside, content(i));
+    contents.push_back(
+        grammar->Share(GrammarText::Sequence({inside, special.Write(spec.tags[i].end)})));
+  }
+  const GrammarText::Rule start = grammar->Reserve();
+  if (spec.stop_after_first_tag) {
+    WriteTaggedText(spec, special, contents, GrammarText::Empty(), !spec.at_least_one_tag, start,
+                    grammar);
+    return GrammarText::Reference(start);
+  }
+  WriteTaggedText(spec, special, contents, GrammarText::Reference(start), /*may_end=*/true, start,
+                  grammar);
+  if (!spec.at_least_one_tag) return GrammarText::Reference(start);
+  const GrammarText::Rule first = grammar->Reserve();
+  WriteTaggedText(spec, special, contents, GrammarText::Reference(start), /*may_end=*/false, first,
+                  grammar);
+  return GrammarText::Reference(first);
+}
+
+absl::StatusOr<Expression> WriteToolCalls(const ConstraintSpec& spec, const SpecialTokens& special,
+                                          const WriteContent& content, GrammarText* grammar) {
+  const text::ToolFormat& format = *spec.tool_format;
+  const text::CallWriting& writing = format.writing;
+  QUIRE_ASSIGN_OR_RETURN(const Expression call, WriteCall(spec, special, content, grammar));
+  std::vector<Expression> parts = {call};
+  if (!spec.stop_after_first_tag && !writing.is_single) {
+    const Expression next = GrammarText::Sequence(
+        {special.Write(writing.separator), special.Write(writing.call_begin), call});
+    parts.push_back(grammar->Repeat(next, 0, std::nullopt));
+  }
+  parts.push_back(special.Write(writing.end));
+  const std::string opening = absl::StrCat(writing.begin, writing.call_begin);
+  const Expression calls = GrammarText::Sequence(parts);
+  const Expression answer = spec.calls_are_optional
+                                ? WriteCallsInText(format, special, opening, calls, grammar)
+                                : GrammarText::Sequence({special.Write(opening), calls});
+  return WriteAfterReasoning(spec, special, answer, grammar);
+}
+
+Expression WriteAfterReasoning(const ConstraintSpec& spec, const SpecialTokens& special,
+                               const Expression& answer, GrammarText* grammar) {
+  const absl::string_view marker = ReasoningMarkers(*spec.tool_format).first;
+  if (marker.empty()) return answer;
+  const Expression shared = grammar->Share(answer);
+  const Expression reasoning =
+      WriteReasoning(*spec.tool_format, special, shared, spec.calls_are_optional, grammar);
+  if (spec.opens_reasoning) return reasoning;
+  return GrammarText::Choice({GrammarText::Sequence({special.Write(marker), reasoning}), shared});
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,202 @@
+#include "engine/masks/mask_pool.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/thread_name.h"
+#include "base/within_memory.h"
+#include "engine/masks/banned_text.h"
+#include "engine/masks/repeat_penalty.h"
+
+namespace quire::engine {
+
+MaskPool::MaskPool(std::int32_t num_threads, const Clock* clock,
+                   std::function<void(absl::Duration)> on_made,
+                   std::function<absl::Duration()> used)
+    : clock_(clock), on_made_(std::move(on_made)), used_(std::move(used)) {
+  QUIRE_CHECK(num_threads >= 1);
+  for (std::int32_t i = 0; i < num_threads; ++i) {
+    threads_.emplace_back([this] { Work(); });
+  }
+}
+
+absl::Duration MaskPool::ThreadTime() {
+  timespec used = {};
+  QUIRE_CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0);
+  return absl::DurationFromTimespec(used);
+}
+
+MaskPool::~MaskPool() {
+  {
+    MutexLock lock(&mutex_);
+    stops_ = true;
+    queue_.clear();
+  }
+  queued_.NotifyAll();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+std::shared_ptr<ChoiceMask> MaskPool::Start(MaskRules rules) {
+  auto choice = std::make_shared<ChoiceMask>();
+  if (rules.masks()) {
+    choice->words_.resize(MaskWords(rules.constraint != nullptr ? rules.constraint->vocab_size()
+                                                                : rules.banned->vocab_size()));
+  }
+  choice->rules_ = std::move(rules);
+  Enqueue(choice);
+  return choice;
+}
+
+void MaskPool::Advance(const std::shared_ptr<ChoiceMask>& choice, std::int32_t token) {
+  QUIRE_CHECK(choice->is_ready() && choice->status_.ok());
+  choice->token_ = token;
+  ++choice->num_tokens_;
+  choice->ready_.store(false, std::memory_order_relaxed);
+  Enqueue(choice);
+}
+
+bool MaskPool::IsDueLater(const std::shared_ptr<ChoiceMask>& a,
+                          const std::shared_ptr<ChoiceMask>& b) {
+  const absl::Duration due_a = a->turn_ + a->took_, due_b = b->turn_ + b->took_;
+  return due_a != due_b ? due_a > due_b : a->arrival_ > b->arrival_;
+}
+
+void MaskPool::Enqueue(std::shared_ptr<ChoiceMask> choice) {
+  {
+    MutexLock lock(&mutex_);
+    choice->turn_ = std::max(choice->turn_, queue_.empty() ? turn_ : queue_.front()->turn_);
+    choice->arrival_ = arrivals_++;
+    queue_.push_back(std::move(choice));
+    std::ranges::push_heap(queue_, IsDueLater);
+  }
+  queued_.NotifyOne();
+}
+
+void MaskPool::Work() {
+  SetThreadName("mask");
+  while (true) {
+    std::shared_ptr<ChoiceMask> choice;
+    {
+      MutexLock lock(&mutex_);
+      while (queue_.empty() && !stops_) queued_.Wait(&mutex_);
+      if (stops_) return;
+      std::ranges::pop_heap(queue_, IsDueLater);
+      choice = std::move(queue_.back());
+      queue_.pop_back();
+      turn_ = choice->turn_;
+    }
+    if (choice.use_count() == 1) continue;  // its request has ended
+    const absl::Time start = clock_->Now();
+    const absl::Duration used = used_();
+    choice->status_ = WithinMemory([&choice] { return Make(*choice); });
+    // A mask that cannot be made allows nothing, and says why.
+    if (!choice->status_.ok()) std::ranges::fill(choice->words_, 0u);
+    if (on_made_) on_made_(clock_->Now() - start);
+    const absl::Duration took = used_() - used;
+    {
+      MutexLock lock(&mutex_);
+      choice->turn_ += took;
+      choice->took_ = took;
+      choice->ready_.store(true, std::memory_order_release);
+    }
+    made_.NotifyAll();
+  }
+}
+
+// The part of the constraint, or of a vocabulary without one.
+absl::Status MaskPool::Match(ChoiceMask& choice) {
+  if (choice.rules_.constraint == nullptr) {
+    std::ranges::fill(choice.words_, ~0u);
+    choice.summary_ = {.may_end = true, .may_continue = true};
+    return absl::OkStatus();
+  }
+  if (choice.matcher_ == nullptr) {
+    choice.matcher_ = choice.rules_.constraint->NewMatcher(choice.rules_.ends);
+  } else {
+    const absl::Status accepted = choice.matcher_->Accept(choice.token_);
+    // The sampler had the mask, so this is no fault of the request.
+    if (absl::IsInvalidArgument(accepted)) {
+      return absl::InternalError(absl::StrCat("a constraint has allowed token ", choice.token_,
+                                              " and refuses it: ", accepted.message()));
+    }
+    if (!accepted.ok()) return accepted;
+  }
+  absl::StatusOr<MaskSummary> summary = choice.matcher_->FillMask(choice.words_);
+  if (summary.ok()) choice.summary_ = *summary;
+  return summary.status();
+}
+
+void MaskPool::PenaliseRepeats(ChoiceMask& choice) {
+  const MaskRules& rules = choice.rules_;
+  if (rules.repeats == nullptr) return;
+  if (choice.repeats_ == nullptr) {
+    choice.repeats_ = std::make_shared<RepeatPenalty>(*rules.repeats);
+  } else {
+    choice.repeats_->Append(choice.token_);
+  }
+  const std::span<const kernels::LogitBias> penalties = choice.repeats_->Penalties();
+  choice.bias_.resize(penalties.size() + rules.bias.size());
+  std::ranges::merge(penalties, rules.bias, choice.bias_.begin(), {}, &kernels::LogitBias::token,
+                     &kernels::LogitBias::token);
+}
+
+absl::Status MaskPool::Make(ChoiceMask& choice) {
+  if (absl::Status status = Match(choice); !status.ok()) return status;
+  if (const BannedText* const banned = choice.rules_.banned.get(); banned != nullptr) {
+    if (choice.token_ >= 0) {
+      choice.banned_state_ = banned->Next(choice.banned_state_, choice.token_);
+    }
+    banned->Exclude(choice.banned_state_, choice.words_);
+  }
+  PenaliseRepeats(choice);
+  return absl::OkStatus();
+}
+
+void MaskPool::WaitAll(std::span<const ChoiceMask* const> choices, absl::Duration timeout) {
+  const absl::Time deadline = MonotonicNow() + timeout;
+  MutexLock lock(&mutex_);
+  for (const ChoiceMask* choice : choices) {
+    while (!choice->is_ready() && MonotonicNow() < deadline) made_.WaitUntil(&mutex_, deadline);
+  }
+}
+
+void MaskPool::WaitAny(std::span<const ChoiceMask* const> choices, absl::Duration timeout) {
+  const absl::Time deadline = MonotonicNow() + timeout;
+  const auto is_ready = [](const ChoiceMask* choice) { return choice->is_ready(); };
+  MutexLock lock(&mutex_);
+  while (std::ranges::none_of(choices, is_ready) && MonotonicNow() < deadline) {
+    made_.WaitUntil(&mutex_, deadline);
+  }
+}
+
+absl::Status MaskPool::CheckIntegrity(std::span<const ChoiceMask* const> choices) const {
+  MutexLock lock(&mutex_);
+  for (const auto& queued : queue_) {
+    if (queued->is_ready()) return absl::InternalError("a mask that is ready waits to be made");
+  }
+  if (!std::ranges::is_heap(queue_, IsDueLater)) {
+    return absl::InternalError("the queue of masks is out of order");
+  }
+  for (const ChoiceMask* choice : choices) {
+    if (!choice->is_ready() || !choice->status_.ok()) continue;
+    if (choice->repeats_ != nullptr) {
+      if (absl::Status status = choice->repeats_->CheckIntegrity(); !status.ok()) return status;
+    }
+    if (choice->matcher_ == nullptr) continue;
+    if (choice->matcher_->num_accepted() != choice->num_tokens_) {
+      return absl::InternalError(absl::StrCat("a matcher has accepted ",
+                                              choice->matcher_->num_accepted(), " tokens of ",
+                                              choice->num_tokens_));
+    }
+    const absl::Status status = choice->matcher_->CheckIntegrity();
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,154 @@
+#include "engine/masks/repeat_penalty.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace quire::engine {
+
+RepeatPenalty::RepeatPenalty(const DryParams& params, std::shared_ptr<const TokenTexts> texts,
+                             std::span<const std::int32_t> prompt)
+    : RepeatPenalty(std::make_shared<const Rules>(
+                        Rules{params, text::StopAutomaton(params.breakers), std::move(texts)}),
+                    prompt) {}
+
+RepeatPenalty::RepeatPenalty(std::shared_ptr<const Rules> rules,
+                             std::span<const std::int32_t> prompt)
+    : rules_(std::move(rules)) {
+  tokens_.reserve(prompt.size());
+  previous_.reserve(prompt.size());
+  matches_.reserve(prompt.size());
+  for (const std::int32_t token : prompt) {
+    unbroken_ = Breaks(token, &node_) ? 0 : unbroken_ + 1;
+    Link(token);
+  }
+  MatchPrompt();
+}
+
+bool RepeatPenalty::Breaks(std::int32_t token, std::int32_t* node) const {
+  const absl::string_view text = rules_->texts->TextOf(token);
+  bool breaks = text.empty();
+  for (const char c : text) {
+    *node = rules_->breakers.Next(*node, static_cast<std::uint8_t>(c));
+    breaks = breaks || rules_->breakers.match(*node) >= 0;
+  }
+  return breaks;
+}
+
+std::size_t RepeatPenalty::WindowBegin(std::size_t size) const {
+  const auto window = static_cast<std::size_t>(rules_->params.window_tokens);
+  return window == 0 || size <= window ? 0 : size - window;
+}
+
+void RepeatPenalty::Link(std::int32_t token) {
+  const auto place = static_cast<std::uint32_t>(tokens_.size());
+  const auto [latest, is_new] = latest_.try_emplace(token, place);
+  previous_.push_back(is_new ? kNone : std::exchange(latest->second, place));
+  tokens_.push_back(token);
+  matches_.push_back(0);
+}
+
+// One place after the other would take the square of a prompt's length. The Z algorithm (Gusfield,
+// "Algorithms on Strings, Trees and Sequences", 1.3) on the window read backwards is linear.
+void RepeatPenalty::MatchPrompt() {
+  if (unbroken_ == 0) return;
+  const std::size_t last = tokens_.size() - 1;
+  const std::size_t window = tokens_.size() - WindowBegin(tokens_.size());
+  const auto token = [&](std::size_t i) { return tokens_[last - i]; };
+  const auto match = [&](std::size_t i) -> std::uint32_t& { return matches_[last - i]; };
+  std::size_t box = 0;  // the match [box, end) that reaches farthest
+  std::size_t end = 0;
+  for (std::size_t i = 1; i < window; ++i) {
+    std::size_t length = i < end ? std::min<std::size_t>(end - i, match(i - box)) : 0;
+    while (i + length < window && token(length) == token(i + length)) ++length;
+    match(i) = static_cast<std::uint32_t>(length);
+    if (i + length > end) {
+      box = i;
+      end = i + length;
+    }
+  }
+  const auto most = static_cast<std::uint32_t>(unbroken_);
+  for (std::uint32_t& length : matches_) length = std::min(length, most);
+}
+
+void RepeatPenalty::Append(std::int32_t token) {
+  const std::size_t place = tokens_.size();
+  if (Breaks(token, &node_)) {
+    unbroken_ = 0;
+  } else {
+    const std::size_t begin = WindowBegin(place + 1);
+    const auto found = latest_.find(token);
+    // From the last place on, so that a match is read before it becomes that of the next token.
+    for (std::uint32_t at = found == latest_.end() ? kNone : found->second;
+         at != kNone && at >= begin; at = previous_[at]) {
+      const bool goes_on = unbroken_ > 0 && at > 0 && tokens_[at - 1] == tokens_[place - 1];
+      matches_[at] = goes_on ? matches_[at - 1] + 1 : 1;
+    }
+    ++unbroken_;
+  }
+  Link(token);
+}
+
+std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
+  penalties_.clear();
+  if (unbroken_ == 0) return penalties_;
+  const DryParams& params = rules_->params;
+  const auto allowed = static_cast<std::size_t>(params.allowed_length);
+  const std::size_t begin = WindowBegin(tokens_.size());
+  longest_.clear();
+  std::int32_t token = -1;
+  std::size_t longest = 0;
+  for (std::uint32_t at = previous_.back(); at != kNone && at >= begin; at = previous_[at]) {
+    const std::size_t length = std::min<std::size_t>(matches_[at], at - begin + 1);
+    const std::int32_t next = tokens_[at + 1];
+    if (length < allowed || (next == token && length <= longest)) continue;
+    std::uint32_t& of_next = longest_[next];
+    of_next = std::max(of_next, static_cast<std::uint32_t>(length));
+    token = next;
+    longest = of_next;
+  }
+  std::vector<std::pair<std::uint32_t, std::int32_t>> kept;  // length, token
+  for (const auto& [next, length] : longest_) {
+    std::int32_t node = node_;
+    if (!Breaks(next, &node)) kept.emplace_back(length, next);
+  }
+  if (kept.size() > kMaxDryTokens) {
+    const auto comes_first = [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first > b.first : a.second < b.second;
+    };
+    std::ranges::nth_element(kept, kept.begin() + kMaxDryTokens, comes_first);
+    kept.resize(kMaxDryTokens);
+  }
+  for (const auto& [length, next] : kept) {
+    const double exponent = static_cast<double>(length - allowed);
+    const double penalty = params.multiplier * std::pow(double{params.base}, exponent);
+    penalties_.push_back({next, -static_cast<float>(std::min(penalty, double{kLargest}))});
+  }
+  std::ranges::sort(penalties_, {}, &kernels::LogitBias::token);
+  return penalties_;
+}
+
+absl::Status RepeatPenalty::CheckIntegrity() const {
+  const RepeatPenalty anew(rules_, tokens_);
+  if (anew.previous_ != previous_ || anew.latest_ != latest_) {
+    return absl::InternalError("the places of a token are not those in the text");
+  }
+  if (anew.node_ != node_ || anew.unbroken_ != unbroken_) {
+    return absl::InternalError("what breaks matches is not what the tokens say");
+  }
+  if (unbroken_ == 0) return absl::OkStatus();
+  const std::size_t begin = WindowBegin(tokens_.size());
+  for (std::uint32_t at = previous_.back(); at != kNone && at >= begin; at = previous_[at]) {
+    const std::size_t most = at - begin + 1;
+    const std::size_t length = std::min<std::size_t>(matches_[at], most);
+    const std::size_t expected = std::min<std::size_t>(anew.matches_[at], most);
+    if (length == expected) continue;
+    return absl::InternalError(
+        absl::StrCat("the match at ", at, " has ", length, " tokens, they are ", expected));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,47 @@
+#pragma once
+
+// The bytes of every token of a vocabulary, where those that begin with the same byte lie together.
+//
+// Place:      made once for an engine, when a request first asks for it; shared by its requests.
+// Threads:    immutable: any.
+// Lifetime:   shared.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace quire::engine {
+
+class TokenTexts {
+ public:
+  // By id; tokens without text are empty.
+  explicit TokenTexts(const std::vector<std::string>& texts);
+  // Of the ids below `vocab_size`. Special tokens have no text: where they are left out, what
+  // stands around them meets.
+  TokenTexts(const text::Tokenizer& tokenizer, std::int32_t vocab_size);
+
+  absl::string_view TextOf(std::int32_t token) const {
+    const auto at = static_cast<std::size_t>(token);
+    return absl::string_view(bytes_).substr(begins_[at], begins_[at + 1] - begins_[at]);
+  }
+  // Tokens whose text begins with `byte`.
+  std::span<const std::int32_t> BeginningWith(std::uint8_t byte) const {
+    return std::span(by_first_).subspan(first_begins_[byte],
+                                        first_begins_[byte + 1u] - first_begins_[byte]);
+  }
+  std::uint32_t size() const { return static_cast<std::uint32_t>(begins_.size() - 1); }
+
+ private:
+  void Index();
+
+  std::string bytes_;
+  std::vector<std::uint32_t> begins_{0};  // [size + 1]
+  std::vector<std::int32_t> by_first_;
+  std::vector<std::uint32_t> first_begins_;  // [257]
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,765 @@
+// Specs to masks, with the library: which texts a constraint allows, and that a mask allows a token
+// exactly when it is accepted.
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/error_reason.h"
+#include "engine/constraint/constraint_build.h"
+#include "engine/constraint/constraint_grammar.h"
+#include "engine/constraint/grammar_library.h"
+#include "gtest/gtest.h"
+#include "tests/engine/constraint/small_vocabulary.h"
+#include "tests/testing/reason_of.h"
+
+namespace quire::engine {
+namespace {
+
+ConstraintSpec Spec(ConstraintKind kind, std::string text) {
+  ConstraintSpec spec;
+  spec.kind = kind;
+  spec.text = std::move(text);
+  return spec;
+}
+
+class GrammarTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kVocabulary = 900;
+
+  static void SetUpTestSuite() {
+    if (GrammarLibrary::Version().empty()) return;
+    tokens_ = new std::vector<std::string>(SmallVocabulary(kVocabulary, 5));
+    auto build = MakeConstraintBuild({.tokens = *tokens_});
+    ASSERT_TRUE(build.ok()) << build.status();
+    build_ = new ConstraintCompiler::Build(*std::move(build));
+  }
+  void SetUp() override {
+    if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
+  }
+
+  static std::int32_t End() { return static_cast<std::int32_t>(kVocabulary) - 1; }
+
+  static std::unique_ptr<ConstraintMatcher> Matcher(const ConstraintSpec& spec) {
+    auto constraint = (*build_)(spec);
+    EXPECT_TRUE(constraint.ok()) << constraint.status();
+    if (!constraint.ok()) return nullptr;
+    const std::int32_t end[] = {End()};
+    return (*constraint)->NewMatcher(end);
+  }
+
+  // Whether the text is in the language, byte by byte.
+  static bool Allows(const ConstraintSpec& spec, absl::string_view text) {
+    const auto matcher = Matcher(spec);
+    if (matcher == nullptr) return false;
+    for (const char byte : text) {
+      if (!matcher->Accept(static_cast<unsigned char>(byte)).ok()) return false;
+    }
+    return matcher->Accept(End()).ok();
+  }
+  static bool RegexAllows(const char* regex, absl::string_view text) {
+    return Allows(Spec(ConstraintKind::kRegex, regex), text);
+  }
+  static bool SchemaAllows(const char* schema, absl::string_view text) {
+    return Allows(Spec(ConstraintKind::kJsonSchema, schema), text);
+  }
+
+  static const std::vector<std::string>* tokens_;
+  static ConstraintCompiler::Build* build_;
+};
+const std::vector<std::string>* GrammarTest::tokens_ = nullptr;
+ConstraintCompiler::Build* GrammarTest::build_ = nullptr;
+
+bool Bit(const std::vector<std::uint32_t>& words, std::size_t token) {
+  return (words[token / 32] >> (token % 32) & 1) != 0;
+}
+
+TEST_F(GrammarTest, MasksAllowExactlyTheTokensThatAreAccepted) {
+  const std::uint32_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937 random(seed);
+  const std::vector<ConstraintSpec> specs = {
+      Spec(ConstraintKind::kJsonObject, ""),
+      Spec(ConstraintKind::kJsonSchema, R"({"type": "string", "minLength": 2, "maxLength": 5})"),
+      Spec(ConstraintKind::kJsonSchema, R"({"type": "string", "maxLength": 20})"),
+      Spec(ConstraintKind::kJsonSchema, R"({"properties": {"a": {"type": "number", "minimum": -1.5,
+          "maximum": 55.05}, "é": {"type": "array", "items": {"type": "string"}, "minItems": 1,
+          "maxItems": 3}}, "required": ["é"]})"),
+      Spec(ConstraintKind::kRegex, "(?:[ab]{2,30}|\\u{1F600}*)é[^,]{0,9}"),
+      Spec(ConstraintKind::kGrammar,
+           "root ::= item+\nitem ::= \"a\" [^\"]{0,20} | \"[\" item \"]\""),
+  };
+  std::vector<std::uint32_t> words(MaskWords(kVocabulary));
+  for (const ConstraintSpec& spec : specs) {
+    for (int walk = 0; walk < 3; ++walk) {
+      const auto matcher = Matcher(spec);
+      ASSERT_NE(matcher, nullptr);
+      std::string text;
+      for (int step = 0; step < 12; ++step) {
+        const auto summary = matcher->FillMask(words);
+        ASSERT_TRUE(summary.ok()) << summary.status();
+        ASSERT_TRUE(summary->may_end || summary->may_continue) << text;
+        std::vector<std::int32_t> allowed;
+        for (std::size_t token = 0; token < kVocabulary; ++token) {
+          const auto fork = matcher->Fork();
+          const bool accepted = fork->Accept(static_cast<std::int32_t>(token)).ok();
+          ASSERT_EQ(accepted, Bit(words, token))
+              << "token " << token << " \"" << absl::CHexEscape((*tokens_)[token]) << "\" after \""
+              << absl::CHexEscape(text) << "\" of " << spec.text;
+          if (accepted && token + 1 < kVocabulary) {
+            allowed.push_back(static_cast<std::int32_t>(token));
+          }
+        }
+        ASSERT_EQ(summary->may_continue, !allowed.empty());
+        if (allowed.empty()) break;
+        const std::int32_t next = allowed[random() % allowed.size()];
+        ASSERT_TRUE(matcher->Accept(next).ok());
+        text += (*tokens_)[static_cast<std::size_t>(next)];
+        ASSERT_TRUE(matcher->CheckIntegrity().ok());
+      }
+    }
+  }
+}
+
+// "bba" comes behind "ba" in the order of tokens and holds it, but does not begin with it: that
+// "ba" is refused says nothing of it.
+TEST_F(GrammarTest, TokensUnderAnotherBeginWithIt) {
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  tokens.insert(tokens.end(), {"ba", "bba", ""});
+  const auto library = GrammarLibrary::Create(tokens);
+  ASSERT_TRUE(library.ok()) << library.status();
+  const auto constraint = (*library)->Compile("root ::= \"bba\" | \"bbc\"\n");
+  ASSERT_TRUE(constraint.ok()) << constraint.status();
+  const std::vector<std::int32_t> end_tokens = {static_cast<std::int32_t>(tokens.size()) - 1};
+  std::vector<std::uint32_t> words((*constraint)->mask_words());
+  ASSERT_TRUE((*constraint)->NewMatcher(end_tokens)->FillMask(words).ok());
+  EXPECT_TRUE(Bit(words, 'b'));
+  EXPECT_FALSE(Bit(words, 256));  // "ba"
+  EXPECT_TRUE(Bit(words, 257));   // "bba"
+}
+
+// The library can keep the masks of a rule for other grammars; some of these were of another rule.
+TEST_F(GrammarTest, MasksDoNotDependOnWhatWasCompiledBefore) {
+  const ConstraintSpec spec = Spec(ConstraintKind::kRegex, "([a-z]{2,5}|z+)[0-9]*9?");
+  const auto masks = [&](const ConstraintCompiler::Build& build) {
+    std::vector<std::vector<std::uint32_t>> masks;
+    const auto matcher = build(spec).value()->NewMatcher({});
+    for (const char byte : std::string("abc09")) {
+      masks.emplace_back((kVocabulary + 31) / 32);
+      EXPECT_TRUE(matcher->FillMask(masks.back()).ok());
+      EXPECT_TRUE(matcher->Accept(static_cast<unsigned char>(byte)).ok());
+    }
+    return masks;
+  };
+  const auto build = MakeConstraintBuild({.tokens = *tokens_});
+  ASSERT_TRUE(build.ok()) << build.status();
+  for (const char* before : {"([:-z]{2,5}|z+)[0-9]*(x|y)?", "([:-z]{2,5}|z+)[0-9]*9?"}) {
+    EXPECT_TRUE((*build)(Spec(ConstraintKind::kRegex, before)).ok());
+  }
+  const auto fresh = MakeConstraintBuild({.tokens = *tokens_});
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  EXPECT_EQ(masks(*build), masks(*fresh));
+}
+
+TEST_F(GrammarTest, RollbackAndForkGiveTheMasksOfTheSameTokens) {
+  std::mt19937 random(7);
+  const auto matcher = Matcher(Spec(ConstraintKind::kJsonObject, ""));
+  std::vector<std::vector<std::uint32_t>> masks;
+  std::vector<std::uint32_t> words(MaskWords(kVocabulary));
+  for (int step = 0; step < 300; ++step) {
+    ASSERT_TRUE(matcher->FillMask(words).ok());
+    masks.resize(matcher->num_accepted() + 1);
+    masks.back() = words;
+    if (random() % 3 == 0 && matcher->num_accepted() > 0) {
+      matcher->Rollback(1 + static_cast<std::uint32_t>(random()) % matcher->num_accepted());
+      ASSERT_TRUE(matcher->FillMask(words).ok());
+      ASSERT_EQ(words, masks[matcher->num_accepted()]);
+      continue;
+    }
+    std::vector<std::int32_t> allowed;
+    for (std::size_t token = 0; token < kVocabulary; ++token) {
+      if (Bit(words, token)) allowed.push_back(static_cast<std::int32_t>(token));
+    }
+    if (allowed.empty()) continue;  // an end token was accepted
+    const auto fork = matcher->Fork();
+    const std::int32_t next = allowed[random() % allowed.size()];
+    ASSERT_TRUE(fork->Accept(next).ok());
+    ASSERT_EQ(fork->num_accepted(), matcher->num_accepted() + 1);
+    ASSERT_TRUE(matcher->Accept(next).ok());
+    ASSERT_TRUE(matcher->CheckIntegrity().ok());
+  }
+}
+
+TEST_F(GrammarTest, EndTokensAreAllowedWhereTheTextMayEnd) {
+  const auto matcher = Matcher(Spec(ConstraintKind::kRegex, "ab?"));
+  std::vector<std::uint32_t> words(MaskWords(kVocabulary));
+  EXPECT_FALSE(matcher->Accept(End()).ok());
+  ASSERT_TRUE(matcher->Accept('a').ok());
+  auto summary = matcher->FillMask(words);
+  EXPECT_TRUE(summary->may_end && summary->may_continue);
+  EXPECT_TRUE(Bit(words, static_cast<std::size_t>(End())));
+  ASSERT_TRUE(matcher->Accept('b').ok());
+  summary = matcher->FillMask(words);
+  EXPECT_TRUE(summary->may_end);
+  EXPECT_FALSE(summary->may_continue);  // finished
+  ASSERT_TRUE(matcher->Accept(End()).ok());
+  EXPECT_FALSE(matcher->Accept(End()).ok());
+  matcher->Rollback(2);
+  EXPECT_TRUE(matcher->Accept('b').ok());
+}
+
+std::string StageOf(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  if (!reason) return "";
+  for (const auto& [key, value] : reason->metadata) {
+    if (key == "stage") return value;
+  }
+  return "";
+}
+
+std::string GrammarOf(ConstraintKind kind, const std::string& text) {
+  const auto grammar = WriteConstraint(Spec(kind, text));
+  EXPECT_TRUE(grammar.ok()) << grammar.status();
+  return grammar.value_or("");
+}
+
+TEST_F(GrammarTest, CompilingEndsAtItsLimit) {
+  const std::string object = GrammarOf(ConstraintKind::kJsonObject, "");
+  std::string optional;
+  for (int i = 0; i < 300; ++i) optional += "(a|b)?";
+  const std::string slow = GrammarOf(ConstraintKind::kRegex, optional);
+  const auto compile = [](const GrammarLimits& limits, const std::string& grammar) {
+    const auto library = GrammarLibrary::Create(*tokens_, limits);
+    EXPECT_TRUE(library.ok()) << library.status();
+    return (*library)->Compile(grammar).status();
+  };
+  EXPECT_TRUE(compile({}, object).ok());
+  for (const absl::Status& status :
+       {compile({.compile_steps = 1 << 20}, slow), compile({.compile_bytes = 1 << 10}, object)}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_EQ(ReasonOf(status), "BAD_CONSTRAINT") << status;
+    EXPECT_EQ(StageOf(status), "compile") << status;
+    EXPECT_NE(std::string(status.message()).find("takes more than"), std::string::npos) << status;
+  }
+  EXPECT_TRUE(compile({.compile_steps = 1 << 20}, object).ok());  // the same thread
+}
+
+// Rules that are repetitions of each other and nothing else: the library would write them out
+// without an end.
+TEST_F(GrammarTest, RepetitionsOfThemselvesAreRefused) {
+  for (const char* text : {"root ::= a\na ::= a{0,3}", "root ::= a{0,3}\na ::= b{0,3}\nb ::= a{2}?",
+                           "root ::= root{0,5}", "root ::= (a)*\na ::= (b){0,3}\nb ::= (a){0,2}"}) {
+    const auto grammar = WriteConstraint(Spec(ConstraintKind::kGrammar, text));
+    if (!grammar.ok()) continue;
+    const auto constraint = (*build_)(Spec(ConstraintKind::kGrammar, text));
+    if (!constraint.ok()) {
+      EXPECT_EQ(ReasonOf(constraint.status()), "BAD_CONSTRAINT") << constraint.status();
+    }
+  }
+  const auto itself = (*build_)(Spec(ConstraintKind::kGrammar, "root ::= a\na ::= a{0,3}"));
+  EXPECT_EQ(StageOf(itself.status()), "compile") << itself.status();
+}
+
+// A matcher that outgrows its limit says so from then on, at the same token each time, and leaves
+// others on its thread alone.
+TEST_F(GrammarTest, AnswersEndAtTheirLimit) {
+  const struct {
+    const char* unit;
+    ConstraintKind kind;
+    const char* text;
+    GrammarLimits limits;
+  } cases[] = {
+      {"steps",
+       ConstraintKind::kGrammar,
+       "root ::= root root | \"a\" | \"\"",
+       {.token_steps = 1 << 14}},
+      {"steps", ConstraintKind::kRegex, "((a{0,100}){0,100}){0,100}", {.token_steps = 1 << 14}},
+      {"states", ConstraintKind::kRegex, "(a|b*)*", {.states = 1 << 10}},
+  };
+  const std::int32_t end[] = {End()};
+  std::vector<std::uint32_t> words(MaskWords(kVocabulary));
+  for (const auto& [unit, kind, text, limits] : cases) {
+    const auto library = GrammarLibrary::Create(*tokens_, limits);
+    ASSERT_TRUE(library.ok()) << library.status();
+    const auto plain = (*library)->Compile(GrammarOf(ConstraintKind::kRegex, "a*"));
+    ASSERT_TRUE(plain.ok()) << plain.status();
+    const auto constraint = (*library)->Compile(GrammarOf(kind, text));
+    ASSERT_TRUE(constraint.ok()) << constraint.status();
+    std::vector<std::uint32_t> accepted;
+    for (int run = 0; run < 2; ++run) {
+      const auto matcher = (*constraint)->NewMatcher(end);
+      const auto neighbour = (*plain)->NewMatcher(end);
+      absl::Status status;
+      while (status.ok()) {
+        ASSERT_LT(matcher->num_accepted(), 5000u) << unit;
+        status = matcher->FillMask(words).status();
+        if (status.ok()) status = matcher->Accept('a');
+        ASSERT_TRUE(matcher->CheckIntegrity().ok());
+        ASSERT_TRUE(neighbour->FillMask(words).ok());
+        if (matcher->num_accepted() < 100) {
+          ASSERT_TRUE(neighbour->Accept('a').ok());
+        }
+      }
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      EXPECT_EQ(ReasonOf(status), "BAD_CONSTRAINT");
+      EXPECT_EQ(StageOf(status), "limit");
+      EXPECT_NE(std::string(status.message()).find(unit), std::string::npos) << status;
+      EXPECT_EQ(matcher->Accept('a'), status);
+      EXPECT_EQ(matcher->FillMask(words).status(), status);
+      EXPECT_EQ(matcher->Fork()->Accept('a'), status);
+      accepted.push_back(matcher->num_accepted());
+      matcher->Rollback(accepted.back());
+      EXPECT_TRUE(matcher->CheckIntegrity().ok());
+    }
+    EXPECT_EQ(accepted[0], accepted[1]);
+  }
+}
+
+// Taking tokens back gives back the states that they led to.
+TEST_F(GrammarTest, StatesAreGivenBackByRollback) {
+  const auto library = GrammarLibrary::Create(*tokens_, {.states = 200});
+  ASSERT_TRUE(library.ok()) << library.status();
+  const auto constraint = (*library)->Compile(GrammarOf(ConstraintKind::kRegex, "a*"));
+  ASSERT_TRUE(constraint.ok()) << constraint.status();
+  const std::int32_t end[] = {End()};
+  const auto matcher = (*constraint)->NewMatcher(end);
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_TRUE(matcher->Accept('a').ok()) << i;
+    if (matcher->num_accepted() == 50) matcher->Rollback(49);
+    ASSERT_TRUE(matcher->CheckIntegrity().ok());
+  }
+  absl::Status status;
+  while (status.ok()) status = matcher->Accept('a');
+  EXPECT_EQ(StageOf(status), "limit");
+}
+
+TEST_F(GrammarTest, Regex) {
+  EXPECT_TRUE(RegexAllows("a{2,3}", "aa"));
+  EXPECT_FALSE(RegexAllows("a{2,3}", "aaaa"));
+  EXPECT_TRUE(RegexAllows("^(?:x|yz)+$", "xyzx"));
+  EXPECT_TRUE(RegexAllows("[^a-c]\\d\\w\\s", "é5_ "));
+  EXPECT_FALSE(RegexAllows(".", "\n"));
+  EXPECT_TRUE(RegexAllows("\\u{1f600}\\x41\\cJ", "😀A\n"));
+  EXPECT_TRUE(RegexAllows("\\ud83d\\ude00", "😀"));
+  EXPECT_TRUE(RegexAllows("(?<name>a+?)[\\-\\]]", "aa]"));
+}
+
+TEST_F(GrammarTest, ChoicesAndGrammars) {
+  ConstraintSpec choice;
+  choice.kind = ConstraintKind::kChoice;
+  choice.choices = {"yes", "yes, but", "no \"never\"\n"};
+  EXPECT_TRUE(Allows(choice, "yes"));
+  EXPECT_TRUE(Allows(choice, "yes, but"));
+  EXPECT_TRUE(Allows(choice, "no \"never\"\n"));
+  EXPECT_FALSE(Allows(choice, "yes, "));
+  const ConstraintSpec list = Spec(ConstraintKind::kGrammar,
+                                   "# a list\nroot ::= \"[\" (item (\",\" item)*)? \"]\"\n"
+                                   "item ::= [0-9a-f]{1,3} | root  # nested\n");
+  EXPECT_TRUE(Allows(list, "[]"));
+  EXPECT_TRUE(Allows(list, "[1,[f0f],2]"));
+  EXPECT_FALSE(Allows(list, "[1,]"));
+}
+
+TEST_F(GrammarTest, CanonicalJson) {
+  constexpr char kSchema[] = R"({"type": "object", "properties": {"b": {"type": "integer"},
+      "a": {"type": ["string", "null"]}}, "required": ["b"], "additionalProperties": false})";
+  EXPECT_TRUE(SchemaAllows(kSchema, R"({"b":1})"));
+  EXPECT_TRUE(SchemaAllows(kSchema, R"({"b": 1, "a": "x\n\u00e9"})"));
+  EXPECT_TRUE(SchemaAllows(kSchema, "{\n    \"b\": 1,\n    \"a\": null\n}"));
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"a":null,"b":1})"));  // keys in the schema's order
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":1.0})"));
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":01})"));
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":1,"c":2})"));
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":  1})"));  // a gap is bounded
+  EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":\n\n1}"));
+  EXPECT_FALSE(SchemaAllows(kSchema, "\n{\"b\":1}"));
+  EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud800\"}"));  // half a pair
+  EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\xED\xA0\x80\"}"));
+  EXPECT_TRUE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud83d\\ude00\"}"));
+  ConstraintSpec compact = Spec(ConstraintKind::kJsonSchema, kSchema);
+  compact.whitespace = JsonWhitespace::kCompact;
+  EXPECT_TRUE(Allows(compact, R"({"b": 1, "a": "x"})"));
+  EXPECT_FALSE(Allows(compact, R"({"b":1,"a":"x"})"));
+  // A name that is declared is not spelled in another way.
+  EXPECT_FALSE(SchemaAllows(R"({"properties": {"a": {"type": "null"}}})", R"({"\u0061":1})"));
+  EXPECT_TRUE(SchemaAllows(R"({"properties": {"a": {"type": "null"}}})", R"({"a":null,"b":1})"));
+}
+
+// A node that is reached while its oneOf is compared says all that it says, wherever it stands.
+TEST_F(GrammarTest, RecursionThroughOneOfIsEnforced) {
+  constexpr char kSchema[] = R"({"properties": {"e": {"$ref": "#/$defs/e"}},
+      "required": ["e"], "additionalProperties": false, "$defs": {"e": {"oneOf": [
+        {"type": "object", "properties": {"left": {"$ref": "#/$defs/e"}, "op": {"const": "+"}},
+         "required": ["left", "op"], "additionalProperties": false},
+        {"type": "object", "properties": {"left": {"type": "null"}, "op": {"const": "0"}},
+         "required": ["left", "op"], "additionalProperties": false}]}}})";
+  EXPECT_TRUE(SchemaAllows(kSchema, R"({"e":{"left":null,"op":"0"}})"));
+  EXPECT_TRUE(SchemaAllows(kSchema, R"({"e":{"left":{"left":null,"op":"0"},"op":"+"}})"));
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"e":{"left":null,"op":"+"}})"));
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"e":{"left":{"left":7,"op":"0"},"op":"+"}})"));
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"e":{"left":[],"op":"+"}})"));
+}
+
+TEST_F(GrammarTest, RangesAgreeWithArithmetic) {
+  const std::uint32_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937 random(seed);
+  const auto decimal = [&] {
+    const int places = static_cast<int>(random() % 3);
+    const std::int64_t digits = static_cast<std::int64_t>(random() % 400) - 200;
+    return std::pair(digits, places);
+  };
+  const auto value = [](std::pair<std::int64_t, int> d) {  // in hundredths
+    return d.first * (d.second == 0 ? 100 : d.second == 1 ? 10 : 1);
+  };
+  const auto text = [](std::int64_t hundredths) {
+    const std::int64_t magnitude = std::abs(hundredths);
+    std::string out = absl::StrCat(hundredths < 0 ? "-" : "", magnitude / 100);
+    if (magnitude % 100 != 0) {
+      absl::StrAppend(&out, ".", magnitude / 10 % 10);
+      if (magnitude % 10 != 0) absl::StrAppend(&out, magnitude % 10);
+    }
+    return out;
+  };
+  for (int i = 0; i < 60; ++i) {
+    const std::int64_t low = value(decimal()),
+                       high = low + static_cast<std::int64_t>(random() % 900);
+    const bool integers = random() % 2 == 0, above = random() % 2 == 0, below = random() % 2 == 0;
+    const std::string schema =
+        absl::StrCat(R"({"type": ")", integers ? "integer" : "number", R"(", ")",
+                     above ? "exclusiveMinimum" : "minimum", R"(": )", text(low), R"(, ")",
+                     below ? "exclusiveMaximum" : "maximum", R"(": )", text(high), "}");
+    const auto constraint = (*build_)(Spec(ConstraintKind::kJsonSchema, schema));
+    bool any = false;
+    for (std::int64_t x = low - 120; x <= high + 120; ++x) {
+      const bool inside = (above ? x > low : x >= low) && (below ? x < high : x <= high) &&
+                          (!integers || x % 100 == 0);
+      any |= inside;
+      if (!constraint.ok()) continue;
+      const std::int32_t end[] = {End()};
+      const auto matcher = (*constraint)->NewMatcher(end);
+      bool accepted = true;
+      for (const char byte : text(x)) {
+        accepted = accepted && matcher->Accept(static_cast<unsigned char>(byte)).ok();
+      }
+      accepted = accepted && matcher->Accept(End()).ok();
+      ASSERT_EQ(accepted, inside) << text(x) << " and " << schema;
+    }
+    if (!integers && low == high && (above || below)) any = false;
+    if (integers) {
+      ASSERT_EQ(constraint.ok(), any) << schema << constraint.status();
+    }
+  }
+}
+
+TEST_F(GrammarTest, MultiplesAgreeWithArithmetic) {
+  for (const int divisor : {2, 7, 10, 25, 97}) {
+    const auto constraint =
+        (*build_)(Spec(ConstraintKind::kJsonSchema,
+                       absl::StrCat(R"({"type": "integer", "multipleOf": )", divisor, "}")));
+    ASSERT_TRUE(constraint.ok()) << constraint.status();
+    for (int x = -210; x <= 210; ++x) {
+      const std::int32_t end[] = {End()};
+      const auto matcher = (*constraint)->NewMatcher(end);
+      bool accepted = true;
+      for (const char byte : absl::StrCat(x)) {
+        accepted = accepted && matcher->Accept(static_cast<unsigned char>(byte)).ok();
+      }
+      ASSERT_EQ(accepted && matcher->Accept(End()).ok(), x % divisor == 0) << x << " " << divisor;
+    }
+  }
+}
+
+std::string PointerOf(const absl::Status& status) {
+  const auto reason = GetErrorReason(status);
+  if (!reason) return "";
+  for (const auto& [key, value] : reason->metadata) {
+    if (key == "pointer") return value;
+  }
+  return "";
+}
+
+// What is refused, with the pointer.
+TEST(ConstraintGrammarTest, SchemasAreRefusedByPointer) {
+  const struct {
+    const char* schema;
+    const char* pointer;
+    const char* says;
+  } cases[] = {
+      {R"({"maxlength": 3})", "/maxlength", "did you mean maxLength"},
+      {R"({"properties": {"a/b": {"contains": {}}}})", "/properties/a~1b/contains",
+       "not supported"},
+      {R"({"$ref": "http://x/y"})", "/$ref", "nothing is fetched"},
+      {R"({"$ref": "#"})", "/$ref", "leads back"},
+      {R"({"format": "regex"})", "/format", "date-time"},
+      {R"({"type": "strin"})", "/type", "no type"},
+      {R"j({"pattern": "(?=a)"})j", "/pattern", "look-around"},
+      {R"({"pattern": "a\\b"})", "/pattern", "\\b is not supported"},
+      {R"({"multipleOf": 0.3})", "/multipleOf", "multiples of 0.3"},
+      {R"({"uniqueItems": true})", "/uniqueItems", "maxItems"},
+      {R"({"oneOf": [{"type": "string"}, {"maxLength": 3}]})", "/oneOf", "both 0 and 1"},
+      {R"({"not": {"required": ["a"]}})", "/not", "type alone"},
+      {R"({"if": {}, "then": {}})", "/if", "anyOf"},
+      {R"({"if": {"prefixItems": [{}]}, "unevaluatedItems": false})", "/if", "anyOf"},
+      {R"({"$schema": "http://json-schema.org/draft-03/schema#"})", "/$schema", "2020-12"},
+      {R"({"$schema": "http://x/no-validation.json", "minimum": 3})", "/$schema", "2020-12"},
+      {R"({"$ref": "#a", "$defs": {"b": {"const": {"$anchor": "a"}}, "c": {"$anchor": "a"}}})",
+       "/$ref", "twice"},
+      {R"({"minProperties": 2})", "/minProperties", "repeated"},
+      {R"({"properties": {"x": {"$dynamicRef": "#a"}}})", "/properties/x/$dynamicRef", "supported"},
+      {R"({"type": "string", "pattern": "^a*b*$", "maxLength": 3})", "/maxLength", "any number"},
+      {R"({"enum": []})", "", "no value"},
+      {R"({"required": ["a"], "properties": {"a": false}, "type": "object"})", "", "no value"},
+      {R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})", "",
+       "no value"},
+  };
+  for (const auto& c : cases) {
+    const auto grammar = WriteConstraint(Spec(ConstraintKind::kJsonSchema, c.schema));
+    ASSERT_FALSE(grammar.ok()) << c.schema;
+    EXPECT_EQ(ReasonOf(grammar.status()), "BAD_CONSTRAINT") << c.schema;
+    EXPECT_EQ(PointerOf(grammar.status()), c.pointer) << c.schema << grammar.status();
+    EXPECT_NE(std::string(grammar.status().message()).find(c.says), std::string::npos)
+        << grammar.status();
+  }
+}
+
+TEST(ConstraintGrammarTest, AllReasonsAreTold) {
+  const auto grammar = WriteConstraint(
+      Spec(ConstraintKind::kJsonSchema,
+           R"({"properties": {"a": {"contains": 1}, "b": {"foo": 1}}, "if": true, "then": true})"));
+  const std::string message(grammar.status().message());
+  for (const char* pointer : {"/properties/a/contains", "/properties/b/foo", "/if"}) {
+    EXPECT_NE(message.find(pointer), std::string::npos) << message;
+  }
+}
+
+TEST(ConstraintGrammarTest, ExpressionsAndGrammarsAreRefusedByPlace) {
+  const auto refused = [](ConstraintKind kind, const char* text, const char* says) {
+    const auto grammar = WriteConstraint(Spec(kind, text));
+    ASSERT_FALSE(grammar.ok()) << text;
+    EXPECT_EQ(ReasonOf(grammar.status()), "BAD_CONSTRAINT");
+    EXPECT_NE(std::string(grammar.status().message()).find(says), std::string::npos)
+        << grammar.status();
+  };
+  refused(ConstraintKind::kRegex, "ab(c", "at character 2");
+  refused(ConstraintKind::kRegex, "a**", "at character 2");
+  refused(ConstraintKind::kRegex, "\\1", "at character 0");
+  refused(ConstraintKind::kRegex, "a{1,99999}", "counts above");
+  refused(ConstraintKind::kRegex, "x\xFF", "UTF-8");
+  refused(ConstraintKind::kGrammar, "root ::= a", "line 1, column 10: no rule \"a\"");
+  refused(ConstraintKind::kGrammar, "a ::= \"b\"", "no rule \"root\"");
+  refused(ConstraintKind::kGrammar, "root ::= \"a\n\"", "without end");
+  refused(ConstraintKind::kGrammar, "root ::= \"a\" root", "no text meets");
+  refused(ConstraintKind::kGrammar, "root ::= TagDispatch((\"a\", root))", "line 1");
+  refused(ConstraintKind::kChoice, "", "0 values");
+}
+
+std::string Repeated(absl::string_view part, int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) absl::StrAppend(&out, part);
+  return out;
+}
+
+// The parts that `part` makes of 0 to count - 1, and of `last`, with commas between.
+template <typename Part>
+std::string Listed(int count, const Part& part, absl::string_view last = "") {
+  std::string out;
+  for (int i = 0; i < count; ++i) absl::StrAppend(&out, i > 0 ? "," : "", part(i));
+  return last.empty() ? out : absl::StrCat(out, ",", last);
+}
+
+std::string Definitions(int count, const std::function<std::string(int)>& schema,
+                        absl::string_view last) {
+  const auto named = [&](int i) { return absl::StrCat("\"d", i, "\":", schema(i)); };
+  return absl::StrCat(R"({"$ref":"#/$defs/d0","$defs":{)",
+                      Listed(count, named, absl::StrCat("\"d", count, "\":", last)), "}}");
+}
+
+std::string ChainOfRules(int count) {
+  std::string out = "root ::= a0\n";
+  for (int i = 0; i < count; ++i) absl::StrAppend(&out, "a", i, " ::= a", i + 1, " | \"b\"\n");
+  return absl::StrCat(out, "a", count, " ::= \"a\"\n");
+}
+
+// A member of an object.
+std::string Member(absl::string_view name, absl::string_view value) {
+  return absl::StrCat("\"", name, "\":", value);
+}
+
+// Input that was made to take long or much: refused by the limit that it meets, and soon. What
+// would recurse over it meets the end of the stack, first of all in a sanitizer's build.
+void ExpectRefused(ConstraintKind kind, const std::string& text, const std::string& says) {
+  const absl::Time start = MonotonicNow();
+  const auto grammar = WriteConstraint(Spec(kind, text));
+  EXPECT_LT(MonotonicNow() - start, absl::Seconds(20)) << text.substr(0, 80);
+  ASSERT_FALSE(grammar.ok()) << text.substr(0, 80);
+  EXPECT_EQ(ReasonOf(grammar.status()), "BAD_CONSTRAINT") << grammar.status();
+  const std::string message(grammar.status().message());
+  EXPECT_NE(message.find(says), std::string::npos) << message << "\nwithout: " << says;
+  EXPECT_LT(message.size(), 2000u);
+}
+void ExpectSchemaRefused(const std::string& text, const std::string& says) {
+  ExpectRefused(ConstraintKind::kJsonSchema, text, says);
+}
+
+// 1024 alternatives.
+std::string Ways() {
+  const auto titled = [](int i) { return absl::StrCat("{\"title\":\"", i, "\"}"); };
+  return absl::StrCat("\"anyOf\":[", Listed(1024, titled), "]");
+}
+
+TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSize) {
+  const auto empty = [](int i) { return Member(absl::StrCat("k", i), "{}"); };
+  const auto anchor = [](int i) {
+    return Member(absl::StrCat(i), absl::StrCat(R"({"$anchor":"a)", i, "\"}"));
+  };
+  ExpectSchemaRefused(Repeated("[", 1 << 20), "deeper than 128");
+  ExpectSchemaRefused(Repeated(R"({"not":)", 100'000), "deeper than 128");
+  ExpectSchemaRefused(absl::StrCat(R"({"properties":{)", Listed(21'000, empty), "}}"),
+                      "more than 4096 members");
+  ExpectSchemaRefused(absl::StrCat(R"({"properties":{)", Listed(600, empty), "}}"),
+                      "declares 600 names, the limit is 512");
+  ExpectSchemaRefused(absl::StrCat(R"({"$defs":{)", Listed(300, anchor), "}}"),
+                      "more than 256 anchors");
+}
+
+TEST(ConstraintGrammarTest, ChainsOfReferencesAreFollowedSoFar) {
+  const auto next = [](int i) { return absl::StrCat(R"({"$ref":"#/$defs/d)", i + 1, "\"}"); };
+  const auto with = [&](absl::string_view before, absl::string_view behind) {
+    return [=](int i) { return absl::StrCat(before, next(i), behind); };
+  };
+  // Those that are read within one another, and those that are not.
+  ExpectSchemaRefused(Definitions(3000, with(R"({"oneOf":[)", R"(,{"type":"null"}]})"), "{}"),
+                      "more than 256 within one another");
+  ExpectSchemaRefused(Definitions(3000, with(R"({"enum":[[[]],[]],"items":)", "}"), "{}"),
+                      "more than 256 within one another");
+  ExpectSchemaRefused(Definitions(3000, with(R"({"properties":{"a":)", "}}"), "{}"),
+                      "more than 524288 bytes");
+}
+
+// Values, expressions and names that each of many ways would compare or copy.
+TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSteps) {
+  const auto number = [](int i) { return absl::StrCat(i); };
+  const auto named = [](int i) { return Member(absl::StrCat(Repeated("n", 100), i), "{}"); };
+  const std::string says = "steps to read";
+  // 2^40 ways in which allOf and anyOf combine.
+  ExpectSchemaRefused(
+      R"({"allOf":[)" + Repeated(R"({"anyOf":[{"minLength":1},{"maxLength":9}]},)", 40) + "{}]}",
+      "more than 1024 combinations");
+  ExpectSchemaRefused(absl::StrCat(R"({"enum":[)", Listed(4096, number), "],", Ways(), "}"), says);
+  ExpectSchemaRefused(absl::StrCat(R"({"maxLength":8010,"pattern":"^)", Repeated("ab", 4000),
+                                   "c*$\",", Ways(), "}"),
+                      says);
+  ExpectSchemaRefused(absl::StrCat(R"({"properties":{)", Listed(500, named), "},", Ways(), "}"),
+                      says);
+  // An expression that is compared with a text.
+  ExpectSchemaRefused(
+      absl::StrCat(R"({"additionalProperties":false,"properties":{)",
+                   Member(Repeated("n", 100'000), "{}"), R"(},"patternProperties":{"^)",
+                   Repeated("n*", 1000), "$\":{}}}"),
+      says);
+}
+
+TEST(ConstraintGrammarTest, LongNamesAreCutInMessages) {
+  const std::string name = Repeated("n", 100'000);
+  const auto wrong = [](int i) { return Member(absl::StrCat(i), R"({"foo":1})"); };
+  ExpectSchemaRefused(absl::StrCat(R"({"properties":{)", Member(name, R"({"properties":{)"),
+                                   Listed(512, wrong), "}}}}"),
+                      "is no keyword");
+  ExpectSchemaRefused(absl::StrCat("{", Member(name, "1"), "}"), "is no keyword");
+  ExpectSchemaRefused(absl::StrCat(R"({"type":")", Repeated("é", 100'000), "\"}"), "no type");
+  ExpectRefused(ConstraintKind::kGrammar, "root ::= " + name, "no rule");
+}
+
+TEST(ConstraintGrammarTest, HostileExpressionsAndGrammarsAreRefused) {
+  ExpectRefused(ConstraintKind::kRegex, Repeated("(", 1 << 20), "deeper than 100");
+  ExpectRefused(ConstraintKind::kRegex, Repeated("a", 20'000), "more than 8192 characters");
+  ExpectRefused(ConstraintKind::kRegex, Repeated("(a|b)?", 20'000), "more than 1024 repetitions");
+  ExpectRefused(ConstraintKind::kRegex, Repeated("\\S", 8000), "more than 524288 bytes");
+  ExpectRefused(ConstraintKind::kGrammar, "root ::= " + Repeated("[ab]", 10'000),
+                "more than 4096 elements");
+  ExpectRefused(ConstraintKind::kGrammar, "root ::= " + Repeated("[ab]?", 2000),
+                "more than 1024 repetitions");
+  ExpectRefused(ConstraintKind::kGrammar, "root ::= " + Repeated("(", 1 << 20), "deeper than 100");
+  ExpectRefused(ConstraintKind::kGrammar, ChainOfRules(12'000), "more than 1024 rules");
+  ExpectRefused(ConstraintKind::kGrammar, "root ::= (root | \"a\" root)",
+                "column 10: no text meets the group");
+}
+
+// What is near the limits is served: more than real schemas have.
+TEST(ConstraintGrammarTest, LargeInputIsWritten) {
+  const auto written = [](ConstraintKind kind, const std::string& text) {
+    const auto grammar = WriteConstraint(Spec(kind, text));
+    EXPECT_TRUE(grammar.ok()) << grammar.status();
+  };
+  const auto text = [](int i) { return absl::StrCat("\"value", i, "\""); };
+  written(ConstraintKind::kJsonSchema,
+          absl::StrCat(R"({"properties":{)",
+                       Listed(512, [](int i) { return absl::StrCat("\"key", i, "\":{}"); }), "}}"));
+  written(ConstraintKind::kJsonSchema, absl::StrCat(R"({"enum":[)", Listed(4096, text), "]}"));
+  written(ConstraintKind::kJsonSchema,
+          absl::StrCat(R"({"oneOf":[)",
+                       Listed(500,
+                              [](int i) {
+                                return absl::StrCat(R"({"type":"object","required":["kind"],)",
+                                                    R"("properties":{"kind":{"const":"k)", i,
+                                                    "\"}}}");
+                              }),
+                       "]}"));
+  written(ConstraintKind::kRegex, Repeated("[^a-c]", 8000));
+  written(ConstraintKind::kGrammar, ChainOfRules(1000));
+}
+
+// Free text up to a marker of sixteen letters: its states differ in two first letters, and the
+// vocabulary is looked through once for all of them.
+TEST(FreeTextTest, MasksOfItsStatesAreMadeOnce) {
+  if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
+  std::vector<std::string> tokens;
+  const std::string letters = "abcdefghijklmnopqrstuvwxyz";
+  for (const char a : letters) {
+    tokens.emplace_back(1, a);
+    for (const char b : letters) {
+      tokens.push_back({a, b});
+      for (const char c : letters) tokens.push_back({a, b, c});
+    }
+  }
+  const std::string marker = letters.substr(0, 16);
+  std::string grammar = "root ::= q0 \"!\"\nq0 ::= [^a] q0 | \"a\" q1\n";
+  for (std::size_t i = 1; i < marker.size(); ++i) {
+    const bool is_last = i + 1 == marker.size();
+    absl::StrAppend(&grammar, "q", i, " ::= [^a", marker.substr(i, 1), "] q0 | \"a\" q1 | \"",
+                    marker.substr(i, 1), "\"", is_last ? "" : absl::StrCat(" q", i + 1), "\n");
+  }
+  tokens.push_back("!");
+  const auto library = GrammarLibrary::Create(tokens, {.compile_steps = 1 << 19});
+  ASSERT_TRUE(library.ok()) << library.status();
+  const auto constraint = (*library)->Compile(grammar);
+  ASSERT_TRUE(constraint.ok()) << constraint.status();
+  std::vector<std::uint32_t> words((*constraint)->mask_words());
+  for (const std::size_t length : {0, 1, 2, 9, 15, 16}) {
+    const auto matcher = (*constraint)->NewMatcher({});
+    for (const char c : marker.substr(0, length)) {
+      const auto token = std::ranges::find(tokens, std::string(1, c)) - tokens.begin();
+      ASSERT_TRUE(matcher->Accept(static_cast<std::int32_t>(token)).ok());
+    }
+    ASSERT_TRUE(matcher->FillMask(words).ok());
+    for (std::size_t token = 0; token < tokens.size(); ++token) {
+      const bool is_allowed = (words[token / 32] >> (token % 32) & 1) != 0;
+      // The marker ends the text, and nothing but "!" comes behind it.
+      const std::string text = marker.substr(0, length) + tokens[token];
+      const std::size_t end = text.find(marker);
+      const std::string rest = end == std::string::npos ? "" : text.substr(end + marker.size());
+      const bool fits = rest.empty() || rest == "!";
+      ASSERT_EQ(is_allowed, fits) << text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire::engine

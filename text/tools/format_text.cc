@@ -1,0 +1,51 @@
+#include "text/tools/format_text.h"
+
+#include <initializer_list>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/strip.h"
+
+namespace quire::text {
+namespace {
+
+bool IsInOne(absl::string_view token, std::initializer_list<absl::string_view> markers) {
+  for (const absl::string_view marker : markers) {
+    if (absl::StrContains(marker, token)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
+                    std::optional<absl::string_view> continued) {
+  if (format.reasoning_begin.empty()) return false;
+  absl::string_view message;
+  if (continued.has_value()) {
+    // Templates print a content as it is, or without the spaces around it.
+    message = absl::StripLeadingAsciiWhitespace(*continued);
+    if (!absl::EndsWith(prompt, message)) message = absl::StripAsciiWhitespace(message);
+    if (!absl::ConsumeSuffix(&prompt, message)) message = {};
+  }
+  const std::size_t begin = message.rfind(format.reasoning_begin);
+  if (begin != message.npos) return message.find(format.reasoning_end, begin) == message.npos;
+  return absl::EndsWith(absl::StripTrailingAsciiWhitespace(prompt), format.reasoning_begin) &&
+         !absl::StrContains(message, format.reasoning_end);
+}
+
+bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls) {
+  if (token.empty()) return false;
+  if (format.shape == CallShape::kHarmony) {
+    return IsInOne(token, {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>",
+                           "<|return|>", "<|call|>"});
+  }
+  if (IsInOne(token, {format.reasoning_begin, format.reasoning_end})) return true;
+  return reads_calls &&
+         IsInOne(token, {format.section_begin, format.section_end, format.call_begin[0],
+                         format.call_begin[1], format.call_end, format.name_prefix,
+                         format.separator, format.arguments_suffix, format.id_marker, "<arg_key>",
+                         "</arg_key>", "<arg_value>", "</arg_value>"});
+}
+
+}  // namespace quire::text
