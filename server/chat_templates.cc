@@ -48,6 +48,29 @@ absl::StatusOr<std::string> ReadTemplateFile(const std::string& path) {
                       absl::StrCat("chat.template_file: ", text.status().message()));
 }
 
+// Of several templates one alone may know tools.
+absl::StatusOr<const text::ToolFormat*> ChooseToolFormat(const std::string& name,
+                                                         const text::FoundTemplates& sources) {
+  if (name == "none") return nullptr;
+  if (name != "auto") {
+    const text::ToolFormat* const format = text::FindToolFormat(name);
+    if (format != nullptr) return format;
+    std::string names = "auto, none";
+    for (const text::ToolFormat& known : text::ToolFormats())
+      absl::StrAppend(&names, ", ", known.name);
+    return absl::InvalidArgumentError(
+        absl::StrCat("chat.tool_format is \"", name, "\", not one of ", names));
+  }
+  const text::ToolFormat* without_calls = nullptr;
+  for (const text::TemplateSource& source : sources.templates) {
+    const text::ToolFormat* const format = text::DetectToolFormat(source.text);
+    if (format == nullptr) continue;
+    if (format->shape != text::CallShape::kNone) return format;
+    without_calls = format;
+  }
+  return without_calls;
+}
+
 }  // namespace
 
 std::vector<NamedFile> ChatTemplateFiles(const ChatTemplateOptions& options,
@@ -61,9 +84,9 @@ std::vector<NamedFile> ChatTemplateFiles(const ChatTemplateOptions& options,
   return files;
 }
 
-absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
-    const ChatTemplateOptions& options, const formats::ModelFiles& files,
-    const text::Tokenizer& tokenizer) {
+absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
+                                             const formats::ModelFiles& files,
+                                             const text::Tokenizer& tokenizer) {
   text::TemplateFiles found;
   if (options.template_file.empty()) {
     QUIRE_ASSIGN_OR_RETURN(found, ReadFiles(files));
@@ -71,17 +94,23 @@ absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
     QUIRE_ASSIGN_OR_RETURN(found.template_file, ReadTemplateFile(options.template_file));
   }
   const text::FoundTemplates sources = text::FindTemplates(found);
-  QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const text::ChatTemplates> templates,
+  LoadedChat loaded;
+  QUIRE_ASSIGN_OR_RETURN(loaded.tool_format, ChooseToolFormat(options.tool_format, sources));
+  QUIRE_ASSIGN_OR_RETURN(loaded.templates,
                          text::ChatTemplates::Create(sources, tokenizer, options.rendering));
+  const text::ChatTemplates* const templates = loaded.templates.get();
   if (sources.templates.empty() && sources.problem.empty()) {
     log::Debug("model", "no chat template", {});
   } else if (!templates->problem().empty()) {
     log::Warn("model", "chat template cannot be used", {{"problem", templates->problem()}});
   } else {
-    log::Debug("model", "chat template",
-               {{"origin", sources.origin}, {"names", absl::StrJoin(templates->names(), ", ")}});
+    log::Debug(
+        "model", "chat template",
+        {{"origin", sources.origin},
+         {"names", absl::StrJoin(templates->names(), ", ")},
+         {"tool_format", loaded.tool_format == nullptr ? "none" : loaded.tool_format->name}});
   }
-  return templates;
+  return loaded;
 }
 
 }  // namespace quire::server

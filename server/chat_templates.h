@@ -17,16 +17,23 @@
 #include "server/config/options.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
+#include "text/tools/tool_format.h"
 
 namespace quire::server {
 
+struct LoadedChat {
+  std::shared_ptr<const text::ChatTemplates> templates;  // never null
+  // By chat.tool_format, or by the templates; null: none is known.
+  const text::ToolFormat* tool_format = nullptr;
+};
+
 // A model without a usable template is no error; the log says what is wrong with it, and the caller
 // decides whether it may replace another one. Errors:
-// INVALID_ARGUMENT or NOT_FOUND that name chat.template_file, chat.default_vars or a file that
-// cannot be read.
-absl::StatusOr<std::shared_ptr<const text::ChatTemplates>> LoadChatTemplates(
-    const ChatTemplateOptions& options, const formats::ModelFiles& files,
-    const text::Tokenizer& tokenizer);
+// INVALID_ARGUMENT or NOT_FOUND that name chat.template_file, chat.default_vars, chat.tool_format
+// or a file that cannot be read.
+absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
+                                             const formats::ModelFiles& files,
+                                             const text::Tokenizer& tokenizer);
 
 // The files that LoadChatTemplates reads of a model in `model_path`, whether they are there or not.
 // Of a GGUF file, which is not to be written while it is served, none is.

@@ -9,9 +9,13 @@
 #include "absl/time/clock.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "base/utf8.h"
+#include "engine/constraint/constraint_build.h"
+#include "engine/constraint/grammar_library.h"
 #include "server/chat_templates.h"
 #include "server/config/per_device_options.h"
 #include "server/embedded_model.h"
+#include "server/preloaded_constraints.h"
 
 namespace quire::server {
 namespace {
@@ -52,6 +56,44 @@ engine::SamplingParams ResolveSampling(const models::GenerationDefaults& model,
   return params;
 }
 
+engine::Pooling PoolingOf(models::PoolingMode mode) {
+  switch (mode) {
+    case models::PoolingMode::kLast:
+      return engine::Pooling::kLast;
+    case models::PoolingMode::kMean:
+      return engine::Pooling::kMean;
+    case models::PoolingMode::kCls:
+      return engine::Pooling::kCls;
+  }
+  return engine::Pooling::kLast;
+}
+
+std::optional<std::int32_t> BosTokenOf(const models::ModelStack& loaded) {
+  const std::optional<std::int32_t> named = loaded.tokenizer().bos_token_id();
+  return named ? named : loaded.model().config.bos_id;
+}
+
+// The bytes of each row of the output matrix, empty where no text reaches it: an end of an answer,
+// padding, and special tokens, which are markers at most.
+engine::ConstraintVocabulary VocabularyOf(const models::ModelStack& loaded) {
+  const text::Tokenizer& tokenizer = loaded.tokenizer();
+  const std::vector<std::int32_t>& ends = loaded.model().config.eos_ids;
+  engine::ConstraintVocabulary vocabulary;
+  vocabulary.tokens.resize(static_cast<std::size_t>(loaded.model().config.vocab_size));
+  for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i) {
+    const auto id = static_cast<std::int32_t>(i);
+    const bool is_end = std::find(ends.begin(), ends.end(), id) != ends.end();
+    if (is_end || !tokenizer.HasText(id)) continue;
+    std::string text = tokenizer.TokenBytes(id);
+    if (!tokenizer.IsSpecial(id)) {
+      vocabulary.tokens[i] = std::move(text);
+    } else if (!text.empty() && !FirstInvalidUtf8(text)) {
+      vocabulary.special.emplace_back(std::move(text), id);
+    }
+  }
+  return vocabulary;
+}
+
 }  // namespace
 
 std::string ServedModelId(const DaemonOptions& options) {
@@ -72,6 +114,7 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files, device));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
                          models::OpenTokenizer(options.model, files));
+  QUIRE_RETURN_IF_ERROR(CheckPreload(options.preload));
   QUIRE_RETURN_IF_ERROR(LoadChatTemplates(options.chat, files, *tokenizer).status());
   return models::CheckPlan(RuntimeOptionsFor(options, device), files, model, device);
 }
@@ -79,6 +122,7 @@ absl::Status ValidateModel(const DaemonOptions& options) {
 absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOptions& options,
                                                                 const Clock* clock,
                                                                 probe::Registry* metrics) {
+  QUIRE_RETURN_IF_ERROR(CheckPreload(options.preload));
   std::unique_ptr<EngineStack> stack(new EngineStack());
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<models::ComputeDevice> device,
                          models::ComputeDevice::Open(options.device));
@@ -87,6 +131,13 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
   QUIRE_ASSIGN_OR_RETURN(stack->loaded_,
                          models::ModelStack::Build(runtime, files, std::move(device)));
   models::ModelStack& loaded = *stack->loaded_;
+  if (loaded.model().spec.has_head && !engine::GrammarLibrary::Version().empty()) {
+    QUIRE_ASSIGN_OR_RETURN(engine::ConstraintCompiler::Build build,
+                           engine::MakeConstraintBuild(VocabularyOf(loaded)));
+    stack->constraints_ = std::make_unique<engine::ConstraintCompiler>(options.constraints,
+                                                                       std::move(build), metrics);
+  }
+  QUIRE_RETURN_IF_ERROR(PreloadConstraints(options.preload, stack->constraints_.get()));
   QUIRE_ASSIGN_OR_RETURN(
       stack->engine_, engine::Engine::Create(stack->EngineOptionsFor(options), loaded.TakeCache(),
                                              loaded.runner(), &loaded.tokenizer(), clock, metrics));
@@ -106,6 +157,8 @@ engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options
   engine.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);
   engine.max_context_tokens = loaded_->context_tokens();
   engine.eos_token_ids = model.config.eos_ids;
+  engine.bos_token_id = BosTokenOf(*loaded_);
+  engine.has_head = model.spec.has_head;
   engine.kv_dtype = std::string(DTypeName(options.pool.dtype));
   engine.limits.vocab_size = engine.vocab_size;
   engine.limits.max_tokens_per_request =
@@ -120,6 +173,8 @@ engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options
   if (options.text_threads_auto) {
     engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
   }
+  if (options.mask_threads_auto) engine.mask_threads = engine.text_threads;
+  engine.constraints = constraints_.get();
   engine.partial_page_reuse = options.pool.partial_page_reuse;
   return engine;
 }
@@ -136,8 +191,10 @@ absl::StatusOr<TranslatorOptions> EngineStack::TranslationFor(const DaemonOption
   translation.queue_timeout = engine.queue_timeout;
   translation.max_request_duration = engine.max_request_duration;
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
-  QUIRE_ASSIGN_OR_RETURN(translation.chat,
+  QUIRE_ASSIGN_OR_RETURN(LoadedChat chat,
                          LoadChatTemplates(options.chat, files, loaded_->tokenizer()));
+  translation.chat = std::move(chat.templates);
+  translation.tool_format = chat.tool_format;
   return translation;
 }
 
@@ -151,10 +208,12 @@ absl::Status EngineStack::Follow(LiveConfig* live) {
         QUIRE_RETURN_IF_ERROR(
             CheckReplaces(*served_->translator.options()->chat, *translated.chat));
         auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
+        const engine::HotConstraintOptions constraints = next.constraints;
         // Before the engine: it refuses what the translator let through under the old limits.
-        return [this, hot, translation] {
+        return [this, hot, translation, constraints] {
           served_->translator.SetOptions(translation);
           engine_->SetHotOptions(hot);
+          if (constraints_ != nullptr) constraints_->SetHotOptions(constraints);
         };
       },
       [](const DaemonOptions& next) { return ChatTemplateFiles(next.chat, next.model.path); });
@@ -172,8 +231,7 @@ ModelDescription EngineStack::Describe(const DaemonOptions& options) const {
   description.max_context_tokens = loaded_->context_tokens();
   description.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);
   description.eos_token_ids = model.config.eos_ids;
-  description.bos_token_id = tokenizer.bos_token_id();
-  if (!description.bos_token_id) description.bos_token_id = model.config.bos_id;
+  description.bos_token_id = BosTokenOf(*loaded_);
   description.pad_token_id = tokenizer.pad_token_id();
   if (!description.pad_token_id) description.pad_token_id = model.config.pad_id;
   description.weights_fingerprint = model.fingerprint;
@@ -183,6 +241,19 @@ ModelDescription EngineStack::Describe(const DaemonOptions& options) const {
   description.kv_page_count = static_cast<std::int32_t>(geometry.num_blocks - 1);
   description.kv_group_count = static_cast<std::int32_t>(loaded_->layers().groups.size());
   description.kv_dtype = std::string(DTypeName(options.pool.dtype));
+  description.has_head = model.spec.has_head;
+  description.has_constraints = constraints_ != nullptr;
+  if (loaded_->runner()->can_pool()) {
+    description.embedding_width = static_cast<std::int32_t>(model.spec.hidden);
+  }
+  description.pooling = PoolingOf(model.config.pooling.mode);
+  description.normalizes_embeddings = model.config.pooling.normalize;
+  if (!model.config.labels.empty()) {
+    description.classifier = Classifier{model.config.labels, &model.label_weights};
+  }
+  if (const auto& score = model.config.pooling.logit_score) {
+    description.yes_no = YesNoTokens{.yes = score->true_token_id, .no = score->false_token_id};
+  }
   description.weight_bytes = model.weight_bytes;
   description.pool_bytes = loaded_->pool().size_bytes();
   description.workspace_bytes = loaded_->workspace_bytes();

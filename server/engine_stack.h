@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/probe.h"
+#include "engine/constraint/constraint_compiler.h"
 #include "engine/engine.h"
 #include "runtime/model_stack.h"
 #include "server/api/serving_state.h"
@@ -47,6 +48,7 @@ class EngineStack {
   ModelDescription Describe(const DaemonOptions& options) const;
 
   std::unique_ptr<models::ModelStack> loaded_;
+  std::unique_ptr<engine::ConstraintCompiler> constraints_;  // null: no structured output
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<ServedModel> served_;
 };

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -94,7 +95,8 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? quire::server::kExitOk : quire::server::kExitUsage;
   }
   const int exit_code = Run(std::move(flags));
-  // exit() would wait for a log that takes no lines.
-  if (!quire::log::Flush(kLogTime)) _exit(exit_code);
-  return exit_code;
+  if (quire::log::Flush(kLogTime)) std::fflush(stdout);
+  // exit() would wait for a log that takes no lines, and run OpenSSL's cleanup under threads of
+  // gRPC, which outlive its servers and channels.
+  _exit(exit_code);
 }

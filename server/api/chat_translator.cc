@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/json_text.h"
@@ -21,10 +22,11 @@ constexpr int kMaxMessages = 4096;
 constexpr int kMaxTools = 256;
 constexpr std::size_t kMaxNameBytes = 64;
 
-absl::Status Bad(const v1::ChatPrompt& chat, absl::string_view text) {
-  return WithReason(
-      absl::InvalidArgumentError(text), Reason::kBadChatTemplateInput,
-      {{"template_name", chat.template_name().substr(0, kMaxNameBytes)}, {"line", "0"}});
+absl::Status Bad(const v1::ChatPrompt& chat, absl::string_view text, absl::string_view field = {}) {
+  std::vector<std::pair<std::string, std::string>> metadata = {
+      {"template_name", chat.template_name().substr(0, kMaxNameBytes)}, {"line", "0"}};
+  if (!field.empty()) metadata.emplace_back("field", field);
+  return WithReason(absl::InvalidArgumentError(text), Reason::kBadChatTemplateInput, metadata);
 }
 
 bool IsFunctionName(const std::string& name) {
@@ -154,6 +156,28 @@ absl::Status CheckCounts(const v1::ChatPrompt& chat) {
   return absl::OkStatus();
 }
 
+absl::Status CheckToolChoice(const v1::ChatPrompt& chat) {
+  const bool is_named = chat.tool_choice() == v1::TOOL_CHOICE_NAMED;
+  if (!is_named && !chat.tool_name().empty()) {
+    return Bad(chat, "chat.tool_name needs the tool_choice named", "chat.tool_name");
+  }
+  if (!v1::ToolChoice_IsValid(chat.tool_choice())) {
+    return Bad(chat, absl::StrCat("chat.tool_choice is ", chat.tool_choice(), ", not 0 to 4"),
+               "chat.tool_choice");
+  }
+  if (!is_named && chat.tool_choice() != v1::TOOL_CHOICE_REQUIRED) return absl::OkStatus();
+  if (chat.tools().empty()) return Bad(chat, "chat.tool_choice needs tools", "chat.tool_choice");
+  if (!is_named) return absl::OkStatus();
+  for (const v1::ToolSpec& tool : chat.tools()) {
+    if (tool.name() == chat.tool_name()) return absl::OkStatus();
+  }
+  return Bad(chat,
+             absl::StrCat("chat.tool_name is \"",
+                          absl::CHexEscape(chat.tool_name().substr(0, kMaxNameBytes)),
+                          "\", which no tool is called"),
+             "chat.tool_name");
+}
+
 text::ChatMessage ToMessage(const v1::ChatMessage& message) {
   text::ChatMessage result{.role = message.role(),
                            .content = message.content(),
@@ -173,6 +197,7 @@ text::ChatMessage ToMessage(const v1::ChatMessage& message) {
 absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
                                             const text::jinja::JsonLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(chat));
+  QUIRE_RETURN_IF_ERROR(CheckToolChoice(chat));
   text::ChatInput input;
   input.template_name = chat.template_name();
   input.continue_final_message = chat.continue_final_message();
@@ -196,6 +221,7 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
                            .description = tool.description(),
                            .parameters_json = tool.parameters_json_schema()});
   }
+  if (chat.tool_choice() == v1::TOOL_CHOICE_NONE) input.tools.clear();
   if (chat.has_template_vars()) {
     VarsWriter writer(limits);
     const absl::Status written = writer.Write(chat.template_vars(), 1);

@@ -14,8 +14,11 @@
 #include "base/status.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/chat_translator.h"
+#include "server/api/forced_calls.h"
 #include "server/api/status_mapping.h"
 #include "text/chat/chat_template.h"
+#include "text/tools/declared_tools.h"
+#include "text/tools/tool_format.h"
 
 namespace quire::server {
 namespace {
@@ -67,11 +70,23 @@ absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOpti
   }
 }
 
+void ReadDry(const v1::SamplingParams& message, engine::DryParams* dry) {
+  if (message.has_dry_multiplier()) dry->multiplier = message.dry_multiplier();
+  if (message.has_dry_base()) dry->base = message.dry_base();
+  if (message.has_dry_allowed_length()) dry->allowed_length = message.dry_allowed_length();
+  if (message.has_dry_window_tokens()) dry->window_tokens = message.dry_window_tokens();
+  if (message.dry_breakers().empty()) return;
+  dry->breakers.assign(message.dry_breakers().begin(), message.dry_breakers().end());
+}
+
 void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sampling) {
   if (message.has_temperature()) sampling->temperature = message.temperature();
   if (message.has_top_p()) sampling->top_p = message.top_p();
   if (message.has_top_k()) sampling->top_k = message.top_k();
   if (message.has_min_p()) sampling->min_p = message.min_p();
+  if (message.has_top_n_sigma()) sampling->top_n_sigma = message.top_n_sigma();
+  if (message.has_xtc_probability()) sampling->xtc_probability = message.xtc_probability();
+  if (message.has_xtc_threshold()) sampling->xtc_threshold = message.xtc_threshold();
   if (message.has_repetition_penalty()) {
     sampling->repetition_penalty = message.repetition_penalty();
   }
@@ -87,6 +102,68 @@ void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sam
   if (message.has_choice_count()) sampling->choice_count = message.choice_count();
   sampling->logit_bias.assign(message.logit_bias().begin(), message.logit_bias().end());
   std::sort(sampling->logit_bias.begin(), sampling->logit_bias.end());
+  sampling->banned_text.assign(message.banned_text().begin(), message.banned_text().end());
+  ReadDry(message, &sampling->dry);
+}
+
+// The limits are those that the template's rendering has for them.
+absl::StatusOr<text::DeclaredTools> DeclareTools(const text::ChatInput& chat,
+                                                 const text::jinja::JsonLimits& limits) {
+  std::size_t bytes = 0;
+  for (const text::ChatTool& tool : chat.tools) bytes += tool.parameters_json.size();
+  absl::StatusOr<text::DeclaredTools> declared =
+      static_cast<std::int64_t>(bytes) <= limits.max_bytes
+          ? text::DeclaredTools::Create(chat.tools)
+          : absl::InvalidArgumentError(absl::StrCat("tools have ", bytes,
+                                                    " bytes of parameters, at most ",
+                                                    limits.max_bytes, " (limits.max_json_bytes)"));
+  if (declared.ok()) return declared;
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat("chat.", declared.status().message())),
+      Reason::kBadChatTemplateInput,
+      {{"template_name", chat.template_name}, {"line", "0"}, {"field", "chat.tools"}});
+}
+
+// Behind ReadPrompt and ReadOutput.
+absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOptions& options,
+                         engine::Request* request) {
+  const v1::ChatPrompt& chat = message.chat();  // empty for other prompts
+  const bool ends_after_call = chat.has_parallel_tool_calls() && !chat.parallel_tool_calls();
+  if (!message.output().parse()) {
+    if (ForcesCalls(chat)) {
+      return BadParameter("chat.tool_choice", v1::ToolChoice_Name(chat.tool_choice()),
+                          "auto or none, or with output.parse");
+    }
+    if (HoldsCalls(chat)) {
+      return BadParameter("chat.tools", "strict", "not strict, or with output.parse");
+    }
+    if (!ends_after_call) return absl::OkStatus();
+    return BadParameter("chat.parallel_tool_calls", "false", "true, or with output.parse");
+  }
+  if (!message.has_chat())
+    return BadParameter("output.parse", "true", "false without a chat prompt");
+  if (!request->output.text) return BadParameter("output.parse", "true", "false without text");
+  const text::ChatInput& input = std::get<engine::ChatPrompt>(request->prompt).chat;
+  if (options.tool_format == nullptr) {
+    return ForcesCalls(chat) ? ToForcedCalls(chat, input, nullptr).status() : absl::OkStatus();
+  }
+  QUIRE_ASSIGN_OR_RETURN(text::DeclaredTools declared, DeclareTools(input, JsonLimitsOf(options)));
+  if (ForcesCalls(chat)) {
+    if (request->constraint) {
+      return BadParameter("constraint", "set", "absent where chat.tool_choice forces a call");
+    }
+    QUIRE_ASSIGN_OR_RETURN(request->constraint, ToForcedCalls(chat, input, options.tool_format));
+  } else if (HoldsCalls(chat) && options.tool_format->shape != text::CallShape::kNone) {
+    if (request->constraint) {
+      return BadParameter("constraint", "set", "absent beside a tool that is strict");
+    }
+    QUIRE_ASSIGN_OR_RETURN(request->constraint, ToHeldCalls(chat, input, *options.tool_format));
+  }
+  request->parsing = engine::AnswerParsing{
+      .format = options.tool_format,
+      .tools = std::make_shared<const text::DeclaredTools>(std::move(declared)),
+      .ends_after_call = ends_after_call};
+  return absl::OkStatus();
 }
 
 void ReadStopping(const v1::StoppingParams& message, const TranslatorOptions& options,
@@ -133,6 +210,7 @@ absl::Status ReadOutput(const v1::OutputOptions& message, const TranslatorOption
   output->echo_prompt = message.echo_prompt();
   output->timings = message.timings();
   output->usage_every_chunk = message.usage_every_chunk();
+  output->processed_logprobs = message.processed_logprobs();
   return absl::OkStatus();
 }
 
@@ -241,6 +319,111 @@ absl::StatusOr<absl::Duration> ToDuration(const google::protobuf::Duration& dura
 
 namespace {
 
+absl::StatusOr<engine::ConstraintTag> ReadTag(const v1::StructuralTag& message, int index) {
+  engine::ConstraintTag tag{.begin = message.begin(),
+                            .end = message.end(),
+                            .field = absl::StrCat("constraint.structural_tags.tags[", index, "]")};
+  switch (message.content_case()) {
+    case v1::StructuralTag::kJsonSchema:
+      tag.kind = engine::ConstraintKind::kJsonSchema;
+      tag.text = message.json_schema();
+      return tag;
+    case v1::StructuralTag::kRegex:
+      tag.kind = engine::ConstraintKind::kRegex;
+      tag.text = message.regex();
+      return tag;
+    case v1::StructuralTag::kEbnfGrammar:
+      tag.kind = engine::ConstraintKind::kGrammar;
+      tag.text = message.ebnf_grammar();
+      return tag;
+    case v1::StructuralTag::CONTENT_NOT_SET:
+      break;
+  }
+  return engine::BadConstraint("compile", absl::StrCat(tag.field, " has no content"));
+}
+
+absl::Status ReadTags(const v1::StructuralTags& message, engine::ConstraintSpec* spec) {
+  spec->kind = engine::ConstraintKind::kStructuralTags;
+  spec->triggers.assign(message.triggers().begin(), message.triggers().end());
+  spec->at_least_one_tag = message.at_least_one();
+  spec->stop_after_first_tag = message.stop_after_first();
+  for (int i = 0; i < message.tags_size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(engine::ConstraintTag tag, ReadTag(message.tags(i), i));
+    spec->tags.push_back(std::move(tag));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadWhitespace(const v1::Constraint& constraint, engine::ConstraintSpec* spec) {
+  if (!v1::WhitespacePolicy_IsValid(constraint.whitespace())) {
+    return BadParameter("constraint.whitespace", absl::StrCat(constraint.whitespace()), "0 to 2");
+  }
+  if (constraint.whitespace() == v1::WHITESPACE_POLICY_UNSPECIFIED) return absl::OkStatus();
+  if (!constraint.has_json_schema() && !constraint.has_json_object() &&
+      !constraint.has_structural_tags()) {
+    return BadParameter("constraint.whitespace", v1::WhitespacePolicy_Name(constraint.whitespace()),
+                        "absent for a constraint without JSON");
+  }
+  if (constraint.whitespace() == v1::WHITESPACE_POLICY_COMPACT) {
+    spec->whitespace = engine::JsonWhitespace::kCompact;
+  }
+  return absl::OkStatus();
+}
+
+// Behind what else is read of it. `format`: of an answer that is parsed; null: none.
+absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat* format,
+                       engine::ConstraintSpec* spec) {
+  if (!v1::ConstraintStart_IsValid(constraint.start())) {
+    return BadParameter("constraint.start", absl::StrCat(constraint.start()), "0 to 2");
+  }
+  if (constraint.start() != v1::CONSTRAINT_START_AFTER_REASONING) return absl::OkStatus();
+  if (format != nullptr && !format->reasoning_begin.empty()) {
+    spec->starts_after_reasoning = true;
+    spec->tool_format = format;
+    return absl::OkStatus();
+  }
+  return FeatureUnsupported(
+      "a constraint behind reasoning, of an answer that is not parsed or a model whose reasoning "
+      "has no markers of its own (chat.tool_format),",
+      "constraint.start");
+}
+
+// Its text is read when it is compiled, on threads of its own.
+absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request* request) {
+  if (!message.has_constraint()) return absl::OkStatus();
+  const v1::Constraint& constraint = message.constraint();
+  engine::ConstraintSpec spec;
+  switch (constraint.kind_case()) {
+    case v1::Constraint::kJsonSchema:
+      spec.kind = engine::ConstraintKind::kJsonSchema;
+      spec.text = constraint.json_schema();
+      break;
+    case v1::Constraint::kRegex:
+      spec.kind = engine::ConstraintKind::kRegex;
+      spec.text = constraint.regex();
+      break;
+    case v1::Constraint::kEbnfGrammar:
+      spec.kind = engine::ConstraintKind::kGrammar;
+      spec.text = constraint.ebnf_grammar();
+      break;
+    case v1::Constraint::kJsonObject:
+      spec.kind = engine::ConstraintKind::kJsonObject;
+      break;
+    case v1::Constraint::kChoice:
+      spec.kind = engine::ConstraintKind::kChoice;
+      spec.choices.assign(constraint.choice().values().begin(), constraint.choice().values().end());
+      break;
+    case v1::Constraint::kStructuralTags:
+      QUIRE_RETURN_IF_ERROR(ReadTags(constraint.structural_tags(), &spec));
+      break;
+    case v1::Constraint::KIND_NOT_SET:
+      return engine::BadConstraint("compile", "constraint: no kind is set");
+  }
+  QUIRE_RETURN_IF_ERROR(ReadWhitespace(constraint, &spec));
+  request->constraint = std::move(spec);
+  return absl::OkStatus();
+}
+
 absl::Status CheckModelName(const TranslatorOptions& options, absl::string_view name) {
   if (name.empty() || name == options.model_id) return absl::OkStatus();
   for (const std::string& alias : options.aliases) {
@@ -267,7 +450,7 @@ absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateR
   request.tenant = call.tenant;
   QUIRE_RETURN_IF_ERROR(ReadId(message, call, &request));
   QUIRE_RETURN_IF_ERROR(ReadPrompt(message, options, &request));
-  if (message.has_constraint()) return FeatureUnsupported("structured output", "constraint");
+  QUIRE_RETURN_IF_ERROR(ReadConstraint(message, &request));
   request.truncate_prompt = message.truncate_prompt();
 
   request.sampling = options.sampling_defaults;
@@ -277,6 +460,12 @@ absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateR
   QUIRE_RETURN_IF_ERROR(engine::Validate(request.stopping, options.limits));
   QUIRE_RETURN_IF_ERROR(ReadOutput(message.output(), options, &request.output));
   QUIRE_RETURN_IF_ERROR(engine::Validate(request.output, options.limits));
+  QUIRE_RETURN_IF_ERROR(ReadParsing(message, options, &request));
+  if (message.has_constraint()) {
+    const text::ToolFormat* const format =
+        request.parsing.has_value() ? request.parsing->format : nullptr;
+    QUIRE_RETURN_IF_ERROR(ReadStart(message.constraint(), format, &*request.constraint));
+  }
 
   if (message.priority() < -kMaxPriority || message.priority() > kMaxPriority) {
     return BadParameter("priority", absl::StrCat(message.priority()), "-100 to 100");

@@ -29,7 +29,8 @@ class Duration;
 }
 namespace quire::text {
 class ChatTemplates;
-}
+struct ToolFormat;
+}  // namespace quire::text
 namespace quire::v1 {
 class GenerateRequest;
 }
@@ -57,6 +58,7 @@ struct TranslatorOptions {
   absl::Duration queue_timeout = absl::InfiniteDuration();
   absl::Duration max_request_duration = absl::InfiniteDuration();
   std::shared_ptr<const text::ChatTemplates> chat;  // null only where no chat is read
+  const text::ToolFormat* tool_format = nullptr;    // null: answers are not taken apart
 };
 
 class RequestTranslator {

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "quire/v1/admin.pb.h"
 #include "quire/v1/generation.pb.h"
 
@@ -17,24 +18,6 @@ namespace {
 template <typename List>
 void Assign(const std::vector<std::int32_t>& ids, List* list) {
   list->Assign(ids.begin(), ids.end());
-}
-
-template <typename List>
-void AddLogprobs(std::vector<engine::TokenLogprob>&& tokens, List* list) {
-  list->Reserve(static_cast<int>(tokens.size()));
-  for (engine::TokenLogprob& token : tokens) {
-    v1::TokenLogprob* message = list->Add();
-    message->set_token_id(token.token);
-    message->set_logprob(token.logprob);
-    message->set_rank(token.rank);
-    message->set_token_bytes(std::move(token.bytes));
-    for (engine::TopToken& top : token.top) {
-      v1::TopLogprob* entry = message->add_top();
-      entry->set_token_id(top.token);
-      entry->set_logprob(top.logprob);
-      entry->set_token_bytes(std::move(top.bytes));
-    }
-  }
 }
 
 v1::FinishReason FinishReasonOf(engine::FinishReason reason) {
@@ -49,6 +32,10 @@ v1::FinishReason FinishReasonOf(engine::FinishReason reason) {
       return v1::FINISH_REASON_LENGTH;
     case engine::FinishReason::kContextFull:
       return v1::FINISH_REASON_CONTEXT_FULL;
+    case engine::FinishReason::kConstraintDone:
+      return v1::FINISH_REASON_CONSTRAINT_DONE;
+    case engine::FinishReason::kToolCall:
+      return v1::FINISH_REASON_TOOL_CALL;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
 }
@@ -82,6 +69,14 @@ void FillTimings(const engine::Timings& timings, v1::Timings* message) {
   message->set_recomputed_tokens(timings.recomputed_tokens);
 }
 
+// Of ToolCall and ToolCallDelta.
+template <typename Message>
+void FillCall(engine::ToolCallOutput&& call, Message* message) {
+  message->set_id(std::move(call.id));
+  message->set_name(std::move(call.name));
+  message->set_arguments_json(std::move(call.arguments_json));
+}
+
 // Fills the event of a response.
 struct EventWriter {
   v1::GenerateResponse* response;
@@ -112,6 +107,13 @@ struct EventWriter {
     Assign(event.token_ids, message->mutable_token_ids());
     AddLogprobs(std::move(event.logprobs), message->mutable_logprobs());
     if (event.usage) ToProto(*event.usage, message->mutable_usage());
+    message->set_reasoning_text(std::move(event.parsed.reasoning_text));
+    for (engine::ToolCallOutput& call : event.parsed.tool_calls) {
+      v1::ToolCallDelta* const added = message->add_tool_calls();
+      added->set_call_index(call.index);
+      FillCall(std::move(call), added);
+    }
+    message->set_parse_error(std::move(event.parsed.parse_error));
   }
 
   void operator()(engine::CompletedEvent&& event) const {
@@ -125,10 +127,36 @@ struct EventWriter {
     AddLogprobs(std::move(event.logprobs), message->mutable_logprobs());
     ToProto(event.usage, message->mutable_usage());
     if (event.timings) FillTimings(*event.timings, message->mutable_timings());
+    message->set_reasoning_text(std::move(event.parsed.reasoning_text));
+    for (engine::ToolCallOutput& call : event.parsed.tool_calls) {
+      FillCall(std::move(call), message->add_tool_calls());
+    }
+    message->set_parse_error(std::move(event.parsed.parse_error));
   }
+
+  void operator()(engine::PooledEvent&&) const { QUIRE_CHECK(false); }  // of no generation
 };
 
 }  // namespace
+
+void AddLogprobs(std::vector<engine::TokenLogprob>&& tokens,
+                 google::protobuf::RepeatedPtrField<v1::TokenLogprob>* list) {
+  list->Reserve(list->size() + static_cast<int>(tokens.size()));
+  for (engine::TokenLogprob& token : tokens) {
+    v1::TokenLogprob* message = list->Add();
+    message->set_token_id(token.token);
+    message->set_logprob(token.logprob);
+    message->set_rank(token.rank);
+    message->set_token_bytes(std::move(token.bytes));
+    if (token.processed_logprob) message->set_processed_logprob(*token.processed_logprob);
+    for (engine::TopToken& top : token.top) {
+      v1::TopLogprob* entry = message->add_top();
+      entry->set_token_id(top.token);
+      entry->set_logprob(top.logprob);
+      entry->set_token_bytes(std::move(top.bytes));
+    }
+  }
+}
 
 void ToProto(absl::Duration duration, google::protobuf::Duration* message) {
   absl::Duration rest;
@@ -148,6 +176,7 @@ void ToProto(const engine::Usage& usage, v1::Usage* message) {
   message->set_prompt_tokens(usage.prompt_tokens);
   message->set_completion_tokens(usage.completion_tokens);
   message->set_cached_tokens(usage.cached_tokens);
+  message->set_reasoning_tokens(usage.reasoning_tokens);
 }
 
 void ToProto(engine::OutputEvent&& event, const std::string& request_id, const Clock& clock,

@@ -7,7 +7,10 @@
 // Threads:    any.
 // Lifetime:   none.
 
+#include <google/protobuf/repeated_field.h>
+
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -25,6 +28,7 @@ class GenerateResponse;
 class RequestInfo;
 class SamplingParams;
 class Stats;
+class TokenLogprob;
 class Usage;
 enum ServerState : int;
 }  // namespace quire::v1
@@ -34,6 +38,8 @@ namespace quire::server {
 void ToProto(absl::Duration duration, google::protobuf::Duration* message);
 void ToProto(absl::Time time, google::protobuf::Timestamp* message);
 void ToProto(const engine::Usage& usage, v1::Usage* message);
+void AddLogprobs(std::vector<engine::TokenLogprob>&& tokens,
+                 google::protobuf::RepeatedPtrField<v1::TokenLogprob>* list);
 void ToProto(engine::OutputEvent&& event, const std::string& request_id, const Clock& clock,
              v1::GenerateResponse* message);
 void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message);

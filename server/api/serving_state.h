@@ -34,6 +34,18 @@ inline constexpr int kNumLifeStates = 4;
 // "loading", "ready", "draining", "failed".
 absl::string_view LifeStateName(LifeState state);
 
+// A head over the last token's hidden state.
+struct Classifier {
+  std::vector<std::string> labels;
+  const std::vector<float>* weights = nullptr;  // [labels, hidden]; the model's
+};
+
+// Two tokens whose logits behind a prompt are a score.
+struct YesNoTokens {
+  std::int32_t yes = 0;
+  std::int32_t no = 0;
+};
+
 // What GetModel and GetServerInfo say about the model.
 struct ModelDescription {
   std::string architecture;
@@ -51,6 +63,13 @@ struct ModelDescription {
   std::int32_t kv_page_count = 0;
   std::int32_t kv_group_count = 1;  // a token without window has a row in a page of each
   std::string kv_dtype;
+  bool has_head = true;                              // else it embeds, and nothing else
+  bool has_constraints = false;                      // structured output
+  std::int32_t embedding_width = 0;                  // 0: it does not embed
+  engine::Pooling pooling = engine::Pooling::kLast;  // unless a request says otherwise
+  bool normalizes_embeddings = false;                // likewise
+  std::optional<Classifier> classifier;
+  std::optional<YesNoTokens> yes_no;  // of a reranker
   std::int64_t weight_bytes = 0, pool_bytes = 0, workspace_bytes = 0;
 };
 

@@ -287,9 +287,40 @@ void ReadEngine(const Config& config, DaemonOptions* options) {
   options->stream_interval_tokens = config.stream().interval_tokens();
 }
 
+void ReadStructured(const Config& config, DaemonOptions* options) {
+  const auto& structured = config.structured();
+  engine::ConstraintOptions& constraints = options->constraints;
+  constraints.compile_threads = structured.compile_threads();
+  constraints.compile_timeout = ToDuration(structured.compile_timeout());
+  constraints.max_schema_bytes = structured.max_schema_bytes();
+  constraints.max_compiled_bytes = structured.max_compiled_bytes();
+  constraints.cache_bytes = structured.cache_bytes();
+  options->mask_threads_auto = !structured.has_mask_threads();
+  if (structured.has_mask_threads()) options->engine.mask_threads = structured.mask_threads();
+}
+
+// REQUIRES: the configuration is valid: one key of each entry is set.
+void ReadPreload(const Config& config, std::vector<engine::ConstraintSpec>* preload) {
+  for (const auto& entry : config.structured().preload()) {
+    engine::ConstraintSpec spec;
+    if (!entry.json_schema().empty()) {
+      spec.kind = engine::ConstraintKind::kJsonSchema;
+      spec.text = entry.json_schema();
+    } else if (!entry.regex().empty()) {
+      spec.kind = engine::ConstraintKind::kRegex;
+      spec.text = entry.regex();
+    } else {
+      spec.kind = engine::ConstraintKind::kGrammar;
+      spec.text = entry.ebnf_grammar();
+    }
+    preload->push_back(std::move(spec));
+  }
+}
+
 void ReadChat(const Config& config, ChatTemplateOptions* options) {
   const auto& chat = config.chat();
   options->template_file = chat.template_file();
+  options->tool_format = chat.tool_format();
   text::ChatOptions& rendering = options->rendering;
   rendering.default_template_name = chat.default_template_name();
   rendering.default_vars_json = chat.default_vars();
@@ -346,6 +377,8 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
   ReadDevice(config, &options.device);
   ReadModel(config, &options);
   ReadEngine(config, &options);
+  ReadStructured(config, &options);
+  ReadPreload(config, &options.preload);
   ReadSampling(config, &options.sampling);
   ReadChat(config, &options.chat);
   const auto& shutdown = config.shutdown();

@@ -16,6 +16,7 @@
 
 #include "absl/time/time.h"
 #include "base/logging.h"
+#include "engine/constraint/constraint_compiler.h"
 #include "engine/request/engine_options.h"
 #include "runtime/runtime_options.h"
 #include "server/auth/auth_options.h"
@@ -71,6 +72,7 @@ struct SamplingDefaults {
 
 struct ChatTemplateOptions {
   std::string template_file;  // empty: the model's own
+  std::string tool_format;    // its name, auto or none
   text::ChatOptions rendering;
 };
 
@@ -95,9 +97,13 @@ struct DaemonOptions {
   std::vector<std::string> model_aliases;
   models::ModelOptions model;
   models::PoolOptions pool;
-  // scheduler, limits, stream, tokenizer; what depends on the model is filled in by the daemon.
+  // scheduler, limits, stream, tokenizer, structured.mask_threads; what depends on the model is
+  // filled in by the daemon.
   engine::EngineOptions engine;
   bool text_threads_auto = false;
+  bool mask_threads_auto = false;  // as many as text threads
+  engine::ConstraintOptions constraints;
+  std::vector<engine::ConstraintSpec> preload;         // compiled before the daemon is ready
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context
   std::int32_t default_max_tokens = 0;
   std::int32_t stream_interval_tokens = 0;

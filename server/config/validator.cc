@@ -218,6 +218,22 @@ class Rules {
     }
   }
 
+  void CheckPreload() {
+    const auto& structured = config_.structured();
+    const std::string path = "structured.preload";
+    for (int i = 0; i < structured.preload_size(); ++i) {
+      const auto& entry = structured.preload(i);
+      const int given =
+          !entry.json_schema().empty() + !entry.regex().empty() + !entry.ebnf_grammar().empty();
+      if (given == 1) continue;
+      Error(path, absl::StrCat(path, "[", i, "]: has ", given,
+                               " of json_schema, regex and ebnf_grammar, exactly 1 is needed"));
+    }
+    if (structured.preload_size() > 0 && structured.cache_bytes() == 0) {
+      Error(path, absl::StrCat(path, ": needs a cache, ", Other("structured.cache_bytes", 0)));
+    }
+  }
+
   void CheckSocketMode() {
     const std::string& mode = config_.server().admin().socket_mode();
     const bool octal = !mode.empty() && mode.find_first_not_of("01234567") == mode.npos;
@@ -348,6 +364,7 @@ void ValidateConfig(const Config& config, const Origins& origins,
   rules.CheckTls();
   rules.CheckAuth();
   rules.CheckTenants();
+  rules.CheckPreload();
   rules.CheckSocketMode();
   rules.CheckModel();
 }

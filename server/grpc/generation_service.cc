@@ -17,10 +17,12 @@
 #include "server/config/live_config.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
+#include "server/grpc/evaluation_reactor.h"
 #include "server/grpc/generate_reactor.h"
 #include "server/grpc/unary_call.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
+#include "text/tools/tool_format.h"
 
 namespace quire::server {
 namespace {
@@ -73,10 +75,27 @@ void FillModel(const ServedModel& served, v1::Model* model) {
   if (description.pad_token_id) model->set_pad_token_id(*description.pad_token_id);
   model->set_tokenizer_sha256(served.tokenizer->sha256());
   model->set_weights_fingerprint(description.weights_fingerprint);
-  model->add_capabilities("generate");
-  const bool has_chat = options->chat != nullptr && options->chat->has_default();
+  if (description.has_head) {
+    model->add_capabilities("generate");
+    model->add_capabilities("score");
+  }
+  if (description.has_constraints) model->add_capabilities("constraint");
+  if (description.embedding_width > 0) model->add_capabilities("embed");
+  if (description.classifier) model->add_capabilities("classify");
+  const bool has_one_label = description.classifier && description.classifier->labels.size() == 1;
+  if (has_one_label || (description.yes_no && description.has_head)) {
+    model->add_capabilities("rerank");
+  }
+  const bool has_chat =
+      description.has_head && options->chat != nullptr && options->chat->has_default();
   model->set_has_chat_template(has_chat);
   if (has_chat) model->add_capabilities("chat");
+  if (has_chat && options->tool_format != nullptr) {
+    const text::ToolFormat& format = *options->tool_format;
+    const bool is_harmony = format.shape == text::CallShape::kHarmony;
+    if (format.shape != text::CallShape::kNone) model->add_capabilities("tools");
+    if (is_harmony || !format.reasoning_begin.empty()) model->add_capabilities("reasoning");
+  }
   if (description.batch_invariant) model->add_capabilities("batch_invariant");
   ToProto(options->sampling_defaults, model->mutable_sampling_defaults());
   model->set_parameter_count(description.parameter_count);
@@ -230,10 +249,10 @@ class GenerationService::Impl final : public RawService {
   }
 
   Reactor* Embed(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("Embed", call, request, response), "Embed");
+    return StartEmbed(Unary("Embed", call, request, response), &worker_);
   }
   Reactor* Score(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("Score", call, request, response), "Score");
+    return StartScore(Unary("Score", call, request, response), &worker_);
   }
 
   Reactor* GetModel(Context* call, const Bytes* request, Bytes* response) override {

@@ -3,10 +3,12 @@
 #include <google/protobuf/struct.pb.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/json_text.h"
+#include "formats/ordered_json.h"
 
 namespace quire::server {
 namespace {
@@ -90,7 +92,9 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   return absl::OkStatus();
 }
 
-absl::Status ReadTool(const JsonValue& tool, v1::ToolSpec* spec) {
+// `ordered`: the same tool with its keys in the order of the body.
+absl::Status ReadTool(const JsonValue& tool, const formats::OrderedJson& ordered,
+                      v1::ToolSpec* spec) {
   QUIRE_RETURN_IF_ERROR(CheckObject(tool));
   const JsonFields fields(tool);
   std::string type = "function";
@@ -104,38 +108,49 @@ absl::Status ReadTool(const JsonValue& tool, v1::ToolSpec* spec) {
   QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string name) { spec->set_name(name); }));
   QUIRE_RETURN_IF_ERROR(
       inner.Text("description", [&](std::string text) { spec->set_description(text); }));
+  QUIRE_RETURN_IF_ERROR(inner.Bool("strict", [&](bool strict) { spec->set_strict(strict); }));
   if (const auto parameters = inner.Find("parameters")) {
     QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
-    spec->set_parameters_json_schema(JsonText(parameters->raw()));
+    spec->set_parameters_json_schema(formats::OrderedText(ordered.at("function").at("parameters")));
   }
   return absl::OkStatus();
 }
 
-// Whether the tools are shown to the model.
-absl::Status ReadToolChoice(const JsonFields& body, bool* shows_tools) {
+// A word, or {"type": "function", "function": {"name": ..}}.
+absl::Status ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto choice = body.Find("tool_choice");
   if (!choice) return absl::OkStatus();
-  std::string word;
   if (choice->is_string()) {
-    QUIRE_ASSIGN_OR_RETURN(word, choice->AsString());
+    QUIRE_ASSIGN_OR_RETURN(const std::string word, choice->AsString());
+    for (const auto& [name, value] :
+         {std::pair("none", v1::TOOL_CHOICE_NONE), std::pair("auto", v1::TOOL_CHOICE_AUTO),
+          std::pair("required", v1::TOOL_CHOICE_REQUIRED)}) {
+      if (word != name) continue;
+      chat->set_tool_choice(value);
+      return absl::OkStatus();
+    }
   }
-  if (word != "none" && word != "auto") {
-    return BadField(*choice, "must be none or auto; calls cannot be forced by this version");
-  }
-  *shows_tools = word == "auto";
-  return absl::OkStatus();
+  const auto function = choice->is_object() ? choice->Find("function") : std::nullopt;
+  if (!function)
+    return BadField(*choice, "must be none, auto, required or a function with its name");
+  QUIRE_RETURN_IF_ERROR(CheckObject(*function));
+  const JsonFields inner(*function);
+  if (!inner.Find("name")) return Missing(*function, "name");
+  chat->set_tool_choice(v1::TOOL_CHOICE_NAMED);
+  return inner.Text("name", [&](std::string name) { chat->set_tool_name(name); });
 }
 
-absl::Status ReadTools(const JsonFields& body, v1::ChatPrompt* chat) {
-  bool shows_tools = true;
-  QUIRE_RETURN_IF_ERROR(ReadToolChoice(body, &shows_tools));
+absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat) {
+  QUIRE_RETURN_IF_ERROR(ReadToolChoice(body, chat));
+  QUIRE_RETURN_IF_ERROR(body.Bool("parallel_tool_calls",
+                                  [&](bool parallel) { chat->set_parallel_tool_calls(parallel); }));
   const auto tools = body.Find("tools");
   if (!tools) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
+  const auto ordered = formats::OrderedJson::parse(bytes.begin(), bytes.end());
   for (std::size_t i = 0; i < tools->size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(ReadTool(tools->At(i), chat->add_tools()));
+    QUIRE_RETURN_IF_ERROR(ReadTool(tools->At(i), ordered.at("tools").at(i), chat->add_tools()));
   }
-  if (!shows_tools) chat->clear_tools();
   return absl::OkStatus();
 }
 
@@ -172,7 +187,7 @@ void FillStruct(const json& object, google::protobuf::Struct* message) {
 
 }  // namespace
 
-absl::Status ReadChatPrompt(const JsonFields& body, v1::ChatPrompt* chat) {
+absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat) {
   const auto messages = body.Find("messages");
   if (!messages) {
     return WithReason(absl::InvalidArgumentError("messages is missing"), Reason::kPromptMissing,
@@ -182,7 +197,7 @@ absl::Status ReadChatPrompt(const JsonFields& body, v1::ChatPrompt* chat) {
   for (std::size_t i = 0; i < messages->size(); ++i) {
     QUIRE_RETURN_IF_ERROR(ReadMessage(messages->At(i), chat->add_messages()));
   }
-  QUIRE_RETURN_IF_ERROR(ReadTools(body, chat));
+  QUIRE_RETURN_IF_ERROR(ReadTools(body, bytes, chat));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_generation_prompt", [&](bool add) { chat->set_add_generation_prompt(add); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message",

@@ -13,6 +13,7 @@
 
 namespace quire::server {
 
-absl::Status ReadChatPrompt(const JsonFields& body, v1::ChatPrompt* chat);
+// `bytes` are those of the body: parameters of tools keep the order of their keys.
+absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat);
 
 }  // namespace quire::server

@@ -37,9 +37,50 @@ std::string TokenText(const std::string& bytes) {
   return text;
 }
 
-const char* FinishWord(v1::FinishReason reason) {
-  return reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL ? "length"
-                                                                                        : "stop";
+// `has_calls`: but for one that was asked for by its name, which ends by itself, as OpenAI has it.
+const char* FinishWord(v1::FinishReason reason, bool has_calls) {
+  if (reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL) {
+    return "length";
+  }
+  return has_calls ? "tool_calls" : "stop";
+}
+
+// Of v1::ToolCall and v1::ToolCallDelta.
+template <typename Call>
+ordered_json CallOf(const Call& call) {
+  return {{"id", call.id()},
+          {"type", "function"},
+          {"function", {{"name", call.name()}, {"arguments", call.arguments_json()}}}};
+}
+
+ordered_json MessageOf(const v1::Completed& completed) {
+  const bool has_calls = completed.tool_calls_size() > 0;
+  const bool has_content = !completed.text().empty() || !has_calls;
+  ordered_json message = {{"role", "assistant"},
+                          {"content", has_content ? ordered_json(completed.text()) : nullptr},
+                          {"refusal", nullptr}};
+  if (!completed.reasoning_text().empty()) {
+    message["reasoning_content"] = completed.reasoning_text();
+  }
+  for (const v1::ToolCall& call : completed.tool_calls()) {
+    message["tool_calls"].push_back(CallOf(call));
+  }
+  return message;
+}
+
+// What is new of a message.
+ordered_json DeltaOf(const v1::Delta& delta, const std::string& text) {
+  ordered_json content = ordered_json::object();
+  if (!delta.reasoning_text().empty()) content["reasoning_content"] = delta.reasoning_text();
+  if (!text.empty() || (delta.reasoning_text().empty() && delta.tool_calls().empty())) {
+    content["content"] = text;
+  }
+  for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+    ordered_json entry = {{"index", call.call_index()}};
+    entry.update(CallOf(call));
+    content["tool_calls"].push_back(std::move(entry));
+  }
+  return content;
 }
 
 // The four lists of a completion's log-probabilities.
@@ -112,9 +153,11 @@ ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
 
 struct Choice {
   bool is_open = false;  // its first chunk is out
+  bool has_calls = false;
   CompletionLogprobs logprobs;
   std::string whole;  // without a stream: the choice as the body has it
   std::int32_t completion_tokens = 0;
+  std::int32_t reasoning_tokens = 0;
 };
 
 struct Prompt {
@@ -136,6 +179,8 @@ struct OpenAiAnswer::Impl {
         echo(request.echo),
         with_logprobs(request.logprobs),
         hides_output(request.hides_output),
+        names_call(!request.prompts.empty() &&
+                   request.prompts[0].chat().tool_choice() == v1::TOOL_CHOICE_NAMED),
         skips_special(request.prompts.empty() ||
                       !request.prompts[0].output().has_skip_special_tokens() ||
                       request.prompts[0].output().skip_special_tokens()),
@@ -146,8 +191,7 @@ struct OpenAiAnswer::Impl {
         choices(prompts.size() * choices_per_prompt) {}
 
   void Start(std::size_t prompt, const v1::Started& started, std::string* events);
-  void AddDelta(std::size_t index, const std::string& text, const TokenLogprobs& tokens,
-                std::string* events);
+  void AddDelta(std::size_t index, const v1::Delta& delta, std::string* events);
   void Complete(std::size_t index, const v1::Completed& completed, std::string* events);
 
   ordered_json Envelope(const char* object) const {
@@ -162,7 +206,8 @@ struct OpenAiAnswer::Impl {
                            const char* word) const;
   const Prompt& PromptOf(std::size_t index) const { return prompts[index / choices_per_prompt]; }
 
-  const bool is_chat, stream, include_usage, echo, with_logprobs, hides_output, skips_special;
+  const bool is_chat, stream, include_usage, echo, with_logprobs, hides_output, names_call,
+      skips_special;
   const std::size_t choices_per_prompt;
   OpenAiAnswerHead head;
   const OpenAiTokens vocabulary;
@@ -172,16 +217,21 @@ struct OpenAiAnswer::Impl {
 };
 
 ordered_json OpenAiAnswer::Impl::Usage() const {
-  std::int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  std::int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, reasoning_tokens = 0;
   for (const Prompt& prompt : prompts) {
     prompt_tokens += prompt.tokens;
     cached_tokens += prompt.cached_tokens;
   }
-  for (const Choice& choice : choices) completion_tokens += choice.completion_tokens;
-  return {{"prompt_tokens", prompt_tokens},
-          {"completion_tokens", completion_tokens},
-          {"total_tokens", prompt_tokens + completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}}};
+  for (const Choice& choice : choices) {
+    completion_tokens += choice.completion_tokens;
+    reasoning_tokens += choice.reasoning_tokens;
+  }
+  ordered_json usage = {{"prompt_tokens", prompt_tokens},
+                        {"completion_tokens", completion_tokens},
+                        {"total_tokens", prompt_tokens + completion_tokens},
+                        {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}}};
+  if (is_chat) usage["completion_tokens_details"] = {{"reasoning_tokens", reasoning_tokens}};
+  return usage;
 }
 
 ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json content,
@@ -249,14 +299,15 @@ ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogp
   return lists.Take();
 }
 
-void OpenAiAnswer::Impl::AddDelta(std::size_t index, const std::string& text,
-                                  const TokenLogprobs& tokens, std::string* events) {
+void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std::string* events) {
   const bool opens = !std::exchange(choices[index].is_open, true);
   std::string shown = opens && echo ? PromptOf(index).text : "";
-  if (!hides_output) shown += text;
-  ordered_json logprobs = MakeLogprobs(index, tokens, opens);
-  if (shown.empty() && logprobs.is_null()) return;
-  ordered_json content = is_chat ? ordered_json{{"content", shown}} : ordered_json(shown);
+  if (!hides_output) shown += delta.text();
+  ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), opens);
+  const bool is_parsed = !delta.reasoning_text().empty() || !delta.tool_calls().empty();
+  if (!delta.tool_calls().empty()) choices[index].has_calls = true;
+  if (shown.empty() && !is_parsed && logprobs.is_null()) return;
+  ordered_json content = is_chat ? DeltaOf(delta, shown) : ordered_json(shown);
   AppendChunk(ChunkChoice(index, std::move(content), std::move(logprobs), nullptr), events);
 }
 
@@ -264,10 +315,13 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
                                   std::string* events) {
   Choice& choice = choices[index];
   choice.completion_tokens = hides_output ? 0 : completed.usage().completion_tokens();
-  const char* const word = hides_output ? "length" : FinishWord(completed.finish_reason());
+  choice.reasoning_tokens = completed.usage().reasoning_tokens();
+  const bool has_calls = choice.has_calls || !completed.tool_calls().empty();
+  const char* const word =
+      hides_output ? "length" : FinishWord(completed.finish_reason(), has_calls && !names_call);
   if (stream) {
     // A choice without any output still owes its prompt.
-    if (!choice.is_open && echo) AddDelta(index, "", {}, events);
+    if (!choice.is_open && echo) AddDelta(index, v1::Delta(), events);
     ordered_json nothing = is_chat ? ordered_json::object() : ordered_json("");
     AppendChunk(ChunkChoice(index, std::move(nothing), nullptr, word), events);
     return;
@@ -277,7 +331,7 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*opens=*/true);
   ordered_json whole = {{"index", index}};
   if (is_chat) {
-    whole["message"] = {{"role", "assistant"}, {"content", shown}, {"refusal", nullptr}};
+    whole["message"] = MessageOf(completed);
   } else {
     whole["text"] = shown;
   }
@@ -306,8 +360,7 @@ void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
     }
     case v1::GenerateResponse::kDelta: {
       const v1::Delta& delta = message.delta();
-      return impl_->AddDelta(first + static_cast<std::size_t>(delta.index()), delta.text(),
-                             delta.logprobs(), events);
+      return impl_->AddDelta(first + static_cast<std::size_t>(delta.index()), delta, events);
     }
     case v1::GenerateResponse::kCompleted: {
       const v1::Completed& completed = message.completed();

@@ -31,10 +31,18 @@ absl::string_view TypeOf(int http_status) {
 }
 
 constexpr std::pair<absl::string_view, absl::string_view> kParams[] = {
-    {"sampling.choice_count", "n"}, {"output.prompt_logprobs", "logprobs"},
-    {"cache.salt", "cache_salt"},   {"constraint", "response_format"},
-    {"chat", "messages"},           {"text", "prompt"},
+    {"sampling.choice_count", "n"},
+    {"output.prompt_logprobs", "logprobs"},
+    {"sampling.dry_window_tokens", "dry_penalty_last_n"},
+    {"cache.salt", "cache_salt"},
+    {"constraint", "response_format"},
+    {"chat", "messages"},
+    {"text", "prompt"},
     {"token_ids", "prompt"},
+    {"chat.tool_choice", "tool_choice"},
+    {"chat.tools", "tools"},
+    {"chat.tool_name", "tool_choice.function.name"},
+    {"chat.parallel_tool_calls", "parallel_tool_calls"},
 };
 
 HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
@@ -54,6 +62,15 @@ HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
 std::string OpenAiParam(absl::string_view field) {
   for (const auto& [ours, theirs] : kParams) {
     if (field == ours) return std::string(theirs);
+  }
+  // chat.tools[0].parameters_json_schema, chat.tools[0].strict
+  if (absl::ConsumePrefix(&field, "chat.tools[")) {
+    return absl::StrCat("tools[", field.substr(0, field.find(']')), "].function.",
+                        absl::EndsWith(field, ".strict") ? "strict" : "parameters");
+  }
+  if (absl::ConsumePrefix(&field, "inputs")) return absl::StrCat("input", field);
+  if (absl::ConsumePrefix(&field, "sampling.dry_breakers")) {
+    return absl::StrCat("dry_sequence_breakers", field);
   }
   for (const absl::string_view section : {"sampling.", "stopping.", "output."}) {
     if (absl::ConsumePrefix(&field, section)) break;

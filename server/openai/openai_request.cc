@@ -7,9 +7,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/json_text.h"
 #include "base/status.h"
 #include "formats/json_value.h"
+#include "formats/ordered_json.h"
+#include "server/api/structural_tag_json.h"
 #include "server/openai/chat_messages.h"
 #include "server/openai/json_fields.h"
 
@@ -47,6 +48,38 @@ absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
   return absl::OkStatus();
 }
 
+template <typename Add>
+absl::Status ReadStrings(const JsonValue& list, Add add) {
+  if (!list.is_array()) return BadField(list, "must be a list of strings");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    auto text = list.At(i).AsString();
+    if (!text.ok()) return NameField(text.status(), list.At(i));
+    add(*std::move(text));
+  }
+  return absl::OkStatus();
+}
+
+// As llama.cpp spells it.
+absl::Status ReadDry(const JsonFields& body, v1::SamplingParams* sampling) {
+  QUIRE_RETURN_IF_ERROR(
+      body.Float("dry_multiplier", [&](float v) { sampling->set_dry_multiplier(v); }));
+  QUIRE_RETURN_IF_ERROR(body.Float("dry_base", [&](float v) { sampling->set_dry_base(v); }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("dry_allowed_length",
+                                   [&](std::int32_t v) { sampling->set_dry_allowed_length(v); }));
+  // -1 is the whole context, and 0 off.
+  QUIRE_RETURN_IF_ERROR(body.Int32("dry_penalty_last_n", [&](std::int32_t v) {
+    sampling->set_dry_window_tokens(v == -1 ? 0 : v);
+    if (v == 0) sampling->set_dry_multiplier(0);
+  }));
+  const auto breakers = body.Find("dry_sequence_breakers");
+  if (!breakers) return absl::OkStatus();
+  if (breakers->is_array() && breakers->size() == 0) {
+    return BadField(*breakers, "must have a string at least; without it there are four");
+  }
+  return ReadStrings(*breakers,
+                     [&](std::string text) { sampling->add_dry_breakers(std::move(text)); });
+}
+
 absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) {
   QUIRE_RETURN_IF_ERROR(body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("top_p", [&](float v) { sampling->set_top_p(v); }));
@@ -55,11 +88,22 @@ absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) 
   QUIRE_RETURN_IF_ERROR(
       body.Int32("top_k", [&](std::int32_t v) { sampling->set_top_k(v == -1 ? 0 : v); }));
   QUIRE_RETURN_IF_ERROR(
+      body.Float("top_n_sigma", [&](float v) { sampling->set_top_n_sigma(v == -1.0F ? 0 : v); }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Float("xtc_probability", [&](float v) { sampling->set_xtc_probability(v); }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Float("xtc_threshold", [&](float v) { sampling->set_xtc_threshold(v); }));
+  QUIRE_RETURN_IF_ERROR(
       body.Float("repetition_penalty", [&](float v) { sampling->set_repetition_penalty(v); }));
   QUIRE_RETURN_IF_ERROR(
       body.Float("presence_penalty", [&](float v) { sampling->set_presence_penalty(v); }));
   QUIRE_RETURN_IF_ERROR(
       body.Float("frequency_penalty", [&](float v) { sampling->set_frequency_penalty(v); }));
+  if (const auto words = body.Find("bad_words")) {
+    QUIRE_RETURN_IF_ERROR(
+        ReadStrings(*words, [&](std::string text) { sampling->add_banned_text(std::move(text)); }));
+  }
+  QUIRE_RETURN_IF_ERROR(ReadDry(body, sampling));
   QUIRE_RETURN_IF_ERROR(body.Int64("seed", [&](std::int64_t v) { sampling->set_seed(v); }));
   return body.Int32("n", [&](std::int32_t v) { sampling->set_choice_count(v); });
 }
@@ -83,12 +127,7 @@ absl::Status ReadStops(const JsonValue& stop, v1::StoppingParams* stopping) {
     return absl::OkStatus();
   }
   if (!stop.is_array()) return BadField(stop, "must be a string or a list of strings");
-  for (std::size_t i = 0; i < stop.size(); ++i) {
-    auto text = stop.At(i).AsString();
-    if (!text.ok()) return NameField(text.status(), stop.At(i));
-    stopping->add_stop(*std::move(text));
-  }
-  return absl::OkStatus();
+  return ReadStrings(stop, [&](std::string text) { stopping->add_stop(std::move(text)); });
 }
 
 absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping) {
@@ -108,8 +147,90 @@ absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping) 
   return absl::OkStatus();
 }
 
-// Told to the constraint as it is, so that a build without constraints refuses it in its own words.
-absl::Status ReadResponseFormat(const JsonFields& body, v1::GenerateRequest* request) {
+// The text of a schema, whose keys are in the order of the body: it is the order in which answers
+// have them. `path` leads to it; a schema that is a string is that text.
+absl::StatusOr<std::string> SchemaText(absl::string_view body, const JsonValue& schema,
+                                       std::initializer_list<const char*> path) {
+  if (schema.is_string()) return schema.AsString();
+  const auto document = formats::OrderedJson::parse(body.begin(), body.end());
+  const formats::OrderedJson* at = &document;
+  for (const char* key : path) at = &at->at(key);
+  return formats::OrderedText(*at);
+}
+
+absl::Status SetOnce(const JsonValue& value, v1::GenerateRequest* request) {
+  if (!request->has_constraint()) return absl::OkStatus();
+  return BadField(value, "must not be beside another constraint of the answer");
+}
+
+absl::Status ReadStructuralTags(const JsonValue& value, const std::string& text,
+                                v1::GenerateRequest* request) {
+  QUIRE_RETURN_IF_ERROR(SetOnce(value, request));
+  return ReadStructuralTagJson(text, value.path(),
+                               request->mutable_constraint()->mutable_structural_tags());
+}
+
+// What vLLM names `structured_outputs` {json, regex, choice, grammar, json_object, structural_tag},
+// and before that guided_json and so on.
+absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
+                        v1::GenerateRequest* request) {
+  const auto read = [&](const JsonFields& fields, const std::string& prefix,
+                        bool nested) -> absl::Status {
+    const std::string json = prefix + "json";
+    if (const auto schema = fields.Find(json)) {
+      QUIRE_RETURN_IF_ERROR(SetOnce(*schema, request));
+      QUIRE_ASSIGN_OR_RETURN(std::string text,
+                             nested ? SchemaText(bytes, *schema, {"structured_outputs", "json"})
+                                    : SchemaText(bytes, *schema, {"guided_json"}));
+      request->mutable_constraint()->set_json_schema(std::move(text));
+    }
+    if (const auto regex = fields.Find(prefix + "regex")) {
+      QUIRE_RETURN_IF_ERROR(SetOnce(*regex, request));
+      QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "regex", [&](std::string text) {
+        request->mutable_constraint()->set_regex(std::move(text));
+      }));
+    }
+    if (const auto grammar = fields.Find(prefix + "grammar")) {
+      QUIRE_RETURN_IF_ERROR(SetOnce(*grammar, request));
+      QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "grammar", [&](std::string text) {
+        request->mutable_constraint()->set_ebnf_grammar(std::move(text));
+      }));
+    }
+    if (const auto choice = fields.Find(prefix + "choice")) {
+      QUIRE_RETURN_IF_ERROR(SetOnce(*choice, request));
+      v1::ChoiceList* const choices = request->mutable_constraint()->mutable_choice();
+      QUIRE_RETURN_IF_ERROR(
+          ReadStrings(*choice, [&](std::string text) { choices->add_values(std::move(text)); }));
+    }
+    bool is_object = false;
+    QUIRE_RETURN_IF_ERROR(fields.Bool(prefix + "json_object", [&](bool v) { is_object = v; }));
+    if (!is_object) return absl::OkStatus();
+    QUIRE_RETURN_IF_ERROR(SetOnce(*fields.Find(prefix + "json_object"), request));
+    request->mutable_constraint()->mutable_json_object();
+    return absl::OkStatus();
+  };
+  QUIRE_RETURN_IF_ERROR(read(body, "guided_", false));
+  const auto structured = body.Find("structured_outputs");
+  if (!structured) return absl::OkStatus();
+  if (!structured->is_object()) return BadField(*structured, "must be an object");
+  // vLLM's other members, which would change what the answer may be.
+  if (const auto tags = JsonFields(*structured).Find("structural_tag")) {
+    QUIRE_ASSIGN_OR_RETURN(const std::string text,
+                           SchemaText(bytes, *tags, {"structured_outputs", "structural_tag"}));
+    QUIRE_RETURN_IF_ERROR(ReadStructuralTags(*tags, text, request));
+  }
+  for (const char* key :
+       {"whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"}) {
+    const auto other = JsonFields(*structured).Find(key);
+    if (!other) continue;
+    const auto is_on = other->AsBool();
+    if (!is_on.ok() || *is_on) return BadField(*other, "is not supported");
+  }
+  return read(JsonFields(*structured), "", true);
+}
+
+absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
+                                v1::GenerateRequest* request) {
   const auto format = body.Find("response_format");
   if (!format) return absl::OkStatus();
   if (!format->is_object()) return BadField(*format, "must be an object");
@@ -121,12 +242,22 @@ absl::Status ReadResponseFormat(const JsonFields& body, v1::GenerateRequest* req
     request->mutable_constraint()->mutable_json_object();
     return absl::OkStatus();
   }
+  if (type == "structural_tag") {
+    QUIRE_ASSIGN_OR_RETURN(const std::string text, SchemaText(bytes, *format, {"response_format"}));
+    return ReadStructuralTags(*format, text, request);
+  }
   const auto schema = fields.Find("json_schema");
   if (type != "json_schema" || !schema || !schema->is_object()) {
-    return BadField(*format, "must have the type text, json_object or json_schema with its schema");
+    return BadField(
+        *format,
+        "must have the type text, json_object, structural_tag or json_schema with its schema");
   }
   const auto inner = schema->Find("schema");
-  request->mutable_constraint()->set_json_schema(JsonText((inner ? *inner : *schema).raw()));
+  QUIRE_ASSIGN_OR_RETURN(
+      std::string text,
+      inner ? SchemaText(bytes, *inner, {"response_format", "json_schema", "schema"})
+            : SchemaText(bytes, *schema, {"response_format", "json_schema"}));
+  request->mutable_constraint()->set_json_schema(std::move(text));
   return absl::OkStatus();
 }
 
@@ -148,14 +279,15 @@ std::string CutLabel(std::string text) {
 }
 
 // What both calls have.
-absl::Status ReadShared(const JsonFields& body, const OpenAiLimits& limits,
+absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const OpenAiLimits& limits,
                         v1::GenerateRequest* request, OpenAiRequest* result) {
   QUIRE_RETURN_IF_ERROR(
       body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
   QUIRE_RETURN_IF_ERROR(ReadSampling(body, request->mutable_sampling()));
   QUIRE_RETURN_IF_ERROR(ReadLogitBias(body, limits, request->mutable_sampling()));
   QUIRE_RETURN_IF_ERROR(ReadStopping(body, request->mutable_stopping()));
-  QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, request));
+  QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, bytes, request));
+  QUIRE_RETURN_IF_ERROR(ReadGuided(body, bytes, request));
   QUIRE_RETURN_IF_ERROR(ReadStream(body, result));
   QUIRE_RETURN_IF_ERROR(body.Int32("priority", [&](std::int32_t v) { request->set_priority(v); }));
   QUIRE_RETURN_IF_ERROR(body.Text("cache_salt", [&](std::string salt) {
@@ -233,8 +365,10 @@ absl::Status RefuseUnserved(const JsonFields& body, std::int32_t choices) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view body,
-                                                  const OpenAiLimits& limits) {
+}  // namespace
+
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body,
+                                                const OpenAiLimits& limits) {
   auto document = formats::JsonDocument::Parse(
       body, {.max_depth = limits.max_json_depth, .max_nodes = limits.max_json_nodes});
   absl::Status status = document.status();
@@ -246,15 +380,13 @@ absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view body,
   return document;
 }
 
-}  // namespace
-
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
                                                      const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes, limits));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   v1::GenerateRequest shared;
-  QUIRE_RETURN_IF_ERROR(ReadShared(body, limits, &shared, &result));
+  QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &shared, &result));
   QUIRE_RETURN_IF_ERROR(RefuseUnserved(body, result.choices));
   QUIRE_RETURN_IF_ERROR(body.Bool("echo", [&](bool v) { result.echo = v; }));
   QUIRE_RETURN_IF_ERROR(
@@ -279,12 +411,12 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
 
 absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
                                                const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseObject(bytes, limits));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;
   v1::GenerateRequest request;
-  QUIRE_RETURN_IF_ERROR(ReadShared(body, limits, &request, &result));
+  QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &request, &result));
   QUIRE_RETURN_IF_ERROR(body.Bool("logprobs", [&](bool v) { result.logprobs = v; }));
   v1::OutputOptions* const output = request.mutable_output();
   if (result.logprobs) output->set_logprobs(0);
@@ -292,7 +424,8 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   if (top && !result.logprobs) return BadField(*top, "needs logprobs to be true");
   QUIRE_RETURN_IF_ERROR(
       body.Int32("top_logprobs", [&](std::int32_t v) { output->set_logprobs(v); }));
-  QUIRE_RETURN_IF_ERROR(ReadChatPrompt(body, request.mutable_chat()));
+  QUIRE_RETURN_IF_ERROR(ReadChatPrompt(body, bytes, request.mutable_chat()));
+  output->set_parse(true);
   result.prompts.push_back(std::move(request));
   return result;
 }

@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "formats/json_value.h"
 #include "quire/v1/generation.pb.h"
 
 namespace quire::server {
@@ -40,6 +41,9 @@ struct OpenAiLimits {
   int max_json_depth = 64;
   std::int32_t max_logit_bias_entries = 1024;
 };
+
+// The object that a body is. BAD_PARAMETER with metadata `field` "body".
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const OpenAiLimits& limits);
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body,
                                                      const OpenAiLimits& limits = {});

@@ -15,6 +15,8 @@
 #include "server/http/http_credentials.h"
 #include "server/http/http_host.h"
 #include "server/http/ops_handlers.h"
+#include "server/openai/evaluation_bodies.h"
+#include "server/openai/evaluation_call.h"
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_error.h"
 
@@ -31,17 +33,19 @@ constexpr absl::string_view kChatPath = "/v1/chat/completions";
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
 
-// The name of a generating endpoint in metrics and logs; "" for others.
+// The name of an endpoint that computes in metrics and logs; "" for others.
 absl::string_view MethodOf(absl::string_view path) {
   if (path == kCompletionsPath) return "Completions";
-  return path == kChatPath ? "ChatCompletions" : "";
+  if (path == kChatPath) return "ChatCompletions";
+  const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(path);
+  return endpoint == nullptr ? "" : endpoint->method;
 }
 
 // Parts of OpenAI's API, and of its imitators', that this build lacks, with what is behind them.
-constexpr absl::string_view kMissing[] = {
-    "/v1/embeddings", "/v1/responses", "/v1/audio",       "/v1/images",   "/v1/moderations",
-    "/v1/files",      "/v1/batches",   "/v1/fine_tuning", "/v1/rerank",   "/v1/score",
-    "/v1/assistants", "/v1/threads",   "/v1/uploads",     "/v1/realtime", "/v1/vector_stores"};
+constexpr absl::string_view kMissing[] = {"/v1/responses",   "/v1/audio",      "/v1/images",
+                                          "/v1/moderations", "/v1/files",      "/v1/batches",
+                                          "/v1/fine_tuning", "/v1/assistants", "/v1/threads",
+                                          "/v1/uploads",     "/v1/realtime",   "/v1/vector_stores"};
 
 bool IsMissing(absl::string_view path) {
   return std::any_of(std::begin(kMissing), std::end(kMissing), [&](absl::string_view prefix) {
@@ -218,14 +222,29 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   if (!caller.ok()) {
     return exchange->Answer(With(std::move(headers), Refuse(request, caller.status())));
   }
+  std::string id(request.Header("x-request-id"));
+  if (id.empty()) id = NewRequestId();
+  if (const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(request.path)) {
+    if (CheckRequestId(id, "x-request-id").ok()) headers.emplace_back("x-request-id", id);
+    EvaluationCall::Head head;
+    head.endpoint = endpoint;
+    head.traceparent = std::string(request.Header("traceparent"));
+    head.headers = std::move(headers);
+    head.info.principal = caller->principal;
+    head.info.tenant = caller->tenant;
+    head.info.metadata_request_id = std::move(id);
+    head.info.accept_time = context_.clock->Now();
+    std::make_shared<EvaluationCall>(context_, exchange, std::move(head), &worker_)
+        ->Begin(exchange->TakeBody());
+    return;
+  }
   OpenAiCallHead head;
   head.method = MethodOf(request.path);
   head.is_chat = request.path == kChatPath;
   head.info.principal = caller->principal;
   head.info.tenant = caller->tenant;
   head.info.accept_time = context_.clock->Now();
-  head.request_id = std::string(request.Header("x-request-id"));
-  if (head.request_id.empty()) head.request_id = NewRequestId();
+  head.request_id = std::move(id);
   head.traceparent = std::string(request.Header("traceparent"));
   head.headers = std::move(headers);
   std::make_shared<OpenAiCall>(context_, exchange, std::move(head))

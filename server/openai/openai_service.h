@@ -1,8 +1,10 @@
 #pragma once
 
-// The OpenAI-compatible API: /v1/models, /v1/completions, /v1/chat/completions, /health.
+// The OpenAI-compatible API: /v1/models, /v1/completions, /v1/chat/completions, /health, and what
+// evaluation_bodies.h lists.
 //
 //   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation: no second way to the engine
+//                                       -> EvaluationCall -> Evaluation
 //
 // Place:      the handler of the HttpServer that openai.listen names.
 // Invariants: an endpoint or a field that this build lacks answers with an error object. A request

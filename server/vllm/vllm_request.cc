@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/status_mapping.h"
+#include "server/api/structural_tag_json.h"
 #include "vllm/grpc/engine/vllm_engine.pb.h"
 
 namespace quire::server {
@@ -56,27 +57,34 @@ absl::Status BadTokenId(absl::string_view field, int position, std::uint32_t id)
                      {"position", absl::StrCat(position)}});
 }
 
-absl::Status RefuseConstraint(const wire::SamplingParams& params) {
-  constexpr absl::string_view kWhy = "structured output is not supported";
+absl::Status ReadConstraint(const wire::SamplingParams& params, v1::GenerateRequest* request) {
   if (params.grammar_from_first_token()) {
-    return Refuse("sampling_params.grammar_from_first_token", "true", kWhy);
+    return Refuse("sampling_params.grammar_from_first_token", "true", "is not supported");
   }
   switch (params.constraint_case()) {
     case wire::SamplingParams::kJsonSchema:
-      return Refuse("sampling_params.json_schema", params.json_schema(), kWhy);
+      request->mutable_constraint()->set_json_schema(params.json_schema());
+      break;
     case wire::SamplingParams::kRegex:
-      return Refuse("sampling_params.regex", params.regex(), kWhy);
+      request->mutable_constraint()->set_regex(params.regex());
+      break;
     case wire::SamplingParams::kGrammar:
-      return Refuse("sampling_params.grammar", params.grammar(), kWhy);
+      request->mutable_constraint()->set_ebnf_grammar(params.grammar());
+      break;
     case wire::SamplingParams::kStructuralTag:
-      return Refuse("sampling_params.structural_tag", params.structural_tag(), kWhy);
+      QUIRE_RETURN_IF_ERROR(
+          ReadStructuralTagJson(params.structural_tag(), "sampling_params.structural_tag",
+                                request->mutable_constraint()->mutable_structural_tags()));
+      break;
     case wire::SamplingParams::kJsonObject:
-      return Refuse("sampling_params.json_object", params.json_object() ? "true" : "false", kWhy);
+      if (params.json_object()) request->mutable_constraint()->mutable_json_object();
+      break;
     case wire::SamplingParams::kChoice:
-      return Refuse("sampling_params.choice",
-                    absl::StrCat(params.choice().choices_size(), " choices"), kWhy);
+      *request->mutable_constraint()->mutable_choice()->mutable_values() =
+          params.choice().choices();
+      break;
     case wire::SamplingParams::CONSTRAINT_NOT_SET:
-      return absl::OkStatus();
+      break;
   }
   return absl::OkStatus();
 }
@@ -210,7 +218,7 @@ absl::Status ToGenerateRequest(const wire::GenerateRequest& message, v1::Generat
   QUIRE_RETURN_IF_ERROR(CheckKnown(message.sampling_params(), "sampling_params."));
   request->set_request_id(message.request_id());
   QUIRE_RETURN_IF_ERROR(RefuseUnserved(message));
-  QUIRE_RETURN_IF_ERROR(RefuseConstraint(message.sampling_params()));
+  QUIRE_RETURN_IF_ERROR(ReadConstraint(message.sampling_params(), request));
   QUIRE_RETURN_IF_ERROR(ReadPrompt(message, request));
   QUIRE_RETURN_IF_ERROR(ReadSampling(message.sampling_params(), request->mutable_sampling()));
   QUIRE_RETURN_IF_ERROR(ReadStopping(message.sampling_params(), request->mutable_stopping()));

@@ -5,11 +5,15 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -25,6 +29,7 @@
 #include "server/daemon.h"
 #include "server/engine_stack.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/testing/paths.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/waiting.h"
 #include "tools/quire/synthetic_model.h"
@@ -116,6 +121,30 @@ class RunningDaemon {
     return answer;
   }
 
+  std::vector<std::vector<float>> Embed(const std::vector<std::string>& texts,
+                                        v1::Pooling pooling) const {
+    v1::EmbedRequest request;
+    for (const std::string& text : texts) request.add_inputs()->set_text(text);
+    request.set_pooling(pooling);
+    request.set_normalize(false);
+    v1::EmbedResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = stub_->Embed(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    std::vector<std::vector<float>> vectors;
+    for (const v1::Embedding& embedding : response.embeddings()) {
+      vectors.emplace_back(embedding.values().begin(), embedding.values().end());
+    }
+    return vectors;
+  }
+  v1::ScoreResponse Score(const v1::ScoreRequest& request) const {
+    v1::ScoreResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = stub_->Score(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+
   // Waits for an end that comes by itself.
   int Wait() {
     if (thread_.joinable()) thread_.join();
@@ -195,6 +224,119 @@ TEST_F(CudaDaemonTest, ServesTheStoryModelWithTheTokensOfTheCpu) {
   EXPECT_EQ(gpu.Stop(), kExitOk);
   EXPECT_THAT(Log(), AllOf(HasSubstr("computing on a GPU"), HasSubstr("memory plan"),
                            HasSubstr("prefix_index_host_bytes")));
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file.is_open()) << path;
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// An embedder of the fixtures and its recorded vectors.
+struct Embedder {
+  explicit Embedder(const std::string& name)
+      : path(paths::TestData("embeddings/models/" + name)),
+        reference(nlohmann::json::parse(
+            ReadFile(paths::TestData("embeddings/reference/" + name + ".json")))),
+        bytes(ReadFile(paths::TestData("embeddings/reference/" + name + ".safetensors"))) {}
+
+  std::vector<std::string> Texts() const {
+    std::vector<std::string> texts;
+    for (const auto& text : reference["texts"]) texts.push_back(text["text"]);
+    return texts;
+  }
+  // `what` behind the number of the text, such as "mean".
+  std::vector<float> Vector(std::size_t text, const std::string& what) const {
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    const auto header = nlohmann::json::parse(bytes.substr(8, length));
+    const auto& entry = header.at(absl::StrCat("t0", text, ".", what));
+    std::vector<float> values(entry["shape"][0].get<std::size_t>());
+    std::memcpy(values.data(),
+                bytes.data() + 8 + length + entry["data_offsets"][0].get<std::size_t>(),
+                values.size() * sizeof(float));
+    return values;
+  }
+
+  const std::string path;
+  const nlohmann::json reference;
+  const std::string bytes;
+};
+
+// By norm.
+double RelativeDifference(const std::vector<float>& got, const std::vector<float>& want) {
+  double difference = 0, length = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    difference += std::pow(double{got.at(i)} - want[i], 2);
+    length += double{want[i]} * want[i];
+  }
+  return std::sqrt(difference / length);
+}
+
+// Vectors of sentence-transformers in float64; prompts are cut into chunks. The first is a bare
+// decoder.
+TEST_F(CudaDaemonTest, EmbedsAsTheReferenceDoes) {
+  const std::pair<v1::Pooling, std::string> modes[] = {
+      {v1::POOLING_LAST, "last"}, {v1::POOLING_MEAN, "mean"}, {v1::POOLING_CLS, "cls"}};
+  for (const char* name : {"llama-embed-mean-f32", "qwen3-embed-last-bf16"}) {
+    const Embedder embedder(name);
+    const std::vector<std::string> texts = embedder.Texts();
+    RunningDaemon gpu(dir_.path(), {"device.type=cuda", "kv_cache.dtype=f32",
+                                    absl::StrCat("model.path=", embedder.path)});
+    gpu.WaitUntilReady();
+    for (const auto& [pooling, mode] : modes) {
+      const auto vectors = gpu.Embed(texts, pooling);
+      ASSERT_EQ(vectors.size(), texts.size());
+      for (std::size_t i = 0; i < texts.size(); ++i) {
+        EXPECT_LT(RelativeDifference(vectors[i], embedder.Vector(i, mode)), 2e-5)
+            << name << " " << mode << " " << i;
+      }
+      // Alone, and so cut into other chunks than in company: the same bits.
+      EXPECT_EQ(gpu.Embed({texts.back()}, pooling).front(), vectors.back()) << name << " " << mode;
+    }
+    EXPECT_EQ(gpu.Stop(), kExitOk);
+  }
+}
+
+// Twice the error that torch has in bfloat16 throughout.
+TEST_F(CudaDaemonTest, EmbedsInBfloat16NearTheReference) {
+  const Embedder embedder("qwen3-embed-last-bf16");
+  RunningDaemon gpu(dir_.path(), {"device.type=cuda", "kv_cache.dtype=bf16",
+                                  absl::StrCat("model.path=", embedder.path)});
+  gpu.WaitUntilReady();
+  const auto vectors = gpu.Embed(embedder.Texts(), v1::POOLING_MEAN);
+  for (std::size_t i = 0; i < vectors.size(); ++i) {
+    EXPECT_LT(RelativeDifference(vectors[i], embedder.Vector(i, "mean")), 3.4e-2) << i;
+  }
+  EXPECT_EQ(gpu.Stop(), kExitOk);
+}
+
+TEST_F(CudaDaemonTest, ScoresAsTheCpuDoes) {
+  v1::ScoreRequest request;
+  request.set_return_token_logprobs(true);
+  for (const char* text : {" there was a little girl", " green", " time"}) {
+    v1::ScoreItem* const item = request.add_items();
+    item->set_context_text("Once upon a time there was a dog who wanted to play in the park");
+    item->set_text(text);
+  }
+  v1::ScoreResponse expected;
+  {
+    RunningDaemon cpu(dir_.path(), {"device.type=cpu", "kv_cache.dtype=f32"});
+    cpu.WaitUntilReady();
+    expected = cpu.Score(request);
+    EXPECT_EQ(cpu.Stop(), kExitOk);
+  }
+  RunningDaemon gpu(dir_.path(), {"device.type=cuda", "kv_cache.dtype=f32"});
+  gpu.WaitUntilReady();
+  const v1::ScoreResponse got = gpu.Score(request);
+  ASSERT_EQ(got.results_size(), 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_NEAR(got.results(i).total_logprob(), expected.results(i).total_logprob(), 1e-3);
+    EXPECT_EQ(got.results(i).is_greedy(), expected.results(i).is_greedy());
+  }
+  // From cached pages.
+  EXPECT_EQ(gpu.Score(request).results(1).SerializeAsString(), got.results(1).SerializeAsString());
+  EXPECT_EQ(gpu.Stop(), kExitOk);
 }
 
 TEST_F(CudaDaemonTest, GivesTheSameTokensWithAndWithoutGraphsAndOverlap) {

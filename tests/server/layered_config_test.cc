@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "quire/config/v1/config.pb.h"
 #include "quire/config/v1/options.pb.h"
@@ -367,6 +368,12 @@ const std::vector<std::string> kEverySection = {"server.grpc.listen=127.0.0.1:1"
                                                 "engine.determinism=strict",
                                                 "sampling_defaults.top_k=5",
                                                 "stream.queue_tokens=99",
+                                                "structured.compile_threads=3",
+                                                "structured.compile_timeout=20ms",
+                                                "structured.max_schema_bytes=2KiB",
+                                                "structured.max_compiled_bytes=1MiB",
+                                                "structured.cache_bytes=0",
+                                                "structured.mask_threads=5",
                                                 "shutdown.force_timeout=1s",
                                                 "logging.level=warn",
                                                 "metrics.enabled=false"};
@@ -405,8 +412,78 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.sampling.top_k, 5);
   EXPECT_FALSE(options.sampling.top_p.has_value());
   EXPECT_EQ(options.engine.stream_queue_tokens, 99);
+  EXPECT_EQ(options.constraints.compile_threads, 3);
+  EXPECT_EQ(options.constraints.compile_timeout, absl::Milliseconds(20));
+  EXPECT_EQ(options.constraints.max_schema_bytes, 2 << 10);
+  EXPECT_EQ(options.constraints.max_compiled_bytes, 1 << 20);
+  EXPECT_EQ(options.constraints.cache_bytes, 0);
+  EXPECT_EQ(options.engine.mask_threads, 5);
+  EXPECT_FALSE(options.mask_threads_auto);
   EXPECT_EQ(options.shutdown.force_timeout, absl::Seconds(1));
   EXPECT_EQ(options.logging.level, log::Level::kWarn);
+}
+
+TEST_F(LayeredConfigTest, ConstraintsOfPreloadReachTheOptions) {
+  const std::string yaml = R"(structured:
+  preload:
+    - json_schema: |
+        {"const": "it's"}
+    - regex: '\d+'
+    - {ebnf_grammar: 'root ::= "a"'}
+)";
+  const auto config = Load({.files = {File("preload.yaml", yaml)}});
+  ASSERT_NE(config, nullptr) << errors_[0];
+  using Kind = engine::ConstraintKind;
+  const std::pair<Kind, std::string> wanted[] = {{Kind::kJsonSchema, "{\"const\": \"it's\"}\n"},
+                                                 {Kind::kRegex, "\\d+"},
+                                                 {Kind::kGrammar, "root ::= \"a\""}};
+  const auto check = [&](const DaemonOptions& options) {
+    ASSERT_EQ(options.preload.size(), std::size(wanted));
+    for (std::size_t i = 0; i < std::size(wanted); ++i) {
+      EXPECT_EQ(std::pair(options.preload[i].kind, options.preload[i].text), wanted[i]);
+    }
+  };
+  check(ToOptions(*config));
+  const auto printed = Load({.files = {File("printed.yaml", config->Print(Spelling::kYaml))}});
+  ASSERT_NE(printed, nullptr) << errors_[0];
+  check(ToOptions(*printed));
+}
+
+TEST_F(LayeredConfigTest, EntriesOfPreloadThatAreNotServedAreNamed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"structured.preload=[{regex: a}, {regex: a, json_schema: 'true'}]",
+       "--set: structured.preload[1]: has 2 of json_schema, regex and ebnf_grammar, exactly 1 is "
+       "needed"},
+      {"structured.preload=[{regex: ''}]", "structured.preload[0]: has 0 of json_schema"},
+      {"structured.preload=[{schema: '{}'}]", "unknown field \"schema\" in structured.preload[0]"},
+      {"structured.preload=true", "is a list"}};
+  for (const auto& [set, text] : cases) {
+    EXPECT_EQ(Load({.sets = {set}}), nullptr) << set;
+    EXPECT_THAT(errors_, ElementsAre(HasSubstr(text))) << set;
+  }
+  const std::string many = absl::StrCat(
+      "structured.preload=[", absl::StrJoin(std::vector<std::string>(65, "{regex: a}"), ", "), "]");
+  EXPECT_EQ(Load({.sets = {many}}), nullptr);
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("list has 65 elements, at most 64 are allowed")));
+  EXPECT_EQ(Load({.sets = {"structured.preload=[{regex: a}]", "structured.cache_bytes=0"}}),
+            nullptr);
+  EXPECT_THAT(errors_, ElementsAre("--set: structured.preload: needs a cache, "
+                                   "structured.cache_bytes (0, from --set)"));
+}
+
+// The compiler and the daemon without configuration, as in tests, agree on what is usual.
+TEST(OptionsTest, DefaultsOfStructuredOutputAreThoseOfTheCompiler) {
+  std::vector<std::string> errors;
+  const auto config = LayeredConfig::Load({}, &errors);
+  ASSERT_NE(config, nullptr) << errors[0];
+  const DaemonOptions options = ToOptions(*config);
+  const engine::ConstraintOptions usual;
+  EXPECT_EQ(options.constraints.compile_threads, usual.compile_threads);
+  EXPECT_EQ(options.constraints.compile_timeout, usual.compile_timeout);
+  EXPECT_EQ(options.constraints.max_schema_bytes, usual.max_schema_bytes);
+  EXPECT_EQ(options.constraints.max_compiled_bytes, usual.max_compiled_bytes);
+  EXPECT_EQ(options.constraints.cache_bytes, usual.cache_bytes);
+  EXPECT_TRUE(options.mask_threads_auto);
 }
 
 TEST(ListenAddressTest, TakesAddressesApart) {

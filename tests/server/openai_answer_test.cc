@@ -133,6 +133,41 @@ TEST(OpenAiAnswerTest, OffsetsCountOnlyWhatTheTextShows) {
   }
 }
 
+TEST(OpenAiAnswerTest, CallsAndReasoningOfAWholeAnswer) {
+  OpenAiAnswer answer = Answer(*ParseChatRequest(R"({"messages": []})"));
+  answer.Take(0, Message("started { prompt_tokens: 1 }"), nullptr);
+  answer.Take(0, Message(R"(completed {
+      finish_reason: FINISH_REASON_EOS reasoning_text: "hm"
+      usage { completion_tokens: 5 reasoning_tokens: 2 }
+      tool_calls { id: "call_1" name: "f" arguments_json: "{\"a\": 1}" } })"),
+              nullptr);
+  const json body = json::parse(answer.TakeBody());
+  EXPECT_EQ(body["choices"][0]["message"], json::parse(R"({
+      "role": "assistant", "content": null, "refusal": null, "reasoning_content": "hm",
+      "tool_calls": [{"id": "call_1", "type": "function",
+                      "function": {"name": "f", "arguments": "{\"a\": 1}"}}]})"));
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "tool_calls");
+  EXPECT_EQ(body["usage"]["completion_tokens_details"]["reasoning_tokens"], 2);
+}
+
+TEST(OpenAiAnswerTest, CallsAndReasoningOfAStream) {
+  OpenAiAnswer answer = Answer(*ParseChatRequest(R"({"messages": [], "stream": true})"));
+  std::string bytes;
+  answer.Take(0, Message(R"(delta { reasoning_text: "hm" })"), &bytes);
+  answer.Take(0, Message(R"(delta { text: "x" tool_calls { call_index: 0 id: "c" name: "f"
+                                                           arguments_json: "{}" } })"),
+              &bytes);
+  answer.Take(0, Message("completed { finish_reason: FINISH_REASON_TOOL_CALL }"), &bytes);
+  const std::vector<std::string> events = Events(bytes);
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(json::parse(events[0])["choices"][0]["delta"],
+            json::parse(R"({"reasoning_content": "hm"})"));
+  EXPECT_EQ(json::parse(events[1])["choices"][0]["delta"], json::parse(R"({"content": "x",
+      "tool_calls": [{"index": 0, "id": "c", "type": "function",
+                      "function": {"name": "f", "arguments": "{}"}}]})"));
+  EXPECT_EQ(json::parse(events[2])["choices"][0]["finish_reason"], "tool_calls");
+}
+
 TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
   OpenAiAnswer answer =
       Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "max_tokens": 0})"));
@@ -227,7 +262,8 @@ TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
   EXPECT_EQ(usage["choices"], json::array());
   EXPECT_EQ(usage["usage"],
             json::parse(R"({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
-                                            "prompt_tokens_details": {"cached_tokens": 1}})"));
+                            "prompt_tokens_details": {"cached_tokens": 1},
+                            "completion_tokens_details": {"reasoning_tokens": 0}})"));
   EXPECT_EQ(events[6], "[DONE]");
 }
 

@@ -6,7 +6,9 @@
 
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "base/json_text.h"
 #include "google/protobuf/text_format.h"
 #include "server/openai/openai_error.h"
 
@@ -44,15 +46,22 @@ TEST(OpenAiRequestTest, EveryCompletionField) {
     "stream": true, "stream_options": {"include_usage": true, "unknown": 1}, "logprobs": 3,
     "echo": true, "stop": ["a", "b"], "presence_penalty": 1, "frequency_penalty": -1, "best_of": 2,
     "logit_bias": {"5": -100, "6": 1.5}, "user": "me", "seed": -9, "top_k": 4, "min_p": 0.125,
+    "dry_multiplier": 0.75, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 64,
+    "dry_sequence_breakers": ["\n", "."],
+    "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.25,
     "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [1, 2],
     "include_stop_str_in_output": true, "cache_salt": "s", "priority": -3,
-    "skip_special_tokens": false,
+    "skip_special_tokens": false, "bad_words": ["x", "y z"],
     "add_special_tokens": false, "suffix": null, "nobody_knows_this": {"x": []}})");
   ExpectPrompt(parsed, R"(
     model: "m" text: "Once"
     sampling { temperature: 0.5 top_p: 0.25 top_k: 4 min_p: 0.125 repetition_penalty: 1.5
+               dry_multiplier: 0.75 dry_base: 2 dry_allowed_length: 3 dry_window_tokens: 64
+               dry_breakers: "\n" dry_breakers: "."
+               top_n_sigma: 1.5 xtc_probability: 0.5 xtc_threshold: 0.25
                presence_penalty: 1 frequency_penalty: -1 seed: -9 choice_count: 2
-               logit_bias { key: 5 value: -100 } logit_bias { key: 6 value: 1.5 } }
+               logit_bias { key: 5 value: -100 } logit_bias { key: 6 value: 1.5 }
+               banned_text: "x" banned_text: "y z" }
     stopping { max_tokens: 7 min_tokens: 2 stop: "a" stop: "b" stop_token_ids: [1, 2]
                ignore_eos: true
                include_stop_text: true }
@@ -64,6 +73,18 @@ TEST(OpenAiRequestTest, EveryCompletionField) {
   EXPECT_TRUE(parsed->stream && parsed->include_usage && parsed->echo && parsed->logprobs);
   EXPECT_FALSE(parsed->is_chat || parsed->hides_output);
   EXPECT_EQ(parsed->choices, 2);
+}
+
+// llama.cpp's words for all and for nothing.
+TEST(OpenAiRequestTest, TheWindowOfDryMayBeAllOrNothing) {
+  const auto parse = [](const std::string& last_n) {
+    return ParseCompletionRequest(R"({"prompt": "a", "dry_multiplier": 1, "dry_penalty_last_n": )" +
+                                  last_n + "}");
+  };
+  ExpectPrompt(parse("-1"), R"(text: "a" sampling { dry_multiplier: 1 dry_window_tokens: 0 }
+                               stopping {} output { text: true })");
+  ExpectPrompt(parse("0"), R"(text: "a" sampling { dry_multiplier: 0 dry_window_tokens: 0 }
+                              stopping {} output { text: true })");
 }
 
 TEST(OpenAiRequestTest, PromptsOfEveryForm) {
@@ -111,19 +132,22 @@ TEST(OpenAiRequestTest, EveryChatField) {
                        "function": {"name": "f", "arguments": "{}"}}]},
       {"role": "tool", "content": "4", "tool_call_id": "c1"}],
     "tools": [{"type": "function", "function": {"name": "f", "description": "d",
-               "parameters": {"type": "object"}}}],
-    "tool_choice": "auto", "chat_template_kwargs": {"enable_thinking": false},
+               "parameters": {"type": "object"}, "strict": true}}],
+    "tool_choice": "auto", "parallel_tool_calls": false,
+    "chat_template_kwargs": {"enable_thinking": false},
     "continue_final_message": true, "add_generation_prompt": false})");
   ExpectPrompt(parsed, R"(
     model: "m" sampling { top_k: 0 } stopping { max_tokens: 5 stop: "x" }
-    output { text: true logprobs: 2 }
+    output { text: true logprobs: 2 parse: true }
     chat {
+      tool_choice: TOOL_CHOICE_AUTO parallel_tool_calls: false
       messages { role: "system" content: "Be kind" }
       messages { role: "user" content: "Hi" name: "Ann" }
       messages { role: "assistant" reasoning_content: "why"
                  tool_calls { id: "c1" name: "f" arguments_json: "{}" } }
       messages { role: "tool" content: "4" tool_call_id: "c1" }
-      tools { name: "f" description: "d" parameters_json_schema: "{\"type\":\"object\"}" }
+      tools { name: "f" description: "d" parameters_json_schema: "{\"type\":\"object\"}"
+              strict: true }
       template_vars { fields { key: "enable_thinking" value { bool_value: false } } }
       add_generation_prompt: false continue_final_message: true })");
   EXPECT_TRUE(parsed->is_chat && parsed->logprobs);
@@ -148,16 +172,33 @@ TEST(OpenAiRequestTest, ChatRefusals) {
       "messages[0].content[0]");
   EXPECT_EQ(FieldOf(message(R"({"role": "a", "tool_calls": [{"function": {}}]})")),
             "messages[0].tool_calls[0].function.name");
-  EXPECT_EQ(FieldOf(with(R"("tool_choice": "required")")), "tool_choice");
-  EXPECT_EQ(FieldOf(with(R"("tool_choice": {"type": "function", "function": {"name": "f"}})")),
-            "tool_choice");
+  EXPECT_EQ(FieldOf(with(R"("tool_choice": "some")")), "tool_choice");
+  EXPECT_EQ(FieldOf(with(R"("tool_choice": {"type": "function"})")), "tool_choice");
+  EXPECT_EQ(FieldOf(with(R"("tool_choice": {"function": {}})")), "tool_choice.function.name");
+  EXPECT_EQ(FieldOf(with(R"("parallel_tool_calls": 1)")), "parallel_tool_calls");
   EXPECT_EQ(FieldOf(with(R"("tools": [{"type": "retrieval"}])")), "tools[0]");
+  EXPECT_EQ(FieldOf(with(R"("tools": [{"function": {"name": "f", "strict": 1}}])")),
+            "tools[0].function.strict");
   EXPECT_EQ(FieldOf(with(R"("top_logprobs": 2)")), "top_logprobs");
   EXPECT_EQ(FieldOf(with(R"("logprobs": 2)")), "logprobs");
   EXPECT_EQ(FieldOf(with(R"("chat_template_kwargs": [])")), "chat_template_kwargs");
-  const auto none = with(R"("tools": [{"function": {"name": "f"}}], "tool_choice": "none")");
-  ASSERT_TRUE(none.ok());
-  EXPECT_EQ(none->prompts[0].chat().tools_size(), 0);
+}
+
+TEST(OpenAiRequestTest, ChoicesOfTools) {
+  const auto chat = [](const std::string& choice) {
+    const auto parsed = ParseChatRequest(
+        R"({"messages": [], "tools": [{"function": {"name": "f"}}], "tool_choice": )" + choice +
+        "}");
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed->prompts[0].chat();
+  };
+  EXPECT_EQ(chat("null").tool_choice(), v1::TOOL_CHOICE_UNSPECIFIED);
+  EXPECT_EQ(chat(R"("none")").tool_choice(), v1::TOOL_CHOICE_NONE);
+  EXPECT_EQ(chat(R"("none")").tools_size(), 1);
+  EXPECT_EQ(chat(R"("required")").tool_choice(), v1::TOOL_CHOICE_REQUIRED);
+  const v1::ChatPrompt named = chat(R"({"type": "function", "function": {"name": "f"}})");
+  EXPECT_EQ(named.tool_choice(), v1::TOOL_CHOICE_NAMED);
+  EXPECT_EQ(named.tool_name(), "f");
 }
 
 TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
@@ -173,6 +214,108 @@ TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
           .json_schema(),
       R"({"type":"null"})");
   EXPECT_EQ(FieldOf(parse(R"({"type": "grammar"})")), "response_format");
+  // Keys keep the order of the body: answers have it.
+  EXPECT_EQ(parse(R"({"type": "json_schema", "json_schema": {"schema":
+                {"properties": {"b": {}, "a": {}}}}})")
+                ->prompts[0]
+                .constraint()
+                .json_schema(),
+            R"({"properties":{"b":{},"a":{}}})");
+}
+
+TEST(OpenAiRequestTest, StructuralTagsInBothSpellings) {
+  const auto parse = [](const std::string& tag) {
+    return ParseChatRequest(R"({"messages": [], "response_format": )" + tag + "}");
+  };
+  const std::string structures = R"({"type": "structural_tag", "triggers": ["<f="], "structures": [
+      {"begin": "<f=a>", "schema": {"z": 1, "a": 2}, "end": "</f>"}]})";
+  const auto old = parse(structures);
+  ASSERT_TRUE(old.ok()) << old.status();
+  const v1::StructuralTags& tags = old->prompts[0].constraint().structural_tags();
+  ASSERT_EQ(tags.tags_size(), 1);
+  EXPECT_EQ(tags.triggers(0), "<f=");
+  EXPECT_EQ(tags.tags(0).begin(), "<f=a>");
+  EXPECT_EQ(tags.tags(0).json_schema(), R"({"z":1,"a":2})");
+  EXPECT_EQ(tags.tags(0).end(), "</f>");
+  EXPECT_FALSE(tags.at_least_one() || tags.stop_after_first());
+  const auto made = parse(R"({"type": "structural_tag", "format": {"type": "triggered_tags",
+      "triggers": ["<"], "at_least_one": true, "stop_after_first": true, "tags": [
+        {"begin": "<a>", "content": {"type": "regex", "pattern": "x+"}, "end": ""},
+        {"type": "tag", "begin": "<b>", "content": {"type": "grammar", "grammar": "root ::= \"y\""},
+         "end": "!"},
+        {"begin": "<c>", "content": {"type": "json_schema", "json_schema": true}, "end": ""}]}})");
+  ASSERT_TRUE(made.ok()) << made.status();
+  const v1::StructuralTags& three = made->prompts[0].constraint().structural_tags();
+  EXPECT_TRUE(three.at_least_one() && three.stop_after_first());
+  ASSERT_EQ(three.tags_size(), 3);
+  EXPECT_EQ(three.tags(0).regex(), "x+");
+  EXPECT_EQ(three.tags(1).ebnf_grammar(), "root ::= \"y\"");
+  EXPECT_EQ(three.tags(2).json_schema(), "true");
+  // vLLM sends it as a text too.
+  const auto text =
+      ParseChatRequest(R"({"messages": [], "structured_outputs": {"structural_tag": )" +
+                       JsonQuoted(structures) + "}}");
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->prompts[0].constraint().structural_tags().tags(0).begin(), "<f=a>");
+}
+
+TEST(OpenAiRequestTest, StructuralTagsAreRefusedByField) {
+  const auto field = [](const std::string& tag) {
+    return FieldOf(ParseChatRequest(
+        R"({"messages": [], "response_format": {"type": "structural_tag", )" + tag + "}}"));
+  };
+  const auto format = [&](const std::string& members) {
+    return field(R"("format": {"type": "triggered_tags", )" + members + "}");
+  };
+  EXPECT_EQ(field(R"("triggers": [])"), "response_format.triggers");
+  EXPECT_EQ(field(R"("format": 1)"), "response_format.format");
+  EXPECT_EQ(field(R"("format": {"type": "sequence"})"), "response_format.format.type");
+  EXPECT_EQ(field(R"("structures": [], "triggers": [1])"), "response_format.triggers[0]");
+  EXPECT_EQ(field(R"("structures": [1], "triggers": [])"), "response_format.structures[0]");
+  EXPECT_EQ(field(R"("structures": [{"begin": "", "end": ""}], "triggers": [])"),
+            "response_format.structures[0].schema");
+  EXPECT_EQ(format(R"("triggers": [], "tags": [], "excludes": ["a"])"),
+            "response_format.format.excludes");
+  EXPECT_EQ(format(R"("triggers": [], "tags": [], "at_least_one": 1)"),
+            "response_format.format.at_least_one");
+  EXPECT_EQ(format(R"("triggers": [], "tags": [{"begin": "", "end": ["a"]}])"),
+            "response_format.format.tags[0].end");
+  EXPECT_EQ(format(R"("triggers": [], "tags": [{"begin": "", "end": "", "content":
+                {"type": "any_text"}}])"),
+            "response_format.format.tags[0].content.type");
+}
+
+TEST(OpenAiRequestTest, GuidedAndStructuredOutputsBecomeConstraints) {
+  const auto parse = [](const std::string& fields) {
+    return ParseChatRequest(R"({"messages": [], )" + fields + "}");
+  };
+  const auto constraint = [&](const std::string& fields) {
+    return parse(fields)->prompts[0].constraint();
+  };
+  EXPECT_EQ(constraint(R"("guided_json": {"z": 1, "a": 2})").json_schema(), R"({"z":1,"a":2})");
+  EXPECT_EQ(constraint(R"("guided_json": "{}")").json_schema(), "{}");
+  EXPECT_EQ(constraint(R"("guided_regex": "a+")").regex(), "a+");
+  EXPECT_EQ(constraint(R"("guided_grammar": "root ::= x")").ebnf_grammar(), "root ::= x");
+  EXPECT_EQ(constraint(R"("guided_choice": ["a", "b"])").choice().values_size(), 2);
+  EXPECT_EQ(constraint(R"("structured_outputs": {"json": {"z": 1, "a": 2}})").json_schema(),
+            R"({"z":1,"a":2})");
+  EXPECT_TRUE(constraint(R"("structured_outputs": {"json_object": true})").has_json_object());
+  EXPECT_EQ(constraint(R"("structured_outputs": {"choice": ["a"]})").choice().values(0), "a");
+  EXPECT_EQ(FieldOf(parse(R"("guided_regex": "a", "guided_choice": ["b"])")), "guided_choice");
+  EXPECT_EQ(FieldOf(parse(R"("guided_json": {}, "structured_outputs": {"json_object": true})")),
+            "structured_outputs.json_object");
+  EXPECT_TRUE(constraint(R"("guided_json": {}, "structured_outputs": {"json_object": false})")
+                  .has_json_schema());
+  EXPECT_EQ(FieldOf(parse(R"("guided_choice": [1])")), "guided_choice[0]");
+  EXPECT_EQ(FieldOf(parse(R"("guided_regex": "a", "structured_outputs": {"structural_tag": {}})")),
+            "structured_outputs.structural_tag");
+  for (const char* member :
+       {"whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"}) {
+    const std::string field = absl::StrCat(R"("structured_outputs": {")", member, R"(": )");
+    EXPECT_EQ(FieldOf(parse(field + R"("x"})")), absl::StrCat("structured_outputs.", member));
+    EXPECT_EQ(FieldOf(parse(field + "true}")), absl::StrCat("structured_outputs.", member));
+    EXPECT_TRUE(parse(field + "false}").ok());
+  }
 }
 
 TEST(OpenAiRequestTest, WrongTypesNameTheirField) {
@@ -196,6 +339,11 @@ TEST(OpenAiRequestTest, WrongTypesNameTheirField) {
         Bad{R"("echo": "yes")", "echo"},
         Bad{R"("stop": 5)", "stop"},
         Bad{R"("stop": ["a", 5])", "stop[1]"},
+        Bad{R"("bad_words": "x")", "bad_words"},
+        Bad{R"("dry_sequence_breakers": [])", "dry_sequence_breakers"},
+        Bad{R"("dry_sequence_breakers": "x")", "dry_sequence_breakers"},
+        Bad{R"("dry_penalty_last_n": "1")", "dry_penalty_last_n"},
+        Bad{R"("bad_words": ["x", 1])", "bad_words[1]"},
         Bad{R"("logit_bias": [])", "logit_bias"},
         Bad{R"("logit_bias": {"a": 1})", "logit_bias"},
         Bad{R"("logit_bias": {"1": "b"})", "logit_bias"},
@@ -318,7 +466,10 @@ TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRefused) {
 }
 
 TEST(OpenAiErrorTest, FieldsHaveTheNamesOfThisApi) {
+  EXPECT_EQ(OpenAiParam("sampling.dry_breakers[1]"), "dry_sequence_breakers[1]");
   EXPECT_EQ(OpenAiParam("sampling.choice_count"), "n");
+  EXPECT_EQ(OpenAiParam("chat.tools[3].parameters_json_schema"), "tools[3].function.parameters");
+  EXPECT_EQ(OpenAiParam("chat.tools[3].strict"), "tools[3].function.strict");
   EXPECT_EQ(OpenAiParam("sampling.top_p"), "top_p");
   EXPECT_EQ(OpenAiParam("stopping.max_tokens"), "max_tokens");
   EXPECT_EQ(OpenAiParam("output.prompt_logprobs"), "logprobs");

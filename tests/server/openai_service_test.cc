@@ -178,10 +178,10 @@ TEST_F(OpenAiServiceTest, ErrorsAreObjectsInTheWordsOfThisApi) {
         Bad{{{"prompt", ""}}, 400, "PROMPT_MISSING", "prompt"},
         Bad{{{"prompt", {1, 99999999}}}, 400, "BAD_TOKEN_ID", ""},
         Bad{{{"prompt", {"fine", ""}}}, 400, "PROMPT_MISSING", "prompt"},
-        Bad{{{"prompt", prompt}, {"response_format", {{"type", "json_object"}}}},
-            501,
-            "FEATURE_UNSUPPORTED",
-            "response_format"}}) {
+        Bad{{{"prompt", prompt}, {"structured_outputs", {{"structural_tag", "{}"}}}},
+            400,
+            "BAD_PARAMETER",
+            "structured_outputs.structural_tag.type"}}) {
     const HttpReply reply = Complete(bad.body);
     EXPECT_EQ(reply.status, bad.status) << bad.body << reply.body;
     const json error = Parsed(reply)["error"];
@@ -206,7 +206,7 @@ TEST_F(OpenAiServiceTest, EndpointsAndMethods) {
   EXPECT_EQ(client.Ask("GET", "/v1/models/none").status, 404);
   EXPECT_EQ(client.Ask("POST", "/v1/models", "{}").status, 405);
   EXPECT_EQ(client.Ask("GET", "/v1/completions").status, 405);
-  for (const char* const path : {"/v1/embeddings", "/v1/responses", "/v1/audio/speech"}) {
+  for (const char* const path : {"/v1/images/edits", "/v1/responses", "/v1/audio/speech"}) {
     const HttpReply reply = client.Ask("POST", path, "{}");
     EXPECT_EQ(reply.status, 501);
     EXPECT_EQ(Parsed(reply)["error"]["code"], "FEATURE_UNSUPPORTED");

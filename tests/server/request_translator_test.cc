@@ -7,9 +7,12 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/chat_translator.h"
+#include "text/tools/declared_tools.h"
+#include "text/tools/tool_format.h"
 
 namespace quire::server {
 namespace {
@@ -72,7 +75,8 @@ TEST(RequestTranslatorTest, EveryFieldArrives) {
       model: 'default' request_id: 'A-z_0.9:' token_ids { ids: [5, 6] }
       sampling { temperature: 0 top_p: 0.5 top_k: 7 min_p: 0.1 repetition_penalty: 1.5
                  presence_penalty: -1 frequency_penalty: 2 seed: -3 choice_count: 2
-                 logit_bias { key: 9 value: -1 } logit_bias { key: 2 value: 4 } }
+                 logit_bias { key: 9 value: -1 } logit_bias { key: 2 value: 4 }
+                 banned_text: "x" banned_text: "yz" }
       stopping { max_tokens: 5 min_tokens: 2 stop: 'x' stop_token_ids: 8 ignore_eos: true
                  include_stop_text: true }
       output { stream: true token_ids: true logprobs: 0 prompt_logprobs: 2
@@ -95,6 +99,7 @@ TEST(RequestTranslatorTest, EveryFieldArrives) {
   EXPECT_EQ(static_cast<std::int64_t>(sampling.seed), -3);
   EXPECT_EQ(sampling.choice_count, 2);
   EXPECT_THAT(sampling.logit_bias, ElementsAre(Pair(2, 4), Pair(9, -1)));
+  EXPECT_THAT(sampling.banned_text, ElementsAre("x", "yz"));
   EXPECT_EQ(request->stopping.max_tokens, 5);
   EXPECT_EQ(request->stopping.min_tokens, 2);
   EXPECT_THAT(request->stopping.stop, ElementsAre("x"));
@@ -114,6 +119,33 @@ TEST(RequestTranslatorTest, EveryFieldArrives) {
   EXPECT_EQ(request->deadline, absl::FromUnixMillis(1000500));
   EXPECT_THAT(request->labels, ElementsAre(Pair("a", "b")));
   EXPECT_TRUE(request->truncate_prompt);
+}
+
+TEST(RequestTranslatorTest, SamplersThatAreOffUnlessAskedForArrive) {
+  const auto plain = Translate("text: 'a'");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->sampling.top_n_sigma, 0);
+  EXPECT_EQ(plain->sampling.xtc_probability, 0);
+  EXPECT_EQ(plain->sampling.xtc_threshold, 0.1f);
+  EXPECT_FALSE(plain->sampling.dry.is_on());
+  EXPECT_EQ(plain->sampling.dry.base, 1.75f);
+  EXPECT_EQ(plain->sampling.dry.allowed_length, 2);
+  EXPECT_EQ(plain->sampling.dry.window_tokens, 0);
+  EXPECT_THAT(plain->sampling.dry.breakers, ElementsAre("\n", ":", "\"", "*"));
+  const auto request = Translate(R"(
+      text: 'a'
+      sampling { top_n_sigma: 2 xtc_probability: 0.25 xtc_threshold: 0.5 dry_multiplier: 1
+                 dry_base: 2 dry_allowed_length: 3 dry_window_tokens: 4 dry_breakers: '.' })");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const engine::SamplingParams& sampling = request->sampling;
+  EXPECT_EQ(sampling.top_n_sigma, 2);
+  EXPECT_EQ(sampling.xtc_probability, 0.25f);
+  EXPECT_EQ(sampling.xtc_threshold, 0.5f);
+  EXPECT_EQ(sampling.dry.multiplier, 1);
+  EXPECT_EQ(sampling.dry.base, 2);
+  EXPECT_EQ(sampling.dry.allowed_length, 3);
+  EXPECT_EQ(sampling.dry.window_tokens, 4);
+  EXPECT_THAT(sampling.dry.breakers, ElementsAre("."));
 }
 
 struct Bad {
@@ -160,6 +192,227 @@ TEST(RequestTranslatorTest, ConversationsAreReadWhole) {
   // Unset, it follows from continue_final_message.
   EXPECT_TRUE(chat.continue_final_message);
   EXPECT_FALSE(chat.add_generation_prompt);
+}
+
+TEST(RequestTranslatorTest, AnswersAreParsedWhereAFormatIsKnown) {
+  const std::string chat =
+      "output { parse: true } chat { messages { role: 'user' } tools { name: 'f' } ";
+  TranslatorOptions options = Options();
+  options.tool_format = text::FindToolFormat("hermes");
+  const RequestTranslator translator(options);
+  const auto request = translator.ToRequest(Message(chat + "parallel_tool_calls: false }"), Call());
+  ASSERT_TRUE(request.ok()) << request.status();
+  ASSERT_TRUE(request->parsing.has_value());
+  EXPECT_EQ(request->parsing->format->name, "hermes");
+  EXPECT_TRUE(request->parsing->tools->Has("f"));
+  EXPECT_TRUE(request->parsing->ends_after_call);
+  const auto none = translator.ToRequest(Message(chat + "tool_choice: TOOL_CHOICE_NONE }"), Call());
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_TRUE(none->parsing->tools->empty());
+  EXPECT_TRUE(std::get<engine::ChatPrompt>(none->prompt).chat.tools.empty());
+  const auto unknown = Translate(chat + "}");
+  ASSERT_TRUE(unknown.ok()) << unknown.status();
+  EXPECT_FALSE(unknown->parsing.has_value());
+  for (const char* const choice :
+       {"tool_choice: TOOL_CHOICE_NAMED tool_name: 'g'", "tool_name: 'f'", "tools { name: 'f' }",
+        "tools { name: 'g' parameters_json_schema: '{' }"}) {
+    const absl::Status refused =
+        translator.ToRequest(Message(chat + choice + "}"), Call()).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << choice;
+    EXPECT_THAT(refused.message(), HasSubstr("chat.tool")) << choice;
+  }
+}
+
+TEST(RequestTranslatorTest, StructuralTags) {
+  const auto request = Translate(R"(text: 'x' constraint { structural_tags {
+      tags { begin: '<a>' regex: 'x' end: '</a>' } tags { begin: '<b>' json_schema: '{}' }
+      tags { begin: '<c>' ebnf_grammar: 'g' } triggers: '<' stop_after_first: true } })");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const engine::ConstraintSpec& spec = *request->constraint;
+  EXPECT_EQ(spec.kind, engine::ConstraintKind::kStructuralTags);
+  EXPECT_EQ(spec.triggers, std::vector<std::string>{"<"});
+  EXPECT_TRUE(spec.stop_after_first_tag);
+  EXPECT_FALSE(spec.at_least_one_tag);
+  ASSERT_EQ(spec.tags.size(), 3u);
+  EXPECT_EQ(spec.tags[0].kind, engine::ConstraintKind::kRegex);
+  EXPECT_EQ(spec.tags[0].end, "</a>");
+  EXPECT_EQ(spec.tags[1].kind, engine::ConstraintKind::kJsonSchema);
+  EXPECT_EQ(spec.tags[1].field, "constraint.structural_tags.tags[1]");
+  EXPECT_EQ(spec.tags[2].text, "g");
+  const absl::Status refused =
+      Translate("text: 'x' constraint { structural_tags { tags { begin: 'a' } } }").status();
+  EXPECT_THAT(refused.message(), HasSubstr("structural_tags.tags[0] has no content"));
+}
+
+TEST(RequestTranslatorTest, ForcedCallsBecomeAConstraint) {
+  const std::string tools =
+      "messages { role: 'user' } tools { name: 'f' } tools { name: 'g' parameters_json_schema: "
+      "'{\"properties\": {\"b\": {}, \"a\": {}}, \"required\": [\"a\"]}' } ";
+  const auto translate = [&](const char* format, const std::string& choice,
+                             const std::string& more = "output { parse: true }") {
+    TranslatorOptions options = Options();
+    options.tool_format = text::FindToolFormat(format);
+    return RequestTranslator(options).ToRequest(
+        Message(absl::StrCat(more, " chat { ", tools, choice, " }")), Call());
+  };
+  const auto required = translate("hermes", "tool_choice: TOOL_CHOICE_REQUIRED");
+  ASSERT_TRUE(required.ok()) << required.status();
+  ASSERT_TRUE(required->constraint.has_value());
+  EXPECT_EQ(required->constraint->kind, engine::ConstraintKind::kToolCalls);
+  EXPECT_EQ(required->constraint->tool_format->name, "hermes");
+  EXPECT_FALSE(required->constraint->stop_after_first_tag);
+  ASSERT_EQ(required->constraint->tags.size(), 2u);
+  EXPECT_EQ(required->constraint->tags[0].begin, "f");
+  EXPECT_EQ(required->constraint->tags[0].text,
+            R"({"type": "object", "additionalProperties": false})");
+  EXPECT_EQ(required->constraint->tags[1].text, R"({"properties":{"b":{},"a":{}},"required":["a"],)"
+                                                R"("type":"object","additionalProperties":false})");
+  EXPECT_EQ(required->constraint->tags[1].field, "chat.tools[1].parameters_json_schema");
+  const auto one =
+      translate("hermes", "tool_choice: TOOL_CHOICE_REQUIRED parallel_tool_calls: false");
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_TRUE(one->constraint->stop_after_first_tag);
+  const auto named = translate("hermes", "tool_choice: TOOL_CHOICE_NAMED tool_name: 'g'");
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_TRUE(named->constraint->stop_after_first_tag);
+  ASSERT_EQ(named->constraint->tags.size(), 1u);
+  EXPECT_EQ(named->constraint->tags[0].begin, "g");
+  EXPECT_FALSE(translate("hermes", "tool_choice: TOOL_CHOICE_AUTO")->constraint.has_value());
+  for (const char* const format : {"think", "no such"}) {
+    const absl::Status refused = translate(format, "tool_choice: TOOL_CHOICE_REQUIRED").status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented) << format;
+    EXPECT_EQ(GetErrorReason(refused)->Find("field"), "chat.tool_choice");
+  }
+}
+
+TEST(RequestTranslatorTest, StrictToolsHoldCallsThatNeedNotBe) {
+  const auto translate = [](const char* format, const std::string& tools,
+                            const std::string& more = "output { parse: true }") {
+    TranslatorOptions options = Options();
+    options.tool_format = text::FindToolFormat(format);
+    return RequestTranslator(options).ToRequest(
+        Message(absl::StrCat(more, " chat { messages { role: 'user' } ", tools, " }")), Call());
+  };
+  const std::string both =
+      "tools { name: 'f' parameters_json_schema: '{\"minimun\": 1}' } tools { name: 'g' strict: "
+      "true "
+      "parameters_json_schema: '{\"properties\": {\"a\": {}}}' }";
+  const auto held = translate("hermes", both);
+  ASSERT_TRUE(held.ok()) << held.status();
+  ASSERT_TRUE(held->constraint.has_value());
+  EXPECT_EQ(held->constraint->kind, engine::ConstraintKind::kToolCalls);
+  EXPECT_TRUE(held->constraint->calls_are_optional);
+  ASSERT_EQ(held->constraint->tags.size(), 2u);
+  EXPECT_EQ(held->constraint->tags[0].text, R"({"type":"object"})");
+  EXPECT_EQ(held->constraint->tags[1].text,
+            R"({"properties":{"a":{}},"type":"object","additionalProperties":false})");
+  EXPECT_EQ(held->constraint->tags[1].field, "chat.tools[1].parameters_json_schema");
+  const std::string forced = both + " tool_choice: TOOL_CHOICE_NAMED tool_name: 'g'";
+  EXPECT_FALSE(translate("hermes", forced)->constraint->calls_are_optional);
+  EXPECT_FALSE(translate("hermes", "tools { name: 'f' }")->constraint.has_value());
+  // No calls, none that break a schema.
+  EXPECT_FALSE(
+      translate("hermes", both + " tool_choice: TOOL_CHOICE_NONE")->constraint.has_value());
+  for (const char* none : {"no such", "think"}) {
+    EXPECT_FALSE(translate(none, both)->constraint.has_value()) << none;
+  }
+  const std::string strict = "tools { name: 'g' strict: true }";
+  for (const auto& format : text::ToolFormats()) {
+    const auto translated = translate(std::string(format.name).c_str(), strict);
+    const bool is_told_by_place =
+        format.name == "llama3-json" || format.name == "pythonic" || format.name == "harmony";
+    EXPECT_EQ(translated.ok(), !is_told_by_place) << format.name;
+    if (translated.ok()) continue;
+    EXPECT_EQ(translated.status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(GetErrorReason(translated.status())->Find("field"), "chat.tools[0].strict");
+  }
+  const auto field = [&](const absl::Status& status) {
+    const auto reason = GetErrorReason(status);
+    return reason ? reason->Find("field").value_or("") : status.ToString();
+  };
+  EXPECT_EQ(field(translate("qwen3-coder", both).status()), "chat.tools[0].strict");
+  EXPECT_EQ(field(translate("hermes", strict, "").status()), "chat.tools");
+  EXPECT_EQ(
+      field(
+          translate("hermes", strict, "output { parse: true } constraint { regex: 'a' }").status()),
+      "constraint");
+}
+
+TEST(RequestTranslatorTest, WhereAConstraintBeginsAndItsWhiteSpace) {
+  const auto translate = [](const char* format, const std::string& constraint, bool parse = true) {
+    TranslatorOptions options = Options();
+    options.tool_format = text::FindToolFormat(format);
+    return RequestTranslator(options).ToRequest(
+        Message(absl::StrCat("output { parse: ", parse ? "true" : "false",
+                             " } chat { messages { role: 'user' } } constraint { ", constraint,
+                             "}")),
+        Call());
+  };
+  const auto begins_behind = [&](const char* format, const std::string& start) {
+    const auto request = translate(format, absl::StrCat("regex: 'a' ", start));
+    EXPECT_TRUE(request.ok()) << request.status();
+    const engine::ConstraintSpec& spec = *request->constraint;
+    EXPECT_EQ(spec.starts_after_reasoning, spec.tool_format != nullptr);
+    return spec.starts_after_reasoning;
+  };
+  const std::string at_start = "start: CONSTRAINT_START_AT_START";
+  const std::string after = "start: CONSTRAINT_START_AFTER_REASONING";
+  EXPECT_FALSE(begins_behind("hermes", ""));
+  EXPECT_TRUE(begins_behind("hermes", after));
+  EXPECT_TRUE(begins_behind("think", after));
+  EXPECT_FALSE(begins_behind("hermes", at_start));
+  for (const char* const format : {"harmony", "pythonic", "no such"}) {
+    EXPECT_FALSE(begins_behind(format, ""));
+    const absl::Status refused = translate(format, "regex: 'a' " + after).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented) << format;
+    EXPECT_EQ(GetErrorReason(refused)->Find("field"), "constraint.start");
+  }
+  EXPECT_EQ(translate("hermes", "regex: 'a' " + after, false).status().code(),
+            absl::StatusCode::kUnimplemented);
+  const auto whitespace = [&](const std::string& constraint) {
+    return translate("hermes", constraint)->constraint->whitespace;
+  };
+  const std::string compact = " whitespace: WHITESPACE_POLICY_COMPACT";
+  EXPECT_EQ(whitespace("json_object {}"), engine::JsonWhitespace::kBounded);
+  EXPECT_EQ(whitespace("json_object {} whitespace: WHITESPACE_POLICY_BOUNDED"),
+            engine::JsonWhitespace::kBounded);
+  for (const char* kind : {"json_object {}", "json_schema: '{}'", "structural_tags {}"}) {
+    EXPECT_EQ(whitespace(kind + compact), engine::JsonWhitespace::kCompact) << kind;
+  }
+  for (const char* bad : {"regex: 'a' whitespace: WHITESPACE_POLICY_BOUNDED",
+                          "choice { values: 'a' } "
+                          "whitespace: WHITESPACE_POLICY_COMPACT",
+                          "json_object {} whitespace: 3"}) {
+    const absl::Status refused = translate("hermes", bad).status();
+    EXPECT_EQ(GetErrorReason(refused)->Find("field"), "constraint.whitespace") << bad;
+  }
+  const absl::Status refused = translate("hermes", "regex: 'a' start: 3").status();
+  EXPECT_EQ(GetErrorReason(refused)->Find("field"), "constraint.start");
+}
+
+TEST(RequestTranslatorTest, ForcedCallsThatCannotBeAreRefusedByField) {
+  TranslatorOptions options = Options();
+  options.tool_format = text::FindToolFormat("hermes");
+  const RequestTranslator translator(options);
+  struct Bad {
+    const char *tool, *more, *field, *word;
+  };
+  for (const Bad& bad :
+       {Bad{"", "", "chat.tool_choice", "output.parse"},
+        Bad{"", "output { parse: true } constraint { regex: 'a' }", "constraint", "tool_choice"},
+        Bad{"parameters_json_schema: '{\"type\": \"string\"}'", "output { parse: true }",
+            "chat.tools[0].parameters_json_schema", "/type"}}) {
+    const absl::Status refused =
+        translator
+            .ToRequest(Message(absl::StrCat(bad.more,
+                                            " chat { messages { role: 'user' } tools { name: 'f' ",
+                                            bad.tool, " } tool_choice: TOOL_CHOICE_REQUIRED }")),
+                       Call())
+            .status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << bad.more;
+    EXPECT_EQ(GetErrorReason(refused)->Find("field"), bad.field);
+    EXPECT_THAT(refused.message(), HasSubstr(bad.word));
+  }
 }
 
 TEST(RequestTranslatorTest, TemplateVariablesAreBoundedAsTheyAreRead) {
@@ -214,9 +467,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"PROMPT chat { messages { role: 'user' } template_vars { fields { key: 'a' "
             "value { number_value: nan } } } }",
             "BAD_CHAT_TEMPLATE_INPUT", ""},
-        Bad{"constraint { regex: 'a' }", "FEATURE_UNSUPPORTED", "constraint"},
-        Bad{"constraint {}", "FEATURE_UNSUPPORTED", "constraint"},
-        Bad{"model: 'other'", "MODEL_NOT_FOUND", ""},
+        Bad{"constraint {}", "BAD_CONSTRAINT", ""}, Bad{"model: 'other'", "MODEL_NOT_FOUND", ""},
         Bad{"request_id: 'with space'", "BAD_PARAMETER", "request_id"},
         Bad{"request_id: 'umlaut\303\244'", "BAD_PARAMETER", "request_id"},
         Bad{"sampling { temperature: -0.1 }", "BAD_SAMPLING_PARAM", "sampling.temperature"},
@@ -229,6 +480,15 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"sampling { top_k: -1 }", "BAD_SAMPLING_PARAM", "sampling.top_k"},
         Bad{"sampling { min_p: 1.5 }", "BAD_SAMPLING_PARAM", "sampling.min_p"},
         Bad{"sampling { min_p: nan }", "BAD_SAMPLING_PARAM", "sampling.min_p"},
+        Bad{"sampling { dry_multiplier: -1 }", "BAD_SAMPLING_PARAM", "sampling.dry_multiplier"},
+        Bad{"sampling { dry_base: 0.5 }", "BAD_SAMPLING_PARAM", "sampling.dry_base"},
+        Bad{"sampling { dry_allowed_length: 0 }", "BAD_SAMPLING_PARAM", "dry_allowed_length"},
+        Bad{"sampling { dry_window_tokens: -1 }", "BAD_SAMPLING_PARAM", "dry_window_tokens"},
+        Bad{"sampling { dry_breakers: '' }", "BAD_SAMPLING_PARAM", "dry_breakers[0]"},
+        Bad{"sampling { top_n_sigma: -1 }", "BAD_SAMPLING_PARAM", "sampling.top_n_sigma"},
+        Bad{"sampling { top_n_sigma: inf }", "BAD_SAMPLING_PARAM", "sampling.top_n_sigma"},
+        Bad{"sampling { xtc_probability: 1.5 }", "BAD_SAMPLING_PARAM", "xtc_probability"},
+        Bad{"sampling { xtc_threshold: -0.5 }", "BAD_SAMPLING_PARAM", "xtc_threshold"},
         Bad{"sampling { repetition_penalty: 0 }", "BAD_SAMPLING_PARAM", "repetition_penalty"},
         Bad{"sampling { repetition_penalty: 11 }", "BAD_SAMPLING_PARAM", "repetition_penalty"},
         Bad{"sampling { presence_penalty: -2.5 }", "BAD_SAMPLING_PARAM", "presence_penalty"},
@@ -236,6 +496,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"sampling { choice_count: 0 }", "BAD_SAMPLING_PARAM", "choice_count"},
         Bad{"sampling { choice_count: 17 }", "BAD_SAMPLING_PARAM", "choice_count"},
         Bad{"sampling { logit_bias { key: 1 value: 100.5 } }", "BAD_SAMPLING_PARAM", "logit_bias"},
+        Bad{"sampling { banned_text: '' }", "BAD_SAMPLING_PARAM", "banned_text[0]"},
         Bad{"sampling { logit_bias { key: 1 value: nan } }", "BAD_SAMPLING_PARAM", "logit_bias"},
         Bad{"sampling { logit_bias { key: 4096 value: 1 } }", "BAD_TOKEN_ID", ""},
         Bad{"stopping { max_tokens: 0 }", "BAD_PARAMETER", "stopping.max_tokens"},

@@ -188,20 +188,36 @@ TEST(VllmRequestTest, TruncationKeepsTheEnd) {
   ExpectRefused(message, "sampling_params.truncate_prompt_tokens", "5");
 }
 
-TEST(VllmRequestTest, StructuredOutputIsRefusedByName) {
+TEST(VllmRequestTest, StructuredOutput) {
+  const auto constraint = [](auto set) {
+    wire::GenerateRequest message = Tokens();
+    set(message.mutable_sampling_params());
+    return Translate(message).constraint();
+  };
+  using Params = wire::SamplingParams*;
+  EXPECT_EQ(constraint([](Params p) { p->set_json_schema("{}"); }).json_schema(), "{}");
+  EXPECT_EQ(constraint([](Params p) { p->set_regex("a+"); }).regex(), "a+");
+  EXPECT_EQ(constraint([](Params p) { p->set_grammar("root ::= x"); }).ebnf_grammar(),
+            "root ::= x");
+  EXPECT_TRUE(constraint([](Params p) { p->set_json_object(true); }).has_json_object());
+  const auto tagged = constraint([](Params p) {
+    p->set_structural_tag(R"({"type": "structural_tag", "triggers": ["<f"], "structures": [
+        {"begin": "<f>", "schema": {"z": 1, "a": 2}, "end": "</f>"}]})");
+  });
+  EXPECT_EQ(tagged.structural_tags().tags(0).json_schema(), R"({"z":1,"a":2})");
+  EXPECT_EQ(tagged.structural_tags().triggers(0), "<f");
+  EXPECT_FALSE(constraint([](Params p) { p->set_json_object(false); }).has_json_object());
+  EXPECT_EQ(
+      constraint([](Params p) { p->mutable_choice()->add_choices("yes"); }).choice().values(0),
+      "yes");
   const auto refused = [](auto set, const std::string& field, const std::string& value) {
     wire::GenerateRequest message = Tokens();
     set(message.mutable_sampling_params());
     ExpectRefused(message, "sampling_params." + field, value);
   };
-  using Params = wire::SamplingParams*;
-  refused([](Params p) { p->set_json_schema("{\"type\":1}"); }, "json_schema", "{\"type\":1}");
-  refused([](Params p) { p->set_regex("a+"); }, "regex", "a+");
-  refused([](Params p) { p->set_grammar("root ::= x"); }, "grammar", "root ::= x");
   refused([](Params p) { p->set_structural_tag("tag"); }, "structural_tag", "tag");
-  refused([](Params p) { p->set_json_object(true); }, "json_object", "true");
-  refused([](Params p) { p->set_json_object(false); }, "json_object", "false");
-  refused([](Params p) { p->mutable_choice()->add_choices("yes"); }, "choice", "1 choices");
+  refused([](Params p) { p->set_structural_tag(R"({"type": "tag"})"); }, "structural_tag.type",
+          "\"tag\"");
   refused([](Params p) { p->set_grammar_from_first_token(true); }, "grammar_from_first_token",
           "true");
 }

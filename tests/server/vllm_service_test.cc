@@ -335,8 +335,12 @@ TEST_F(VllmServiceTest, ErrorsNameTheFieldsOfTheProtocol) {
   request.mutable_sampling_params()->set_logprobs(-1);
   refused(request, "BAD_PARAMETER", "sampling_params.logprobs");
   request = Greedy(4, false);
-  request.mutable_sampling_params()->set_regex("a*");
-  refused(request, "BAD_PARAMETER", "sampling_params.regex");
+  request.mutable_sampling_params()->set_regex("a*");  // beside ignore_eos
+  refused(request, "BAD_PARAMETER", "sampling_params.ignore_eos");
+  request = Greedy(4, false);
+  request.mutable_sampling_params()->set_ignore_eos(false);
+  request.mutable_sampling_params()->set_regex("(a");
+  refused(request, "BAD_CONSTRAINT", "compile");
   request = Greedy(4, false);
   request.mutable_tokenized()->add_input_ids(1U << 30);
   refused(request, "BAD_TOKEN_ID", "1073741824");

@@ -1,0 +1,218 @@
+#include "server/api/evaluation.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "base/within_memory.h"
+#include "server/api/status_mapping.h"
+#include "server/auth/authenticator.h"
+#include "server/config/live_config.h"
+
+namespace quire::server {
+namespace {
+
+// A place that frees when a request of the same call ends.
+bool IsFull(const absl::Status& status) {
+  return HasReason(status, Reason::kQueueFull) || HasReason(status, Reason::kTenantLimit);
+}
+
+}  // namespace
+
+Evaluation::Evaluation(const HandlerContext& context, absl::string_view method,
+                       std::string traceparent, const CallInfo& call, Done done)
+    : context_(context), call_(call), done_(std::move(done)) {
+  record_.method = method;
+  record_.traceparent = std::move(traceparent);
+  record_.principal = call.principal;
+  record_.tenant = call.tenant;
+  record_.request_id =
+      call.metadata_request_id.empty() ? NewRequestId() : call.metadata_request_id.substr(0, 128);
+}
+
+void Evaluation::Refuse(const absl::Status& why) {
+  const absl::Status status = SanitizeInternalError(why);
+  context_.probe->CountRefused(ToWireError(status).reason);
+  if (!CheckRequestId(record_.request_id, "x-request-id").ok()) record_.request_id.clear();
+  End(status);
+}
+
+void Evaluation::Start(const ServedModel& served, std::vector<EvaluationItem> items) {
+  served_ = &served;
+  options_ = served.translator.options();
+  record_.model = served.id();
+  // As the last item's will be.
+  const absl::Status named = CheckRequestId(
+      items.size() == 1 ? id() : absl::StrCat(id(), "-", items.size() - 1), "x-request-id");
+  if (!named.ok()) return Refuse(named);
+  const absl::Status taken = WithinMemory([&] {
+    parts_.reserve(items.size());
+    for (EvaluationItem& item : items) parts_.push_back({.item = std::move(item)});
+    return absl::OkStatus();
+  });
+  if (!taken.ok()) return Refuse(taken);
+  is_started_.store(true);
+  OnReady();
+}
+
+void Evaluation::Cancel() {
+  is_cancelled_.store(true);
+  // Before Start there is nothing to end; Start will look.
+  if (is_started_.load()) OnReady();
+}
+
+void Evaluation::FillRequest(std::size_t index, engine::Request* request) const {
+  request->id = index == 0 ? id() : absl::StrCat(id(), "-", index);
+  request->principal = call_.principal;
+  request->tenant = call_.tenant;
+  request->model = served_->id();
+  request->accept_time = call_.accept_time;
+  request->deadline =
+      std::min(call_.grpc_deadline, call_.accept_time + options_->max_request_duration);
+  request->queue_timeout = options_->queue_timeout;
+}
+
+// Has the news looked at, by this thread or by the one that is looking.
+void Evaluation::OnReady() {
+  if (news_.fetch_add(1) > 0) return;
+  const std::shared_ptr<Evaluation> self = shared_from_this();
+  std::uint32_t seen = 1;
+  for (;;) {
+    const absl::Status pumped = WithinMemory([&] {
+      Pump();
+      return absl::OkStatus();
+    });
+    if (!pumped.ok()) {
+      Fail(pumped, engine::CancelSource::kClient);
+      continue;  // with the failure there is little left to do
+    }
+    const std::uint32_t all = news_.fetch_sub(seen);
+    if (all == seen) return;
+    seen = all - seen;
+  }
+}
+
+void Evaluation::Pump() {
+  if (has_ended_) return;
+  if (is_cancelled_.load() && error_.ok()) {
+    const bool has_expired = context_.clock->Now() >= call_.grpc_deadline;
+    Fail(has_expired ? WithReason(absl::DeadlineExceededError("the deadline of the call passed"),
+                                  Reason::kTimeout)
+                     : WithReason(absl::CancelledError("client closed the call"),
+                                  Reason::kCancelledByCaller),
+         has_expired ? engine::CancelSource::kDeadline : engine::CancelSource::kClient);
+  }
+  for (Part& part : parts_) {
+    if (part.stream != nullptr) Drain(part);
+  }
+  Submit();
+  if (num_live_ == 0) End(SanitizeInternalError(error_));
+}
+
+void Evaluation::Drain(Part& part) {
+  while (std::optional<engine::OutputEvent> event = part.stream->Take()) {
+    if (!error_.ok()) continue;
+    if (auto* logprobs = std::get_if<engine::PromptLogprobsEvent>(&*event)) {
+      std::move(logprobs->tokens.begin(), logprobs->tokens.end(),
+                std::back_inserter(part.result.logprobs));
+    } else if (auto* pooled = std::get_if<engine::PooledEvent>(&*event)) {
+      part.result.pooled = std::move(pooled->values);
+    }
+  }
+  if (!part.stream->finished()) return;
+  const absl::Status status = part.stream->status();
+  part.result.usage = part.stream->usage();
+  record_.prompt_tokens += part.result.usage.prompt_tokens;
+  record_.cached_tokens += part.result.usage.cached_tokens;
+  part.stream.reset();
+  part.is_done = true;
+  --num_live_;
+  if (!status.ok()) Fail(status, engine::CancelSource::kClient);
+}
+
+// What may begin now. An item that waits for another one does not hold up those behind it.
+void Evaluation::Submit() {
+  while (first_idle_ < parts_.size() &&
+         (parts_[first_idle_].is_done || parts_[first_idle_].stream != nullptr)) {
+    ++first_idle_;
+  }
+  for (std::size_t i = first_idle_; i < parts_.size(); ++i) {
+    if (!error_.ok() || num_live_ == kMaxLiveItems) return;
+    const Part& part = parts_[i];
+    const bool has_begun = part.is_done || part.stream != nullptr;
+    if (has_begun || (part.item.after && !parts_[*part.item.after].is_done)) continue;
+    if (!SubmitNext(i)) return;
+  }
+}
+
+bool Evaluation::SubmitNext(std::size_t index) {
+  Part& part = parts_[index];
+  engine::Request request = part.item.request;
+  FillRequest(index, &request);
+  // Made before there is a stream, which would end unheard if there were no memory for it.
+  std::function<void()> on_ready = [self = shared_from_this()] { self->OnReady(); };
+  absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
+      served_->engine->Accept(std::move(request));
+  if (!stream.ok()) {
+    const bool waits = IsFull(stream.status()) && num_live_ > 0;
+    if (!waits) Fail(stream.status(), engine::CancelSource::kClient);
+    return false;
+  }
+  part.stream = *std::move(stream);
+  ++num_live_;
+  // Called at once, it only notes the news.
+  part.stream->SetReadyCallback(std::move(on_ready));
+  part.item.request.prompt = engine::TokenPrompt();  // which the engine has
+  // A token that was revoked since the caller was asked; see Generation::Accept.
+  if (!context_.authenticator->StillHolds(call_.principal, Scope::kGenerate)) {
+    Fail(RevokedError(), engine::CancelSource::kRevoked);
+  }
+  return true;
+}
+
+// Throws nothing: it is also where a call ends that has found no memory.
+void Evaluation::Fail(const absl::Status& status, engine::CancelSource source) {
+  if (!error_.ok()) return;
+  error_ = status;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].stream == nullptr) continue;
+    // An item that no memory is left to cancel ends by itself, when its prompt is computed.
+    (void)WithinMemory([&] {
+      const std::string item_id = i == 0 ? id() : absl::StrCat(id(), "-", i);
+      served_->engine->Cancel({call_.tenant, call_.principal}, item_id, source,
+                              parts_[i].stream.get());
+      return absl::OkStatus();
+    });
+  }
+}
+
+void Evaluation::End(absl::Status status) {
+  has_ended_ = true;
+  std::vector<EvaluationResult> results;
+  const absl::Status made = WithinMemory([&] {
+    results = TakeResults(status);
+    return absl::OkStatus();
+  });
+  if (status.ok()) status = made;
+  done_(std::move(status), std::move(results));
+}
+
+std::vector<EvaluationResult> Evaluation::TakeResults(const absl::Status& status) {
+  if (!status.ok()) {
+    const WireError error = ToWireError(status);
+    record_.code = std::string(GrpcCodeName(static_cast<int>(error.code)));
+    record_.reason = error.reason;
+  }
+  record_.duration = context_.clock->Now() - call_.accept_time;
+  if (context_.config->options()->access_log) WriteAccessLog(record_);
+  std::vector<EvaluationResult> results;
+  if (!status.ok()) return results;
+  results.reserve(parts_.size());
+  for (Part& part : parts_) results.push_back(std::move(part.result));
+  return results;
+}
+
+}  // namespace quire::server

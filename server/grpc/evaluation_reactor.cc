@@ -1,0 +1,142 @@
+#include "server/grpc/evaluation_reactor.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "base/within_memory.h"
+#include "quire/v1/text.pb.h"
+#include "server/api/evaluation.h"
+#include "server/api/evaluation_translator.h"
+#include "server/grpc/call_util.h"
+
+namespace quire::server {
+namespace {
+
+template <typename Request, typename Response>
+class EvaluationReactor final : public grpc::ServerUnaryReactor {
+ public:
+  EvaluationReactor(const UnaryCall& call, CallWorker* worker) : call_(call), worker_(worker) {
+    call_.context.probe->StreamOpened();
+  }
+
+  void Begin(std::shared_ptr<EvaluationReactor> self) {
+    self_ = std::move(self);
+    const absl::Status begun = WithinMemory([&] { return TryBegin(); });
+    if (!begun.ok()) Close(begun);
+  }
+
+  void OnCancel() override {
+    std::shared_ptr<Evaluation> evaluation;
+    {
+      MutexLock lock(&mutex_);
+      is_cancelled_ = true;
+      evaluation = evaluation_;
+    }
+    if (evaluation != nullptr) evaluation->Cancel();
+  }
+
+  void OnDone() override {
+    call_.context.probe->StreamClosed();
+    // Drops the reactor, unless the evaluation is just returning from its end.
+    const std::shared_ptr<EvaluationReactor> self = std::move(self_);
+  }
+
+ private:
+  // An error is the end of the call; what happens behind Refuse and Start is theirs.
+  absl::Status TryBegin() {
+    QUIRE_ASSIGN_OR_RETURN(const Identity caller,
+                           Authorize(call_.context, *call_.call, call_.method, call_.scope));
+    const CallInfo info = ReadCallInfo(*call_.call, caller, *call_.context.clock);
+    const auto evaluation = std::make_shared<Evaluation>(
+        call_.context, call_.method, MetadataValue(*call_.call, "traceparent"), info,
+        [self = self_](absl::Status status, std::vector<EvaluationResult> results) {
+          self->End(std::move(status), std::move(results));
+        });
+    call_.call->AddInitialMetadata("quire-request-id", evaluation->id());
+    std::vector<EvaluationItem> items;
+    const absl::StatusOr<const ServedModel*> served = Read(&items);
+    if (!served.ok()) {
+      evaluation->Refuse(served.status());
+      return absl::OkStatus();
+    }
+    served_ = *served;
+    bool is_cancelled = false;
+    {
+      MutexLock lock(&mutex_);
+      evaluation_ = evaluation;
+      is_cancelled = is_cancelled_;
+    }
+    if (is_cancelled) evaluation->Cancel();
+    evaluation->Start(*served_, std::move(items));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<const ServedModel*> Read(std::vector<EvaluationItem>* items) {
+    return WithinMemory([&]() -> absl::StatusOr<const ServedModel*> {
+      QUIRE_RETURN_IF_ERROR(ParseMessage(*call_.request, &request_));
+      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, call_.context.state->ModelOrError());
+      QUIRE_ASSIGN_OR_RETURN(*items, ToEvaluationItems(*served, request_));
+      return served;
+    });
+  }
+
+  void End(absl::Status status, std::vector<EvaluationResult> results) {
+    {
+      MutexLock lock(&mutex_);
+      evaluation_.reset();
+    }
+    if (!status.ok()) return Close(status);
+    const absl::Status passed_on = WithinMemory([&] {
+      // A job is copied, results should not be.
+      const auto shared = std::make_shared<std::vector<EvaluationResult>>(std::move(results));
+      const auto write = [self = self_, shared] { self->Write(std::move(*shared)); };
+      if (!worker_->Run(write).ok()) write();
+      return absl::OkStatus();
+    });
+    if (!passed_on.ok()) Close(passed_on);
+  }
+
+  void Write(std::vector<EvaluationResult> results) {
+    Close(WithinMemory([&]() -> absl::Status {
+      Response response;
+      QUIRE_RETURN_IF_ERROR(ToProto(*served_, request_, std::move(results), &response));
+      *call_.response = SerializeMessage(response);
+      return absl::OkStatus();
+    }));
+  }
+
+  void Close(const absl::Status& status) { FinishCall(call_.context, this, call_.method, status); }
+
+  const UnaryCall call_;
+  CallWorker* const worker_;
+  std::shared_ptr<EvaluationReactor> self_;
+  Request request_;
+  const ServedModel* served_ = nullptr;
+
+  Mutex mutex_;
+  std::shared_ptr<Evaluation> evaluation_ ABSL_GUARDED_BY(mutex_);  // while it may be cancelled
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* StartEvaluation(const UnaryCall& call, CallWorker* worker) {
+  auto reactor = std::make_shared<EvaluationReactor<Request, Response>>(call, worker);
+  grpc::ServerUnaryReactor* const started = reactor.get();
+  reactor->Begin(reactor);
+  return started;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* StartEmbed(const UnaryCall& call, CallWorker* worker) {
+  return StartEvaluation<v1::EmbedRequest, v1::EmbedResponse>(call, worker);
+}
+
+grpc::ServerUnaryReactor* StartScore(const UnaryCall& call, CallWorker* worker) {
+  return StartEvaluation<v1::ScoreRequest, v1::ScoreResponse>(call, worker);
+}
+
+}  // namespace quire::server

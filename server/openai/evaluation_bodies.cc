@@ -1,0 +1,306 @@
+#include "server/openai/evaluation_bodies.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/json_text.h"
+#include "base/status.h"
+#include "formats/json_value.h"
+#include "quire/v1/text.pb.h"
+#include "server/api/evaluation_translator.h"
+#include "server/api/status_mapping.h"
+#include "server/api/text_scores.h"
+#include "server/openai/json_fields.h"
+
+namespace quire::server {
+namespace {
+
+using formats::JsonValue;
+using nlohmann::ordered_json;
+
+constexpr std::size_t kMaxTexts = 2048;
+
+absl::Status Missing(absl::string_view field) {
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(field, " is missing")),
+                    Reason::kPromptMissing, {{"field", std::string(field)}});
+}
+
+absl::Status BadField(const JsonValue& value, absl::string_view problem) {
+  return NameField(value.Error(problem), value);
+}
+
+absl::Status CheckLength(const JsonValue& list) {
+  if (list.size() > 0 && list.size() <= kMaxTexts) return absl::OkStatus();
+  return BadField(list,
+                  absl::StrCat("has ", list.size(), " entries, it must have 1 to ", kMaxTexts));
+}
+
+absl::Status ReadModel(const JsonFields& body, const ServedModel& served) {
+  std::string model;
+  QUIRE_RETURN_IF_ERROR(body.Text("model", [&](std::string name) { model = std::move(name); }));
+  return served.translator.CheckModel(model);
+}
+
+ordered_json UsageObject(std::int32_t tokens) {
+  return {{"prompt_tokens", tokens}, {"total_tokens", tokens}};
+}
+
+// A text, or ids.
+absl::Status ReadInput(const JsonValue& value, v1::EmbedInput* input) {
+  if (value.is_string()) {
+    QUIRE_ASSIGN_OR_RETURN(*input->mutable_text(), value.AsString());
+    return absl::OkStatus();
+  }
+  if (!value.is_array()) return BadField(value, "must be a string or a list of token ids");
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    const auto id = value.At(i).AsInteger(0, std::numeric_limits<std::int32_t>::max());
+    if (!id.ok()) return NameField(id.status(), value.At(i));
+    input->mutable_token_ids()->add_ids(static_cast<std::int32_t>(*id));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadInputs(const JsonFields& body, v1::EmbedRequest* request) {
+  const auto input = body.Find("input");
+  if (!input) return Missing("input");
+  const bool is_list = input->is_array() && (input->size() == 0 || !input->At(0).is_number());
+  if (!is_list) return ReadInput(*input, request->add_inputs());
+  QUIRE_RETURN_IF_ERROR(CheckLength(*input));
+  for (std::size_t i = 0; i < input->size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(ReadInput(input->At(i), request->add_inputs()));
+  }
+  return absl::OkStatus();
+}
+
+// Little-endian f32, as numpy.frombuffer reads it.
+std::string Base64Of(const google::protobuf::RepeatedField<float>& values) {
+  static_assert(std::endian::native == std::endian::little);
+  return absl::Base64Escape(
+      absl::string_view(reinterpret_cast<const char*>(values.data()),
+                        static_cast<std::size_t>(values.size()) * sizeof(float)));
+}
+
+absl::StatusOr<std::string> EmbeddingsAnswer(const ServedModel& served,
+                                             const v1::EmbedRequest& request, bool as_base64,
+                                             std::vector<EvaluationResult> results) {
+  v1::EmbedResponse response;
+  QUIRE_RETURN_IF_ERROR(ToProto(served, request, std::move(results), &response));
+  ordered_json data = ordered_json::array();
+  for (int i = 0; i < response.embeddings_size(); ++i) {
+    const auto& values = response.embeddings(i).values();
+    ordered_json vector = as_base64
+                              ? ordered_json(Base64Of(values))
+                              : ordered_json(std::vector<float>(values.begin(), values.end()));
+    data.push_back({{"object", "embedding"}, {"index", i}, {"embedding", std::move(vector)}});
+  }
+  return JsonText(ordered_json{{"object", "list"},
+                               {"data", std::move(data)},
+                               {"model", served.id()},
+                               {"usage", UsageObject(response.usage().prompt_tokens())}});
+}
+
+absl::StatusOr<formats::JsonDocument> Parse(const EvaluationBodyContext& context,
+                                            absl::string_view body) {
+  return ParseBody(body, context.limits);
+}
+
+absl::StatusOr<EvaluationPlan> ReadEmbeddings(const EvaluationBodyContext& context,
+                                              absl::string_view bytes) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  const JsonFields body(document.root());
+  v1::EmbedRequest request;
+  QUIRE_RETURN_IF_ERROR(
+      body.Text("model", [&](std::string name) { request.set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(
+      body.Int32("dimensions", [&](std::int32_t v) { request.set_dimensions(v); }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("normalize", [&](bool v) { request.set_normalize(v); }));
+  std::string format = "float";
+  QUIRE_RETURN_IF_ERROR(body.Text("encoding_format", [&](std::string v) { format = v; }));
+  if (format != "float" && format != "base64") {
+    return BadField(*body.Find("encoding_format"), "must be float or base64");
+  }
+  QUIRE_RETURN_IF_ERROR(ReadInputs(body, &request));
+  EvaluationPlan plan;
+  QUIRE_ASSIGN_OR_RETURN(plan.items, ToEvaluationItems(context.served, request));
+  request.clear_inputs();
+  plan.answer = [&served = context.served, request = std::move(request),
+                 as_base64 = format == "base64"](std::vector<EvaluationResult> results) {
+    return EmbeddingsAnswer(served, request, as_base64, std::move(results));
+  };
+  return plan;
+}
+
+// A text, or an object with one, as Jina and Cohere write documents.
+absl::StatusOr<std::string> TextOf(const JsonValue& value) {
+  absl::StatusOr<std::string> text = value.is_object() ? value.GetString("text") : value.AsString();
+  if (!text.ok()) return NameField(text.status(), value);
+  return text;
+}
+
+// The texts of the first of `names` that is there.
+absl::StatusOr<std::vector<std::string>> ReadTexts(const JsonFields& body,
+                                                   std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const auto value = body.Find(name);
+    if (!value) continue;
+    std::vector<std::string> texts;
+    if (!value->is_array()) {
+      QUIRE_ASSIGN_OR_RETURN(texts.emplace_back(), TextOf(*value));
+      return texts;
+    }
+    QUIRE_RETURN_IF_ERROR(CheckLength(*value));
+    for (std::size_t i = 0; i < value->size(); ++i) {
+      QUIRE_ASSIGN_OR_RETURN(texts.emplace_back(), TextOf(value->At(i)));
+    }
+    return texts;
+  }
+  return Missing(*names.begin());
+}
+
+absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
+                                         absl::string_view bytes) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  const JsonFields body(document.root());
+  const ServedModel& served = context.served;
+  QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> first,
+                         ReadTexts(body, {"text_1", "queries"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> second,
+                         ReadTexts(body, {"text_2", "documents"}));
+  if (first.size() != 1 && first.size() != second.size()) {
+    return BadParameter("text_1", absl::StrCat(first.size(), " entries long"),
+                        absl::StrCat("1 entry, or the ", second.size(), " of text_2"));
+  }
+  std::vector<TextPair> pairs;
+  for (std::size_t i = 0; i < second.size(); ++i) {
+    pairs.push_back({first.size() == 1 ? first.front() : first[i], second[i]});
+  }
+  EvaluationPlan plan;
+  QUIRE_ASSIGN_OR_RETURN(plan.items, ToPairItems(served, pairs));
+  plan.answer = [&served, id = context.request_id, created = absl::ToUnixSeconds(context.wall_now)](
+                    std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
+    ordered_json data = ordered_json::array();
+    for (const double score : PairScores(served, results)) {
+      data.push_back({{"index", data.size()}, {"object", "score"}, {"score", score}});
+    }
+    return JsonText(ordered_json{{"id", absl::StrCat("score-", id)},
+                                 {"object", "list"},
+                                 {"created", created},
+                                 {"model", served.id()},
+                                 {"data", std::move(data)},
+                                 {"usage", UsageObject(SumOfUsage(results).prompt_tokens)}});
+  };
+  return plan;
+}
+
+// Best first; equal ones as they came.
+ordered_json RankedList(const std::vector<double>& scores, std::size_t most,
+                        const std::vector<std::string>& documents) {
+  std::vector<std::size_t> order(scores.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+  if (order.size() > most) order.resize(most);
+  ordered_json list = ordered_json::array();
+  for (const std::size_t index : order) {
+    ordered_json one{{"index", index}, {"relevance_score", scores[index]}};
+    if (!documents.empty()) one["document"] = {{"text", documents[index]}};
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
+                                          absl::string_view bytes) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  const JsonFields body(document.root());
+  const ServedModel& served = context.served;
+  QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> query, ReadTexts(body, {"query"}));
+  if (query.size() != 1) return BadField(*body.Find("query"), "must be one text");
+  QUIRE_ASSIGN_OR_RETURN(std::vector<std::string> documents, ReadTexts(body, {"documents"}));
+  std::int32_t most = std::numeric_limits<std::int32_t>::max();
+  QUIRE_RETURN_IF_ERROR(body.Int32("top_n", [&](std::int32_t v) { most = v; }));
+  if (most < 1) return BadField(*body.Find("top_n"), "must be above 0");
+  bool returns_documents = true;
+  QUIRE_RETURN_IF_ERROR(body.Bool("return_documents", [&](bool v) { returns_documents = v; }));
+  std::vector<TextPair> pairs;
+  for (const std::string& text : documents) pairs.push_back({query.front(), text});
+  EvaluationPlan plan;
+  QUIRE_ASSIGN_OR_RETURN(plan.items, ToPairItems(served, pairs));
+  if (!returns_documents) documents.clear();
+  plan.answer = [&served, id = context.request_id, most, documents = std::move(documents)](
+                    std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
+    ordered_json list =
+        RankedList(PairScores(served, results), static_cast<std::size_t>(most), documents);
+    return JsonText(ordered_json{{"id", absl::StrCat("rerank-", id)},
+                                 {"model", served.id()},
+                                 {"usage", UsageObject(SumOfUsage(results).prompt_tokens)},
+                                 {"results", std::move(list)}});
+  };
+  return plan;
+}
+
+std::string ClassifyAnswer(const ServedModel& served, const std::string& id, std::int64_t created,
+                           const std::vector<EvaluationResult>& results) {
+  const Classifier& classifier = *served.description.classifier;
+  ordered_json data = ordered_json::array();
+  for (const EvaluationResult& result : results) {
+    const std::vector<double> probabilities = LabelProbabilities(classifier, result.pooled);
+    const auto best = std::max_element(probabilities.begin(), probabilities.end());
+    const auto index = static_cast<std::size_t>(best - probabilities.begin());
+    data.push_back({{"index", data.size()},
+                    {"label", classifier.labels[index]},
+                    {"probs", probabilities},
+                    {"num_classes", probabilities.size()}});
+  }
+  return JsonText(ordered_json{{"id", absl::StrCat("classify-", id)},
+                               {"object", "list"},
+                               {"created", created},
+                               {"model", served.id()},
+                               {"data", std::move(data)},
+                               {"usage", UsageObject(SumOfUsage(results).prompt_tokens)}});
+}
+
+absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context,
+                                            absl::string_view bytes) {
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, Parse(context, bytes));
+  const JsonFields body(document.root());
+  const ServedModel& served = context.served;
+  QUIRE_RETURN_IF_ERROR(CheckClassifies(served));
+  v1::EmbedRequest request;
+  request.set_pooling(v1::POOLING_LAST);
+  QUIRE_RETURN_IF_ERROR(
+      body.Text("model", [&](std::string name) { request.set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(ReadInputs(body, &request));
+  EvaluationPlan plan;
+  QUIRE_ASSIGN_OR_RETURN(plan.items, ToEvaluationItems(served, request));
+  plan.answer = [&served, id = context.request_id, created = absl::ToUnixSeconds(context.wall_now)](
+                    std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
+    return ClassifyAnswer(served, id, created, results);
+  };
+  return plan;
+}
+
+}  // namespace
+
+const EvaluationEndpoint* FindEvaluationEndpoint(absl::string_view path) {
+  static constexpr EvaluationEndpoint kEndpoints[] = {
+      {"/v1/embeddings", "Embeddings", ReadEmbeddings},
+      {"/v1/score", "TextScore", ReadScore},
+      {"/v1/rerank", "Rerank", ReadRerank},
+      {"/v1/classify", "Classify", ReadClassify}};
+  const auto* found =
+      std::find_if(std::begin(kEndpoints), std::end(kEndpoints),
+                   [&](const EvaluationEndpoint& endpoint) { return endpoint.path == path; });
+  return found == std::end(kEndpoints) ? nullptr : found;
+}
+
+}  // namespace quire::server

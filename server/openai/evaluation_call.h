@@ -1,0 +1,60 @@
+#pragma once
+
+// One call without a stream under way: a body -> an Evaluation -> a body.
+//
+// Place:      made by openai_service.cc on the exchange's sequence.
+// Invariants: one answer, after the engine has let go of everything of the call. When the peer
+//             goes, all of it is cancelled at once.
+// Threads:    the exchange's sequence and `worker`, which reads bodies and writes answers.
+// Lifetime:   keeps itself alive until the answer; the worker outlives the exchange.
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "server/api/call_worker.h"
+#include "server/api/evaluation.h"
+#include "server/api/generation.h"
+#include "server/http/http_message.h"
+#include "server/openai/evaluation_bodies.h"
+
+namespace quire::server {
+
+class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
+ public:
+  struct Head {
+    const EvaluationEndpoint* endpoint = nullptr;
+    CallInfo info;  // with the request id
+    std::string traceparent;
+    HttpHeaders headers;  // that go with every answer
+  };
+
+  EvaluationCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange, Head head,
+                 CallWorker* worker);
+
+  // Once.
+  void Begin(std::string body);
+
+ private:
+  void Read(const std::string& body);
+  absl::StatusOr<const ServedModel*> MakePlan(const std::string& body);
+  void OnGone();
+  void OnDone(absl::Status status, std::vector<EvaluationResult> results);
+  void Answer(absl::StatusOr<std::string> body);
+
+  const HandlerContext context_;
+  const std::shared_ptr<HttpExchange> exchange_;
+  Head head_;
+  CallWorker* const worker_;
+  EvaluationPlan plan_;
+
+  Mutex mutex_;
+  std::shared_ptr<Evaluation> evaluation_ ABSL_GUARDED_BY(mutex_);  // while it may be cancelled
+  bool is_gone_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace quire::server

@@ -1,0 +1,79 @@
+#include "server/preloaded_constraints.h"
+
+#include <future>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/logging.h"
+#include "base/status.h"
+#include "engine/constraint/constraint_compiler.h"
+#include "engine/constraint/constraint_grammar.h"
+#include "engine/constraint/grammar_library.h"
+
+namespace quire::server {
+namespace {
+
+using Result = engine::ConstraintCompiler::Result;
+
+absl::Status InEntry(std::size_t index, const engine::ConstraintSpec& spec,
+                     const absl::Status& status) {
+  const absl::string_view kind = engine::ConstraintKindName(spec.kind);
+  absl::string_view message = status.message();
+  absl::ConsumePrefix(&message, absl::StrCat("constraint.", kind, ": "));
+  return absl::Status(status.code(),
+                      absl::StrCat("structured.preload[", index, "].", kind, ": ", message));
+}
+
+absl::Status NoStructuredOutput(std::size_t entries) {
+  return absl::UnimplementedError(absl::StrCat("structured.preload: has ", entries,
+                                               " entries, this server has no structured output"));
+}
+
+}  // namespace
+
+absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs) {
+  if (!specs.empty() && engine::GrammarLibrary::Version().empty()) {
+    return NoStructuredOutput(specs.size());
+  }
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const absl::Status status = engine::WriteConstraint(specs[i]).status();
+    if (!status.ok()) return InEntry(i, specs[i], status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
+                                engine::ConstraintCompiler* compiler) {
+  if (specs.empty()) return absl::OkStatus();
+  if (compiler == nullptr) return NoStructuredOutput(specs.size());
+  std::vector<std::future<Result>> results;
+  for (const engine::ConstraintSpec& spec : specs) {
+    const auto answer = std::make_shared<std::promise<Result>>();
+    results.push_back(answer->get_future());
+    compiler->Compile(spec, [answer](Result result) { answer->set_value(std::move(result)); });
+  }
+  std::set<std::shared_ptr<const engine::CompiledConstraint>> compiled;  // equal ones are one
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    Result result = results[i].get();
+    if (!result.ok()) return InEntry(i, specs[i], result.status());
+    const std::int64_t more = (*result)->MemoryBytes();
+    if (compiled.insert(*std::move(result)).second) bytes += more;
+  }
+  if (const auto kept = static_cast<std::size_t>(compiler->GetCounts().cached);
+      kept < compiled.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("structured.preload: its constraints have ", bytes, " bytes, of ",
+                     compiled.size(), " the cache keeps ", kept, " (structured.cache_bytes)"));
+  }
+  log::Info("server", "constraints compiled",
+            {{"count", static_cast<std::int64_t>(compiled.size())}, {"bytes", bytes}});
+  return absl::OkStatus();
+}
+
+}  // namespace quire::server

@@ -1,0 +1,30 @@
+#pragma once
+
+// The constraints of structured.preload: checked with the configuration, compiled before the daemon
+// is ready.
+//
+// Place:      beside the engine stack, which has the compiler.
+// Threads:    PreloadConstraints waits, so not on a thread that answers; else pure.
+
+#include <span>
+
+#include "absl/status/status.h"
+#include "engine/constraint/constraint.h"
+
+namespace quire::engine {
+class ConstraintCompiler;
+}
+
+namespace quire::server {
+
+// What can be said without a vocabulary, before anything is loaded. The message names the entry;
+// UNIMPLEMENTED in a build without structured output, which takes none.
+absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs);
+
+// Returns once all of them are compiled and kept. `compiler` is null for a model without structured
+// output, which takes none. Takes at most structured.compile_timeout for as many of them as there
+// are structured.compile_threads. Errors name the entry, or the limit of all.
+absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
+                                engine::ConstraintCompiler* compiler);
+
+}  // namespace quire::server

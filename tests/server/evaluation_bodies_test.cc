@@ -1,0 +1,87 @@
+// Bodies of calls that have no stream: what they cost before the engine is asked.
+
+#include "server/openai/evaluation_bodies.h"
+
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
+#include "gtest/gtest.h"
+#include "tests/engine/harness.h"
+#include "text/chat/chat_template.h"
+
+namespace quire::server {
+namespace {
+
+// A classifier of one label when it has weights; else it scores no pairs.
+ServedModel ModelWith(const std::vector<float>* weights) {
+  ModelDescription description;
+  description.embedding_width = 1;
+  if (weights != nullptr) description.classifier = Classifier{{"fits"}, weights};
+  TranslatorOptions options;
+  options.model_id = "m";
+  return {RequestTranslator(std::move(options)), std::move(description), {}, nullptr, nullptr};
+}
+
+std::string RerankBody(std::size_t query_bytes, int documents) {
+  std::string body =
+      absl::StrCat("{\"query\": \"", std::string(query_bytes, 'q'), "\", \"documents\": [\"d\"");
+  for (int i = 1; i < documents; ++i) body += ", \"d\"";
+  return body + "]}";
+}
+
+absl::StatusOr<EvaluationPlan> ReadRerank(const ServedModel& model, absl::string_view body) {
+  return FindEvaluationEndpoint("/v1/rerank")
+      ->read({.served = model, .limits = {}, .wall_now = absl::UnixEpoch(), .request_id = "r"},
+             body);
+}
+
+TEST(EvaluationBodiesTest, AQueryThatEveryPairRepeatsIsBounded) {
+  const std::vector<float> weights(1, 0.5f);
+  const ServedModel model = ModelWith(&weights);
+  constexpr std::size_t kQueryBytes = std::size_t{1} << 20;
+  const auto fits = ReadRerank(model, RerankBody(kQueryBytes, 63));
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  EXPECT_EQ(fits->items.size(), 63u);
+
+  const absl::Status refused = ReadRerank(model, RerankBody(kQueryBytes, 64)).status();
+  EXPECT_TRUE(HasReason(refused, Reason::kBadParameter)) << refused;
+  EXPECT_NE(refused.message().find("67108928 bytes"), std::string::npos) << refused;
+  EXPECT_NE(refused.message().find("at most 67108864 bytes"), std::string::npos) << refused;
+
+  const ServedModel other = ModelWith(nullptr);
+  EXPECT_TRUE(absl::IsUnimplemented(ReadRerank(other, RerankBody(kQueryBytes, 2048)).status()));
+}
+
+// Without a tokenizer nothing can be tokenized here.
+TEST(EvaluationBodiesTest, PairsOfARerankerAreLeftToTheTextWorkers) {
+  const auto tokenizer = engine::MakeByteTokenizer();
+  auto templates = text::ChatTemplates::Create(
+      text::FindTemplates({.template_file = "{{ messages[1].content }}"}), *tokenizer, {});
+  ASSERT_TRUE(templates.ok()) << templates.status();
+  ModelDescription description;
+  description.yes_no = YesNoTokens{.yes = 7, .no = 8};
+  TranslatorOptions options;
+  options.model_id = "m";
+  options.chat = *templates;
+  const ServedModel model(RequestTranslator(std::move(options)), std::move(description), {},
+                          nullptr, nullptr);
+  const auto plan = ReadRerank(model, RerankBody(3, 2));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->items.size(), 4u);
+  for (std::size_t i = 0; i < plan->items.size(); ++i) {
+    const auto& prompt = std::get<engine::ScorePrompt>(plan->items[i].request.prompt);
+    ASSERT_TRUE(prompt.context_chat.has_value());
+    EXPECT_EQ(prompt.context_chat->templates, *templates);
+    EXPECT_EQ(prompt.context_chat->chat.messages.at(0).content, "qqq");
+    EXPECT_EQ(prompt.context_chat->chat.messages.at(1).content, "d");
+    EXPECT_EQ(prompt.continuation_ids, engine::TokenPrompt{i % 2 == 0 ? 7 : 8});
+    EXPECT_EQ(plan->items[i].after.has_value(), i % 2 == 1);
+  }
+}
+
+}  // namespace
+}  // namespace quire::server
