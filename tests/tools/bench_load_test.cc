@@ -175,6 +175,30 @@ TEST(WorkloadTest, CancelsItsShareBeforeTheLastToken) {
   EXPECT_THAT(after, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9));
 }
 
+TEST(WorkloadTest, ConstrainsItsShareAndChangesNothingElse) {
+  LoadOptions free;
+  free.output = *ParseLengths("uniform:1:20");
+  free.cancel_ratio = 0.3;
+  LoadOptions half = free;
+  half.schema = "{}";
+  half.schema_share = 0.5;
+  const Workload without(free, 100), with(half, 100);
+  int constrained = 0;
+  for (std::int64_t i = 0; i < 2000; ++i) {
+    const LoadRequest a = without.Request(i), b = with.Request(i);
+    EXPECT_EQ(a.schema, "");
+    EXPECT_EQ(a.prompt, b.prompt);
+    EXPECT_EQ(a.output_tokens, b.output_tokens);
+    EXPECT_EQ(a.cancel_after, b.cancel_after);
+    if (b.schema.empty()) continue;
+    EXPECT_EQ(b.schema, half.schema);
+    ++constrained;
+  }
+  EXPECT_NEAR(constrained, 1000, 80);
+  half.schema_share = 1;
+  EXPECT_EQ(Workload(half, 100).Request(7).schema, half.schema);
+}
+
 TEST(TraceTest, Azure) {
   const auto entries = ParseTrace(
       "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

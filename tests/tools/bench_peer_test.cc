@@ -98,7 +98,9 @@ TEST(PeerTest, ErrorsAndNonsense) {
 }
 
 TEST(PeerTest, RequestsAskForTheSame) {
-  const LoadRequest request{.prompt = {5, 6, 7}, .output_tokens = 9};
+  LoadRequest request;
+  request.prompt = {5, 6, 7};
+  request.output_tokens = 9;
   const auto llama = nlohmann::json::parse(PeerRequest(Kind::kLlamaCpp, "m", request));
   EXPECT_EQ(llama["prompt"], (std::vector<int>{5, 6, 7}));
   EXPECT_EQ(llama["n_predict"], 9);
@@ -108,6 +110,17 @@ TEST(PeerTest, RequestsAskForTheSame) {
   EXPECT_EQ(openai["prompt"], (std::vector<int>{5, 6, 7}));
   EXPECT_EQ(openai["max_tokens"], 9);
   EXPECT_EQ(openai["model"], "m");
+  EXPECT_FALSE(llama.contains("json_schema"));
+  EXPECT_FALSE(openai.contains("structured_outputs"));
+  LoadRequest constrained = request;
+  constrained.schema = R"({"type": "null"})";
+  const nlohmann::json schema = {{"type", "null"}};
+  const auto llama_with = nlohmann::json::parse(PeerRequest(Kind::kLlamaCpp, "m", constrained));
+  EXPECT_EQ(llama_with["json_schema"], schema);
+  EXPECT_EQ(llama_with["ignore_eos"], false);
+  const auto openai_with = nlohmann::json::parse(PeerRequest(Kind::kOpenAi, "m", constrained));
+  EXPECT_EQ(openai_with["structured_outputs"]["json"], schema);
+  EXPECT_EQ(openai_with["ignore_eos"], false);
   EXPECT_THAT(PeerRequest(Kind::kOpenAi, "a\xff", request), HasSubstr("\"a\xef\xbf\xbd\""));
 }
 

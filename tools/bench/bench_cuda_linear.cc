@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -27,6 +28,7 @@ struct LinearCase {
   const std::vector<PackedLinear>& weights;  // of one shape, taken in turn
   std::uint32_t rows;
   double bytes;  // of one matrix, 0: no rate of bytes
+  std::optional<GateShape> gate = {};
 };
 
 // Times y = x W^T in bf16.
@@ -41,7 +43,8 @@ absl::Status MeasureLinear(benchmark::State& state, Gpu& gpu, const LinearCase& 
                               .y = static_cast<BF16*>(y.data()),
                               .x_stride = k,
                               .y_stride = n,
-                              .num_rows = c.rows});
+                              .num_rows = c.rows,
+                              .gate = c.gate});
   });
 }
 
@@ -57,8 +60,7 @@ absl::StatusOr<std::vector<PackedLinear>> PlainWeights(const Backend& backend, s
   return weights;
 }
 
-// Arguments: N, K, rows. bf16 in and out, as qkv and gate_up.
-absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
+absl::Status MeasurePlain(benchmark::State& state, Gpu& gpu, const std::optional<GateShape>& gate) {
   const auto n = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(1));
   const std::int64_t bytes = std::int64_t{n} * k * 2;
@@ -68,7 +70,16 @@ absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
                        {.backend = gpu.backend,
                         .weights = weights,
                         .rows = static_cast<std::uint32_t>(state.range(2)),
-                        .bytes = static_cast<double>(bytes)});
+                        .bytes = static_cast<double>(bytes),
+                        .gate = gate});
+}
+// Arguments: N, K, rows. bf16 in and out, as qkv and gate_up.
+absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
+  return MeasurePlain(state, gpu, std::nullopt);
+}
+// The same with the gated product of the halves of N.
+absl::Status GatedLinear(benchmark::State& state, Gpu& gpu) {
+  return MeasurePlain(state, gpu, GateShape{});
 }
 void LinearShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
@@ -80,6 +91,12 @@ void LinearShapes(Benchmark* benchmark) {
 }
 BENCHMARK(Run<PlainLinear>)->Name("BM_Linear")->Apply(LinearShapes);
 BENCHMARK(Run<PlainLinear>)->Name("BM_Linear/tiny")->Args({128, 64, 3})->UseManualTime();
+void GatedShapes(Benchmark* benchmark) {
+  benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
+  for (const int rows : {1, 64, 4096}) benchmark->Args({28672, 4096, rows});
+}
+BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear")->Apply(GatedShapes);
+BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear/tiny")->Args({128, 64, 3})->UseManualTime();
 
 // The library where the loader finds it, else where the CUDA toolkit puts it.
 absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {
@@ -262,13 +279,43 @@ std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
   return offsets;
 }
 
-// Arguments: groups, N, K, rows. The experts of a mixture; other ones each time, so that the cache
-// does not hold them.
+// Times the products of experts of a mixture, other ones each time, so that the cache does not hold
+// them. `bytes`: of one matrix.
+absl::Status MeasureGroups(benchmark::State& state, Gpu& gpu,
+                           const std::vector<PackedLinear>& weights, std::uint32_t rows,
+                           double bytes) {
+  const auto groups = static_cast<std::uint32_t>(weights.size());
+  const std::uint32_t n = weights[0].n();
+  const std::uint32_t k = weights[0].k();
+  const auto found = LinearGroupsOf(
+      groups, [&](std::uint32_t group) -> const PackedLinear& { return weights[group]; });
+  if (!found) return absl::InternalError("the matrices are no groups");
+  std::vector<DeviceBuffer> offsets;
+  for (const std::uint32_t first : {0u, groups / 4, groups / 2, groups / 4 * 3}) {
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer one, ToDevice(gpu, SpreadRows(groups, rows, first)));
+    offsets.push_back(std::move(one));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * k));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{rows} * n));
+  return Measure(state, gpu, {.bytes = bytes * std::min(groups, rows), .flops = 2.0 * n * k * rows},
+                 [&](int i) {
+                   const DeviceBuffer& own = offsets[static_cast<std::size_t>(i) % offsets.size()];
+                   return GroupedLinear(gpu.backend,
+                                        {.x = static_cast<const BF16*>(x.data()),
+                                         .weights = *found,
+                                         .offsets = static_cast<const std::uint32_t*>(own.data()),
+                                         .y = static_cast<BF16*>(y.data()),
+                                         .x_stride = k,
+                                         .y_stride = n,
+                                         .num_rows = rows});
+                 });
+}
+
+// Arguments: groups, N, K, rows.
 absl::Status GroupedProducts(benchmark::State& state, Gpu& gpu) {
   const auto groups = static_cast<std::uint32_t>(state.range(0));
   const auto n = static_cast<std::uint32_t>(state.range(1));
   const auto k = static_cast<std::uint32_t>(state.range(2));
-  const auto rows = static_cast<std::uint32_t>(state.range(3));
   QUIRE_ASSIGN_OR_RETURN(
       WeightMemory memory,
       WeightMemory::Allocate(groups * CudaPlainRoom(DType::kBF16, n, k, DType::kBF16)));
@@ -281,27 +328,33 @@ absl::Status GroupedProducts(benchmark::State& state, Gpu& gpu) {
                                              {.activations = DType::kBF16, .memory = &memory}));
     weights.push_back(std::move(packed));
   }
-  const auto found = LinearGroupsOf(
-      groups, [&](std::uint32_t group) -> const PackedLinear& { return weights[group]; });
-  if (!found) return absl::InternalError("the matrices are no groups");
-  std::vector<DeviceBuffer> offsets;
-  for (const std::uint32_t first : {0u, groups / 4, groups / 2, groups / 4 * 3}) {
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer one, ToDevice(gpu, SpreadRows(groups, rows, first)));
-    offsets.push_back(std::move(one));
+  return MeasureGroups(state, gpu, weights, static_cast<std::uint32_t>(state.range(3)),
+                       2.0 * n * k);
+}
+
+// Arguments: format, inputs that share a scale, groups, N, K, rows.
+absl::Status GroupedCodes(benchmark::State& state, Gpu& gpu) {
+  const auto groups = static_cast<std::uint32_t>(state.range(2));
+  const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),
+                             .n = static_cast<std::uint32_t>(state.range(3)),
+                             .k = static_cast<std::uint32_t>(state.range(4)),
+                             .group = static_cast<std::uint32_t>(state.range(1))};
+  QUIRE_ASSIGN_OR_RETURN(WeightMemory memory,
+                         WeightMemory::Allocate(groups * CudaQuantizedRoom(shape)));
+  const Codes codes(shape);
+  std::vector<PackedLinear> weights;
+  for (std::uint32_t group = 0; group < groups; ++group) {
+    QUIRE_ASSIGN_OR_RETURN(
+        PackedLinear packed,
+        PackQuantizedRows(
+            gpu.backend, shape,
+            [&codes](std::uint32_t row, const QuantizedRow& out) { codes.Fill(row, out); }, {},
+            &memory));
+    weights.push_back(std::move(packed));
   }
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * k));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{rows} * n));
-  const double bytes = 2.0 * std::min(groups, rows) * n * k;
-  return Measure(state, gpu, {.bytes = bytes, .flops = 2.0 * n * k * rows}, [&](int i) {
-    const DeviceBuffer& own = offsets[static_cast<std::size_t>(i) % offsets.size()];
-    return GroupedLinear(gpu.backend, {.x = static_cast<const BF16*>(x.data()),
-                                       .weights = *found,
-                                       .offsets = static_cast<const std::uint32_t*>(own.data()),
-                                       .y = static_cast<BF16*>(y.data()),
-                                       .x_stride = k,
-                                       .y_stride = n,
-                                       .num_rows = rows});
-  });
+  state.SetLabel(std::string(WeightFormatName(shape.format)));
+  return MeasureGroups(state, gpu, weights, static_cast<std::uint32_t>(state.range(5)),
+                       static_cast<double>(CudaQuantizedBytes(shape)));
 }
 // Qwen3-30B-A3B: gate and up of one token and of 64, and of a prompt.
 BENCHMARK(Run<GroupedProducts>)
@@ -315,6 +368,18 @@ BENCHMARK(Run<GroupedProducts>)
     ->Name("BM_GroupedLinear/tiny")
     ->Args({3, 128, 64, 5})
     ->Args({3, 128, 64, 40})
+    ->UseManualTime();
+// GPT-OSS 20B: gate and up of one token and of 64.
+BENCHMARK(Run<GroupedCodes>)
+    ->Name("BM_GroupedCodes")
+    ->ArgNames({"format", "group", "groups", "n", "k", "m"})
+    ->Args({kFp4, 32, 32, 5760, 2880, 4})
+    ->Args({kFp4, 32, 32, 5760, 2880, 256})
+    ->UseManualTime();
+BENCHMARK(Run<GroupedCodes>)
+    ->Name("BM_GroupedCodes/tiny")
+    ->Args({kFp4, 32, 3, 128, 64, 5})
+    ->Args({kInt4, 32, 3, 128, 64, 40})
     ->UseManualTime();
 
 }  // namespace

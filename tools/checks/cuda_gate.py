@@ -2,7 +2,7 @@
 """What the compiled CUDA kernels must be, checked without a GPU.
 
 From the reports of ptxas that cmake/nvcc_report.sh keeps beside the objects: no spill, no stack, registers and static
-shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 104
+shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 110
 kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
 are there, portable units carry PTX for later GPUs, no kernel reads or writes local memory, and the inner loops of
 products and attention issue no more instructions than the table says (machine_code.py; kernels/cuda/README.md,
@@ -25,7 +25,7 @@ import sys
 
 import machine_code
 
-MAX_KERNELS = 104  # per architecture (kernels/cuda/README.md)
+MAX_KERNELS = 110  # per architecture (kernels/cuda/README.md)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "cuda" / "resources.json"
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
@@ -218,6 +218,8 @@ def check_code(build, table, cuobjdump):
     """The machine code: what must be there, local memory, which must not, and how long loops are."""
     errors, checks = [], 0
     for unit, row in table.items():
+        if not row["kernels"]:
+            continue  # launches those of other units
         code = disassemble(build, unit, cuobjdump)
         if "Function :" not in code:
             errors.append(f"{unit}: {cuobjdump} shows no machine code of an object")

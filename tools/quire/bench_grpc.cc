@@ -26,7 +26,11 @@ v1::GenerateRequest ToProto(const LoadRequest& load) {
   request.mutable_token_ids()->mutable_ids()->Add(load.prompt.begin(), load.prompt.end());
   request.mutable_sampling()->set_temperature(0);
   request.mutable_stopping()->set_max_tokens(static_cast<std::int32_t>(load.output_tokens));
-  request.mutable_stopping()->set_ignore_eos(true);
+  if (load.schema.empty()) {
+    request.mutable_stopping()->set_ignore_eos(true);
+  } else {
+    request.mutable_constraint()->set_json_schema(load.schema);
+  }
   request.mutable_output()->set_stream(true);
   request.mutable_output()->set_token_ids(true);
   return request;

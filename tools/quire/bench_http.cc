@@ -264,8 +264,12 @@ absl::StatusOr<PeerEvent> ParsePeerEvent(PeerAddress::Kind kind, absl::string_vi
 
 std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
                         const LoadRequest& request) {
-  json body = {
-      {"prompt", request.prompt}, {"stream", true}, {"temperature", 0}, {"ignore_eos", true}};
+  // The properties of a schema keep their order, which is that of the answer.
+  nlohmann::ordered_json body = {{"prompt", request.prompt}, {"stream", true}, {"temperature", 0}};
+  nlohmann::ordered_json schema;
+  if (!request.schema.empty()) schema = nlohmann::ordered_json::parse(request.schema);
+  // A schema says itself where the text ends.
+  body["ignore_eos"] = request.schema.empty();
   if (kind == PeerAddress::Kind::kLlamaCpp) {
     body["n_predict"] = request.output_tokens;
     body["cache_prompt"] = true;
@@ -273,10 +277,13 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     // Greedy at the least cost: no other sampler of its chain runs.
     body["samplers"] = {"top_k"};
     body["top_k"] = 1;
+    if (!request.schema.empty()) body["json_schema"] = schema;
   } else {
     body["model"] = model;
     body["max_tokens"] = request.output_tokens;
     body["stream_options"] = {{"include_usage", true}};
+    // As vLLM spells it.
+    if (!request.schema.empty()) body["structured_outputs"]["json"] = schema;
   }
   return JsonText(body);
 }

@@ -134,6 +134,9 @@ LoadRequest Workload::Request(std::int64_t number) const {
     request.cancel_after =
         std::uniform_int_distribution<std::int64_t>(1, request.output_tokens - 1)(random);
   }
+  if (!options_.schema.empty() && Fraction(random) < options_.schema_share) {
+    request.schema = options_.schema;
+  }
   return request;
 }
 

@@ -63,6 +63,9 @@ struct LoadOptions {
   std::int64_t prefix_tokens = 0;
   double prefix_share = 1;
   double cancel_ratio = 0;
+  // An object of JSON that `schema_share` of the answers are valid by; empty: all are free.
+  std::string schema = {};
+  double schema_share = 1;
   std::uint64_t seed = 1;
 };
 
@@ -70,6 +73,7 @@ struct LoadRequest {
   std::vector<std::int32_t> prompt;
   std::int64_t output_tokens = 0;
   std::int64_t cancel_after = 0;  // tokens; 0: not cancelled
+  std::string schema = {};        // that the answer is valid by; empty: it is free
 };
 
 class Workload {

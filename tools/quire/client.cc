@@ -116,20 +116,6 @@ std::string ReadWhole(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// An option that names a file, which must have something in it, and hands on its contents.
-CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
-                           std::function<void(std::string)> take) {
-  const auto has_contents = [](const std::string& path) {
-    return ReadWhole(path).empty() ? path + " cannot be read, or is empty" : std::string();
-  };
-  return app
-      ->add_option_function<std::string>(
-          name, [take = std::move(take)](const std::string& path) { take(ReadWhole(path)); },
-          description)
-      ->check(has_contents)
-      ->take_last();
-}
-
 std::string TokenOf(absl::string_view contents) {
   return std::string(absl::StripAsciiWhitespace(contents.substr(0, contents.find('\n'))));
 }
@@ -143,6 +129,19 @@ sigset_t InterruptSet() {
 }
 
 }  // namespace
+
+CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
+                           std::function<void(std::string)> take) {
+  const auto has_contents = [](const std::string& path) {
+    return ReadWhole(path).empty() ? path + " cannot be read, or is empty" : std::string();
+  };
+  return app
+      ->add_option_function<std::string>(
+          name, [take = std::move(take)](const std::string& path) { take(ReadWhole(path)); },
+          description)
+      ->check(has_contents)
+      ->take_last();
+}
 
 // The places of server/daemon.cc, in its order.
 std::string DefaultAdminAddress() {

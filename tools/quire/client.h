@@ -14,7 +14,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 namespace google::protobuf {
 class Message;
 }
@@ -49,6 +50,10 @@ struct CommonOptions {
 
 // The options' flags, on `app`.
 void AddCommonOptions(CLI::App* app, CommonOptions* options);
+
+// An option that names a file, which must have something in it, and hands on its contents.
+CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
+                           std::function<void(std::string)> take);
 
 // A channel that is connected, unless that does not succeed within half a second: then its calls
 // say why.
@@ -85,6 +90,7 @@ class InterruptGuard {
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code);
 void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code);  // chat, render
 void AddText(CLI::App* app, const CommonOptions* common, int* exit_code);  // tokenize, detokenize
+void AddEvaluate(CLI::App* app, const CommonOptions* common, int* exit_code);  // embed, score
 void AddInspect(CLI::App* app, const CommonOptions* common,
                 int* exit_code);  // models, info, health,
                                   // stats, requests, config

@@ -32,6 +32,8 @@
 namespace quire::client {
 namespace {
 
+using nlohmann::json;
+
 constexpr int kInterrupted = 130;  // as shells report SIGINT
 
 // As the command line has them.
@@ -74,6 +76,10 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(plan.load.output, ParseLengths(options.output));
   if (options.load.burstiness != 1 && options.arrival != "gamma") {
     return absl::InvalidArgumentError("--burstiness is of --arrival gamma alone");
+  }
+  if (!options.load.schema.empty() &&
+      !json::parse(options.load.schema, nullptr, /*allow_exceptions=*/false).is_object()) {
+    return absl::InvalidArgumentError("--schema: the file holds no object of JSON");
   }
   if (options.load.rate > 0) {
     plan.load.arrival = options.arrival == "poisson" ? Arrival::kPoisson
@@ -381,6 +387,13 @@ void AddLoadOptions(CLI::App* cmd, BenchOptions* options) {
                   "share of requests cancelled after some of their tokens")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
+  CLI::Option* const schema =
+      AddFileOption(cmd, "--schema", "file with a JSON Schema that answers are valid by",
+                    [options](std::string text) { options->load.schema = std::move(text); });
+  cmd->add_option("--schema-share", options->load.schema_share, "share of the answers that do")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0))
+      ->needs(schema);
   cmd->add_option("--seed", options->load.seed, "lengths, prompts and times are functions of it")
       ->capture_default_str();
 }

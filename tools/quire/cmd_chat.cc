@@ -31,7 +31,7 @@ namespace {
 struct ChatOptions {
   std::string message;
   std::string system;
-  std::string messages_file, tools_file;
+  std::string messages_file, tools_file, tool_choice;
   std::string template_name;
   std::vector<std::string> vars;
   std::string model;
@@ -79,6 +79,18 @@ void AddMessage(const std::string& role, const std::string& content, v1::ChatPro
   message->set_content(content);
 }
 
+// A word, or the name of a tool.
+void SetToolChoice(const std::string& choice, v1::ChatPrompt* chat) {
+  if (choice.empty()) return;
+  for (const auto& [word, value] :
+       {std::pair("auto", v1::TOOL_CHOICE_AUTO), std::pair("none", v1::TOOL_CHOICE_NONE),
+        std::pair("required", v1::TOOL_CHOICE_REQUIRED)}) {
+    if (choice == word) return chat->set_tool_choice(value);
+  }
+  chat->set_tool_choice(v1::TOOL_CHOICE_NAMED);
+  chat->set_tool_name(choice);
+}
+
 // Everything that the options say, the message included.
 absl::StatusOr<v1::ChatPrompt> StartChat(const ChatOptions& options) {
   v1::ChatPrompt chat;
@@ -86,6 +98,7 @@ absl::StatusOr<v1::ChatPrompt> StartChat(const ChatOptions& options) {
   chat.set_continue_final_message(options.continue_final);
   if (options.no_generation_prompt) chat.set_add_generation_prompt(false);
   QUIRE_RETURN_IF_ERROR(MergeFile("tools", options.tools_file, &chat));
+  SetToolChoice(options.tool_choice, &chat);
   for (const std::string& var : options.vars) {
     const std::size_t equals = var.find('=');
     if (equals == std::string::npos) {
@@ -126,12 +139,28 @@ v1::GenerateRequest ToRequest(const ChatOptions& options, const v1::ChatPrompt& 
   if (options.max_tokens) stopping->set_max_tokens(*options.max_tokens);
   for (const std::string& stop : options.stop) stopping->add_stop(stop);
   request.mutable_output()->set_stream(true);
+  request.mutable_output()->set_parse(!options.tools_file.empty());
   return request;
 }
 
-// One answer, streamed to standard output; `answer` gets its text.
+// With tools: text and calls, one a line, to standard output, reasoning to standard error.
+// `before`: what was shown of the answer.
+void ShowDelta(const v1::Delta& delta, const v1::ChatMessage& before) {
+  std::fwrite(delta.reasoning_text().data(), 1, delta.reasoning_text().size(), stderr);
+  std::fwrite(delta.text().data(), 1, delta.text().size(), stdout);
+  const bool is_first =
+      before.content().empty() && before.tool_calls().empty() && delta.text().empty();
+  const char* separator = is_first ? "" : "\n";
+  for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+    std::printf("%s%s %s", separator, call.name().c_str(), call.arguments_json().c_str());
+    separator = "\n";
+  }
+  std::fflush(stdout);
+}
+
+// One answer, streamed to standard output; `answer` becomes the turn of it.
 int Ask(const CommonOptions& common, const ChatOptions& options, const v1::ChatPrompt& chat,
-        v1::GenerationService::Stub* stub, std::string* answer) {
+        v1::GenerationService::Stub* stub, v1::ChatMessage* answer) {
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   InterruptGuard guard([&context] { context.TryCancel(); });
@@ -140,11 +169,16 @@ int Ask(const CommonOptions& common, const ChatOptions& options, const v1::ChatP
   while (reader->Read(&response)) {
     if (common.json) PrintJson(response);
     if (!response.has_delta()) continue;
-    const std::string& text = response.delta().text();
-    *answer += text;
-    if (common.json) continue;
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    const v1::Delta& delta = response.delta();
+    if (!common.json) ShowDelta(delta, *answer);
+    answer->mutable_content()->append(delta.text());
+    answer->mutable_reasoning_content()->append(delta.reasoning_text());
+    for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+      v1::ToolCall* const made = answer->add_tool_calls();
+      made->set_id(call.id());
+      made->set_name(call.name());
+      made->set_arguments_json(call.arguments_json());
+    }
   }
   if (!common.json) std::printf("\n");
   std::fflush(stdout);
@@ -168,7 +202,7 @@ int RunChat(const CommonOptions& common, const ChatOptions& options) {
   absl::StatusOr<v1::ChatPrompt> started = StartChat(options);
   if (!started.ok()) return WrongInput(started.status());
   v1::ChatPrompt chat = *std::move(started);
-  std::string answer;
+  v1::ChatMessage answer;
   if (!options.message.empty() || !options.messages_file.empty()) {
     return Ask(common, options, chat, stub.get(), &answer);
   }
@@ -176,11 +210,12 @@ int RunChat(const CommonOptions& common, const ChatOptions& options) {
   for (std::string line; ReadLine(options, &line);) {
     if (absl::StripAsciiWhitespace(line).empty()) continue;
     AddMessage("user", line, &chat);
-    answer.clear();
+    answer.Clear();
+    answer.set_role("assistant");
     result = Ask(common, options, chat, stub.get(), &answer);
     if (result == kCannotConnect) return result;
     if (result == kOk) {
-      AddMessage("assistant", answer, &chat);
+      *chat.add_messages() = answer;
     } else {
       chat.mutable_messages()->RemoveLast();  // the question may be asked again
     }
@@ -221,6 +256,8 @@ void AddConversation(CLI::App* cmd, ChatOptions* options) {
                   "\"Hi\"}]");
   cmd->add_option("--tools", options->tools_file,
                   "file with a JSON list of tools: name, description, parametersJsonSchema");
+  cmd->add_option("--tool-choice", options->tool_choice,
+                  "auto, none, required, or the name of the tool to call");
   cmd->add_option("--template", options->template_name, "which of the model's templates");
   cmd->add_option("--var", options->vars, "NAME=JSON for the template; may be given again");
   cmd->add_flag("--continue", options->continue_final, "the answer goes on with the last message");

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "quire/v1/generation.grpc.pb.h"
@@ -25,18 +26,19 @@ struct GenerateOptions {
   std::vector<std::int32_t> token_ids;
   std::string model;
   std::string request_id;
-  std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty,
-      frequency_penalty;
+  std::optional<float> temperature, top_p, min_p, top_n_sigma, xtc_probability, xtc_threshold,
+      repetition_penalty, presence_penalty, frequency_penalty, dry_multiplier, dry_base;
   std::optional<std::int32_t> top_k, choice_count, max_tokens, min_tokens, logprobs,
-      prompt_logprobs;
+      prompt_logprobs, dry_allowed_length, dry_window_tokens;
   std::optional<std::int64_t> seed;
-  std::vector<std::string> stop;
+  std::vector<std::string> stop, banned_text, dry_breakers;
   std::vector<std::int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool echo = false;
   bool no_stream = false;
   bool quiet = false;
   std::int32_t priority = 0;
+  v1::Constraint constraint;
 };
 
 void FillSampling(const GenerateOptions& options, v1::SamplingParams* sampling) {
@@ -44,11 +46,20 @@ void FillSampling(const GenerateOptions& options, v1::SamplingParams* sampling) 
   if (options.top_p) sampling->set_top_p(*options.top_p);
   if (options.top_k) sampling->set_top_k(*options.top_k);
   if (options.min_p) sampling->set_min_p(*options.min_p);
+  if (options.top_n_sigma) sampling->set_top_n_sigma(*options.top_n_sigma);
+  if (options.xtc_probability) sampling->set_xtc_probability(*options.xtc_probability);
+  if (options.xtc_threshold) sampling->set_xtc_threshold(*options.xtc_threshold);
   if (options.repetition_penalty) sampling->set_repetition_penalty(*options.repetition_penalty);
   if (options.presence_penalty) sampling->set_presence_penalty(*options.presence_penalty);
   if (options.frequency_penalty) sampling->set_frequency_penalty(*options.frequency_penalty);
+  if (options.dry_multiplier) sampling->set_dry_multiplier(*options.dry_multiplier);
+  if (options.dry_base) sampling->set_dry_base(*options.dry_base);
+  if (options.dry_allowed_length) sampling->set_dry_allowed_length(*options.dry_allowed_length);
+  if (options.dry_window_tokens) sampling->set_dry_window_tokens(*options.dry_window_tokens);
+  for (const std::string& text : options.dry_breakers) sampling->add_dry_breakers(text);
   if (options.seed) sampling->set_seed(*options.seed);
   if (options.choice_count) sampling->set_choice_count(*options.choice_count);
+  for (const std::string& text : options.banned_text) sampling->add_banned_text(text);
 }
 
 v1::GenerateRequest ToRequest(const GenerateOptions& options, bool json) {
@@ -77,6 +88,9 @@ v1::GenerateRequest ToRequest(const GenerateOptions& options, bool json) {
   if (options.logprobs) output->set_logprobs(*options.logprobs);
   if (options.prompt_logprobs) output->set_prompt_logprobs(*options.prompt_logprobs);
   request.set_priority(options.priority);
+  if (options.constraint.kind_case() != v1::Constraint::KIND_NOT_SET) {
+    *request.mutable_constraint() = options.constraint;
+  }
   return request;
 }
 
@@ -155,6 +169,42 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   return status.ok() ? kOk : Fail(status, common.address);
 }
 
+void AddDryOptions(CLI::App* cmd, GenerateOptions* options) {
+  cmd->add_option("--dry-multiplier", options->dry_multiplier,
+                  "what going on with a repetition costs; 0 is off");
+  cmd->add_option("--dry-base", options->dry_base, "its factor for each token of the repetition");
+  cmd->add_option("--dry-allowed-length", options->dry_allowed_length,
+                  "tokens of a repetition from which it costs");
+  cmd->add_option("--dry-window", options->dry_window_tokens,
+                  "last tokens in which repetitions count; 0 is all");
+  cmd->add_option("--dry-breaker", options->dry_breakers,
+                  "text that no repetition reaches across; may be given again");
+}
+
+// The form of the answer, which is only one.
+void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
+  CLI::Option* const schema =
+      AddFileOption(cmd, "--schema", "file with a JSON Schema that the answer is valid by",
+                    [=](std::string text) { constraint->set_json_schema(std::move(text)); });
+  CLI::Option* const regex = cmd->add_option_function<std::string>(
+      "--regex", [=](const std::string& text) { constraint->set_regex(text); },
+      "expression that the whole answer matches");
+  CLI::Option* const grammar =
+      AddFileOption(cmd, "--grammar", "file with a grammar in EBNF, from root",
+                    [=](std::string text) { constraint->set_ebnf_grammar(std::move(text)); });
+  CLI::Option* const choice =
+      cmd->add_option_function<std::vector<std::string>>(
+             "--choice",
+             [=](const std::vector<std::string>& texts) {
+               constraint->mutable_choice()->mutable_values()->Assign(texts.begin(), texts.end());
+             },
+             "a text that the answer may be; may be given again")
+          ->allow_extra_args(false);
+  schema->excludes(regex)->excludes(grammar)->excludes(choice);
+  regex->excludes(grammar)->excludes(choice);
+  grammar->excludes(choice);
+}
+
 }  // namespace
 
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
@@ -173,12 +223,18 @@ void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
   cmd->add_option("--top-p", options->top_p, "nucleus");
   cmd->add_option("--top-k", options->top_k, "best k tokens; 0 is off");
   cmd->add_option("--min-p", options->min_p, "relative to the best token; 0 is off");
+  cmd->add_option("--top-n-sigma", options->top_n_sigma,
+                  "standard deviations of the logits below the best; 0 is off");
+  cmd->add_option("--xtc-probability", options->xtc_probability,
+                  "how often all but the last of the likeliest tokens leave; 0 is off");
+  cmd->add_option("--xtc-threshold", options->xtc_threshold, "probability from which they do");
   cmd->add_option("--repetition-penalty", options->repetition_penalty, "prompt and output tokens");
   cmd->add_option("--presence-penalty", options->presence_penalty, "output tokens, once");
   cmd->add_option("--frequency-penalty", options->frequency_penalty,
                   "output tokens, per occurrence");
   cmd->add_option("--seed", options->seed, "same seed, same answer");
   cmd->add_option("-n,--choices", options->choice_count, "answers to one prompt");
+  cmd->add_option("--ban", options->banned_text, "text that no answer has; may be given again");
   cmd->add_option("--stop", options->stop, "text that ends the answer; may be given again");
   cmd->add_option("--stop-token-ids", options->stop_token_ids, "ids that end it")->delimiter(',');
   cmd->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of the text");
@@ -188,6 +244,8 @@ void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
   cmd->add_flag("--echo", options->echo, "print the prompt before the answer");
   cmd->add_flag("--no-stream", options->no_stream, "one message with the whole answer");
   cmd->add_flag("--quiet", options->quiet, "no summary on standard error");
+  AddDryOptions(cmd, options.get());
+  AddConstraintOptions(cmd, &options->constraint);
   cmd->add_option("--priority", options->priority, "-100 (first) to 100");
   cmd->callback([=] {
     if (options->prompt == "-") {

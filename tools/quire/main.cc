@@ -2,11 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 
 #include "tools/quire/client.h"
 
-int main(int argc, char** argv) {
+namespace {
+
+int Run(int argc, char** argv) {
   quire::client::BlockInterrupts();
   quire::client::CommonOptions common;
   int exit_code = quire::client::kOk;
@@ -18,6 +21,7 @@ int main(int argc, char** argv) {
   quire::client::AddGenerate(&app, &common, &exit_code);
   quire::client::AddChat(&app, &common, &exit_code);
   quire::client::AddText(&app, &common, &exit_code);
+  quire::client::AddEvaluate(&app, &common, &exit_code);
   quire::client::AddInspect(&app, &common, &exit_code);
   quire::client::AddControl(&app, &common, &exit_code);
   quire::client::AddLocal(&app, &common, &exit_code);
@@ -32,4 +36,14 @@ int main(int argc, char** argv) {
     return quire::client::kRequestFailed;
   }
   return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int exit_code = Run(argc, argv);
+  // gRPC's threads outlive its channels. A return from main would run OpenSSL's cleanup under a
+  // handshake of theirs, which now and then ended in a segmentation fault.
+  std::fflush(nullptr);
+  std::_Exit(exit_code);
 }

@@ -12,7 +12,20 @@ from grpc_health.v1 import health_pb2
 from ._convert import Collector, from_message, set_input, to_chat, to_event, to_request
 from ._proto import generation_pb2, model_pb2, text_pb2
 from .errors import QuireError, error_of_item
-from .types import Chat, Completion, Detokenized, Model, Options, Prompt, Rendered, Request, ServerInfo, Tokenized
+from .types import (
+    Chat,
+    Completion,
+    Detokenized,
+    Embeddings,
+    Model,
+    Options,
+    Prompt,
+    Rendered,
+    Request,
+    Scores,
+    ServerInfo,
+    Tokenized,
+)
 
 T = TypeVar("T")
 
@@ -36,6 +49,11 @@ class Unary(Generic[T]):
     is_retried: bool = True
 
 
+def _unary(name: str, request: ProtoMessage, response: type[ProtoMessage], result: type[T]) -> Unary[T]:
+    """A call of the service whose whole answer is a `result`."""
+    return Unary(_SERVICE + name, request, response, lambda answer: from_message(result, answer))
+
+
 def tokenize(
     text: Union[str, Chat],
     model: str,
@@ -50,23 +68,61 @@ def tokenize(
         with_pieces=with_pieces,
     )
     set_input(request, text)
-    return Unary(
-        _SERVICE + "Tokenize", request, text_pb2.TokenizeResponse, lambda answer: from_message(Tokenized, answer)
+    return _unary("Tokenize", request, text_pb2.TokenizeResponse, Tokenized)
+
+
+def embed(
+    inputs: Sequence[Union[str, Sequence[int]]],
+    model: str,
+    pooling: Optional[str],
+    normalize: Optional[bool],
+    dimensions: Optional[int],
+    truncate: bool,
+) -> Unary[Embeddings]:
+    if isinstance(inputs, str):
+        raise TypeError("inputs are a sequence of texts or of lists of token ids, not one text")
+    request = text_pb2.EmbedRequest(
+        model=model,
+        pooling="POOLING_" + (pooling or "unspecified").upper(),
+        normalize=normalize,
+        dimensions=dimensions,
+        truncate=truncate,
     )
+    for one in inputs:
+        if isinstance(one, str):
+            request.inputs.add(text=one)
+        else:
+            request.inputs.add().token_ids.ids.extend(one)
+    return _unary("Embed", request, text_pb2.EmbedResponse, Embeddings)
+
+
+def score(
+    items: Sequence[tuple[Union[str, Sequence[int]], Union[str, Sequence[int]]]],
+    model: str,
+    return_token_logprobs: bool,
+) -> Unary[Scores]:
+    request = text_pb2.ScoreRequest(model=model, return_token_logprobs=return_token_logprobs)
+    for context, continuation in items:
+        item = request.items.add()
+        if isinstance(context, str):
+            item.context_text = context
+        else:
+            item.context_ids.ids.extend(context)
+        if isinstance(continuation, str):
+            item.text = continuation
+        else:
+            item.token_ids.ids.extend(continuation)
+    return _unary("Score", request, text_pb2.ScoreResponse, Scores)
 
 
 def detokenize(token_ids: Sequence[int], model: str, skip_special_tokens: Optional[bool]) -> Unary[Detokenized]:
     request = text_pb2.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-    return Unary(
-        _SERVICE + "Detokenize", request, text_pb2.DetokenizeResponse, lambda answer: from_message(Detokenized, answer)
-    )
+    return _unary("Detokenize", request, text_pb2.DetokenizeResponse, Detokenized)
 
 
 def render_chat(chat: Chat, model: str) -> Unary[Rendered]:
     request = text_pb2.RenderChatRequest(model=model, chat=to_chat(chat))
-    return Unary(
-        _SERVICE + "RenderChat", request, text_pb2.RenderChatResponse, lambda answer: from_message(Rendered, answer)
-    )
+    return _unary("RenderChat", request, text_pb2.RenderChatResponse, Rendered)
 
 
 def get_model(name: str) -> Unary[Model]:
@@ -88,12 +144,8 @@ def list_models(page_token: str) -> Unary[tuple[list[Model], str]]:
 
 
 def server_info() -> Unary[ServerInfo]:
-    return Unary(
-        _SERVICE + "GetServerInfo",
-        model_pb2.GetServerInfoRequest(),
-        model_pb2.GetServerInfoResponse,
-        lambda answer: from_message(ServerInfo, answer),
-    )
+    request = model_pb2.GetServerInfoRequest()
+    return _unary("GetServerInfo", request, model_pb2.GetServerInfoResponse, ServerInfo)
 
 
 def cancel(request_id: str) -> Unary[bool]:

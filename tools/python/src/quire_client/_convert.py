@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ from .types import (
     PromptLogprobs,
     Started,
     TokenLogprob,
+    ToolCall,
 )
 
 T = TypeVar("T")
@@ -108,6 +110,15 @@ class Collector:
         else:
             self._choices[event.index] = self._with_output(event)
 
+    @staticmethod
+    def _calls(deltas: list[Delta]) -> tuple[ToolCall, ...]:
+        calls: dict[int, ToolCall] = {}
+        for part in (part for delta in deltas for part in delta.tool_calls):
+            call = calls.get(part.call_index, ToolCall("", "", ""))
+            arguments = call.arguments_json + part.arguments_json
+            calls[part.call_index] = ToolCall(call.id + part.id, call.name + part.name, arguments)
+        return tuple(calls[index] for index in sorted(calls))
+
     def _with_output(self, end: Completed) -> Completed:
         deltas = self._deltas.pop(end.index, [])
         return dataclasses.replace(
@@ -115,6 +126,9 @@ class Collector:
             text="".join(delta.text for delta in deltas) + end.text,
             token_ids=tuple(id for delta in deltas for id in delta.token_ids) + end.token_ids,
             logprobs=tuple(one for delta in deltas for one in delta.logprobs) + end.logprobs,
+            reasoning_text="".join(delta.reasoning_text for delta in deltas) + end.reasoning_text,
+            tool_calls=self._calls(deltas) + end.tool_calls,
+            parse_error=next((delta.parse_error for delta in deltas if delta.parse_error), end.parse_error),
         )
 
     def result(self, request_id: str) -> Completion:
@@ -138,6 +152,7 @@ _REQUEST_OPTIONS = (
     "parse_special_tokens",
     "truncate_prompt",
 )
+_CONSTRAINT_OPTIONS = ("start", "whitespace")
 
 
 def _places() -> dict[str, tuple[str, str]]:
@@ -151,6 +166,10 @@ def _places() -> dict[str, tuple[str, str]]:
     )
     for part, kind, prefix in parts:
         places.update({prefix + field.name: (part, field.name) for field in kind.DESCRIPTOR.fields})
+    kinds = {"json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar", "choices": "choice",
+             "structural_tags": "structural_tags"}
+    places.update({name: ("constraint", field) for name, field in kinds.items()})
+    places.update({f"constraint_{field}": ("constraint", field) for field in _CONSTRAINT_OPTIONS})
     del places["stream"]  # which method is called says it
     return places
 
@@ -175,9 +194,37 @@ def _strip(content: Any) -> Any:
     if dataclasses.is_dataclass(content):
         pairs = ((field.name, getattr(content, field.name)) for field in dataclasses.fields(content))
         return {name: _strip(one) for name, one in pairs if one is not None and one != ()}
+    if isinstance(content, enum.Enum):
+        return content.value
     if isinstance(content, Sequence) and not isinstance(content, str):
         return [_strip(one) for one in content]
     return content
+
+
+def _set_constraint(constraint: sampling_pb2.Constraint, field: str, content: Any) -> None:
+    if field in _CONSTRAINT_OPTIONS:
+        setattr(constraint, field, int(content))
+        return
+    if constraint.WhichOneof("kind") is not None:
+        raise TypeError("json_schema, regex, grammar, choices and structural_tags exclude each other")
+    if field == "choice":
+        if isinstance(content, str):
+            raise TypeError("choices is a sequence of texts, not one text")
+        constraint.choice.SetInParent()
+        constraint.choice.values.extend(content)
+        return
+    if field == "structural_tags":
+        if not isinstance(content, Mapping):
+            raise TypeError("structural_tags is a mapping with the fields of quire.v1.StructuralTags")
+        constraint.structural_tags.SetInParent()
+        json_format.ParseDict(dict(content), constraint.structural_tags)
+        return
+    if field == "json_schema" and not isinstance(content, str):
+        document = content.model_json_schema() if hasattr(content, "model_json_schema") else content
+        if not isinstance(document, Mapping):
+            raise TypeError("json_schema is a text, a mapping, or something with model_json_schema()")
+        content = json.dumps(document)
+    setattr(constraint, field, content)
 
 
 def to_chat(chat: Chat) -> chat_pb2.ChatPrompt:
@@ -210,6 +257,9 @@ def to_request(prompt: Prompt, options: Options, *, stream: bool) -> generation_
         if content is None:
             continue
         part, field = OPTION_PLACES[name]
-        _assign(getattr(request, part) if part else request, field, content)
+        if part == "constraint":
+            _set_constraint(request.constraint, field, content)
+        else:
+            _assign(getattr(request, part) if part else request, field, content)
     request.output.stream = stream
     return request

@@ -23,12 +23,14 @@ from .types import (
     Completion,
     Delta,
     Detokenized,
+    Embeddings,
     Event,
     Model,
     Options,
     Prompt,
     Rendered,
     Request,
+    Scores,
     ServerInfo,
     Tokenized,
 )
@@ -203,6 +205,29 @@ class AsyncClient:
         with_pieces: bool = False,
     ) -> Tokenized:
         return await self._call(_calls.tokenize(text, model, add_special_tokens, parse_special_tokens, with_pieces))
+
+    async def embed(
+        self,
+        inputs: Sequence[Union[str, Sequence[int]]],
+        *,
+        model: str = "",
+        pooling: Optional[str] = None,
+        normalize: Optional[bool] = None,
+        dimensions: Optional[int] = None,
+        truncate: bool = False,
+    ) -> Embeddings:
+        """Vectors of texts or of lists of token ids. pooling: last, mean or cls; what is not given is the model's."""
+        return await self._call(_calls.embed(inputs, model, pooling, normalize, dimensions, truncate))
+
+    async def score(
+        self,
+        items: Sequence[tuple[Union[str, Sequence[int]], Union[str, Sequence[int]]]],
+        *,
+        model: str = "",
+        return_token_logprobs: bool = False,
+    ) -> Scores:
+        """Log-probabilities of continuations: (context, continuation) of texts or token ids."""
+        return await self._call(_calls.score(items, model, return_token_logprobs))
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: Optional[bool] = None

@@ -9,7 +9,7 @@ import datetime
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional, TypedDict, Union
+from typing import Any, Optional, Protocol, TypedDict, Union
 
 
 class _WireEnum(enum.Enum):
@@ -28,6 +28,17 @@ class FinishReason(_WireEnum):
     LENGTH = 4
     CONTEXT_FULL = 5
     CONSTRAINT_DONE = 6
+    TOOL_CALL = 7
+
+
+class ToolChoice(_WireEnum):
+    """Whether the model calls tools."""
+
+    UNSPECIFIED = 0
+    AUTO = 1
+    NONE = 2
+    REQUIRED = 3
+    NAMED = 4
 
 
 class ModelState(_WireEnum):
@@ -52,7 +63,7 @@ class ServerState(_WireEnum):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that an assistant's turn made."""
+    """A call that an assistant's turn, or an answer, made."""
 
     id: str
     name: str
@@ -66,6 +77,7 @@ class Tool:
     name: str
     description: str = ""
     parameters_json_schema: str = ""
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,15 @@ class Chat:
     template_vars: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: Optional[bool] = None
     continue_final_message: bool = False
+    tool_choice: ToolChoice = ToolChoice.UNSPECIFIED
+    tool_name: str = ""
+    parallel_tool_calls: Optional[bool] = None
+
+
+class SchemaSource(Protocol):
+    """What makes a JSON Schema of itself, as classes of Pydantic models do."""
+
+    def model_json_schema(self) -> Mapping[str, Any]: ...
 
 
 # Text, a conversation, or tokens as they are.
@@ -117,12 +138,21 @@ class Options(TypedDict, total=False):
     top_p: Optional[float]
     top_k: Optional[int]
     min_p: Optional[float]
+    top_n_sigma: Optional[float]
+    xtc_probability: Optional[float]
+    xtc_threshold: Optional[float]
     repetition_penalty: Optional[float]
     presence_penalty: Optional[float]
     frequency_penalty: Optional[float]
     seed: Optional[int]
     choice_count: Optional[int]
     logit_bias: Optional[Mapping[int, float]]
+    banned_text: Optional[Sequence[str]]
+    dry_multiplier: Optional[float]
+    dry_base: Optional[float]
+    dry_allowed_length: Optional[int]
+    dry_window_tokens: Optional[int]
+    dry_breakers: Optional[Sequence[str]]
     # when to stop
     max_tokens: Optional[int]
     min_tokens: Optional[int]
@@ -130,6 +160,14 @@ class Options(TypedDict, total=False):
     stop_token_ids: Optional[Sequence[int]]
     ignore_eos: Optional[bool]
     include_stop_text: Optional[bool]
+    # the form of the answer; at most one of them
+    json_schema: Union[str, Mapping[str, Any], SchemaSource, None]
+    regex: Optional[str]
+    grammar: Optional[str]  # EBNF, from `root`
+    choices: Optional[Sequence[str]]
+    structural_tags: Optional[Mapping[str, Any]]  # the fields of quire.v1.StructuralTags
+    constraint_start: Optional[int]  # of quire.v1.ConstraintStart
+    constraint_whitespace: Optional[int]  # of quire.v1.WhitespacePolicy
     # what to send back; text, unless only token_ids is set
     text: Optional[bool]
     token_ids: Optional[bool]
@@ -140,6 +178,8 @@ class Options(TypedDict, total=False):
     echo_prompt: Optional[bool]
     timings: Optional[bool]
     usage_every_chunk: Optional[bool]
+    processed_logprobs: Optional[bool]
+    parse: Optional[bool]  # reasoning and tool calls apart from the text
     # use of the prefix cache
     cache_skip_read: Optional[bool]
     cache_skip_write: Optional[bool]
@@ -163,6 +203,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     accepted_draft_tokens: int
+    reasoning_tokens: int
 
 
 @dataclass(frozen=True)
@@ -191,6 +232,7 @@ class TokenLogprob:
     token_bytes: bytes
     top: tuple[TopLogprob, ...]
     rank: int
+    processed_logprob: Optional[float]
 
 
 @dataclass(frozen=True)
@@ -214,6 +256,16 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True)
+class ToolCallDelta:
+    """Part of a call; this version of the server sends each whole."""
+
+    call_index: int
+    id: str
+    name: str
+    arguments_json: str
+
+
+@dataclass(frozen=True)
 class Delta:
     """New output of one choice."""
 
@@ -222,6 +274,9 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     usage: Optional[Usage]
+    reasoning_text: str
+    tool_calls: tuple[ToolCallDelta, ...]
+    parse_error: str
 
 
 @dataclass(frozen=True)
@@ -237,6 +292,9 @@ class Completed:
     logprobs: tuple[TokenLogprob, ...]
     usage: Usage
     timings: Optional[Timings]
+    reasoning_text: str
+    tool_calls: tuple[ToolCall, ...]
+    parse_error: str
 
 
 Event = Union[Started, PromptLogprobs, Delta, Completed]
@@ -283,6 +341,42 @@ class Tokenized:
 
 
 @dataclass(frozen=True)
+class Embedding:
+    values: tuple[float, ...]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """total_logprob: the sum of ln p over the continuation. is_greedy: greedy decoding would have produced it."""
+
+    total_logprob: float
+    token_count: int
+    is_greedy: bool
+    tokens: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """One vector an input, in their order."""
+
+    embeddings: tuple[Embedding, ...]
+    usage: Optional[Usage]
+
+    @property
+    def vectors(self) -> list[tuple[float, ...]]:
+        return [embedding.values for embedding in self.embeddings]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One score an item, in their order."""
+
+    results: tuple[Score, ...]
+    usage: Optional[Usage]
+
+
+@dataclass(frozen=True)
 class Detokenized:
     text: str
     raw: bytes
@@ -300,12 +394,21 @@ class SamplingDefaults:
     top_p: Optional[float]
     top_k: Optional[int]
     min_p: Optional[float]
+    top_n_sigma: Optional[float]
+    xtc_probability: Optional[float]
+    xtc_threshold: Optional[float]
     repetition_penalty: Optional[float]
     presence_penalty: Optional[float]
     frequency_penalty: Optional[float]
     seed: Optional[int]
     choice_count: Optional[int]
     logit_bias: Mapping[int, float]
+    banned_text: tuple[str, ...]
+    dry_multiplier: Optional[float]
+    dry_base: Optional[float]
+    dry_allowed_length: Optional[int]
+    dry_window_tokens: Optional[int]
+    dry_breakers: tuple[str, ...]
 
 
 @dataclass(frozen=True)

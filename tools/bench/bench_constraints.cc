@@ -1,0 +1,231 @@
+// Structured output without an engine: how long constraints compile, and how long their masks take
+// along a document. The vocabulary is that of a tokenizer.
+//
+//   bench_constraints --tokenizer DIR [--export FILE] [flags of Google Benchmark]
+//
+// Counters of Masks: microseconds, mean and 99th percentile of all passes but the first; and the
+// longest of the first pass. Counters of Beside: milliseconds from a token of a cheap choice to its
+// next mask, median, 99th percentile and longest, beside choices whose masks take long. `--export`
+// writes vocabulary and cases for constraint_peers.py, which measures other libraries on them.
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "benchmark/benchmark.h"
+#include "engine/constraint/constraint_build.h"
+#include "engine/constraint/grammar_library.h"
+#include "engine/masks/mask_pool.h"
+#include "text/tokenizer/tokenizer.h"
+#include "tools/bench/constraint_cases.h"
+
+namespace quire::engine {
+namespace {
+
+using BenchClock = std::chrono::steady_clock;
+using Build = ConstraintCompiler::Build;
+
+constexpr int kPasses = 20;
+
+std::vector<std::string> TokenTexts(const text::Tokenizer& tokenizer) {
+  std::vector<std::string> texts(static_cast<std::size_t>(tokenizer.vocab_size()));
+  for (std::int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (!tokenizer.HasText(id) || tokenizer.IsSpecial(id)) continue;
+    texts[static_cast<std::size_t>(id)] = tokenizer.TokenBytes(id);
+  }
+  return texts;
+}
+
+ConstraintSpec SpecOf(absl::string_view schema) {
+  ConstraintSpec spec;
+  spec.kind = ConstraintKind::kJsonSchema;
+  spec.text = std::string(schema);
+  return spec;
+}
+
+void Compile(benchmark::State& state, const ConstraintSpec& spec, const Build& build) {
+  std::int64_t bytes = 0;
+  for (auto _ : state) {
+    const auto constraint = build(spec);
+    QUIRE_CHECK(constraint.ok());
+    bytes = (*constraint)->MemoryBytes();
+  }
+  state.counters["KiB"] = static_cast<double>(bytes) / 1024;
+}
+
+void Masks(benchmark::State& state, const ConstraintCase& measured, const Build& build,
+           const std::vector<std::int32_t>& document) {
+  const auto constraint = build(SpecOf(measured.schema));
+  QUIRE_CHECK(constraint.ok());
+  std::vector<std::uint32_t> words((*constraint)->mask_words());
+  std::vector<double> first, later;
+  for (auto _ : state) {
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const auto matcher = (*constraint)->NewMatcher({});
+      for (const std::int32_t token : document) {
+        const auto begin = BenchClock::now();
+        QUIRE_CHECK(matcher->FillMask(words).ok());
+        const std::chrono::duration<double, std::micro> took = BenchClock::now() - begin;
+        (pass == 0 ? first : later).push_back(took.count());
+        QUIRE_CHECK(matcher->Accept(token).ok());
+      }
+    }
+  }
+  std::ranges::sort(later);
+  double sum = 0;
+  for (const double us : later) sum += us;
+  state.counters["mean_us"] = sum / static_cast<double>(later.size());
+  state.counters["p99_us"] = later[later.size() * 99 / 100];
+  state.counters["first_max_us"] = *std::ranges::max_element(first);
+}
+
+// A choice that goes on by random tokens that its masks allow, and begins again at its end.
+class RandomChoice {
+ public:
+  RandomChoice(std::shared_ptr<const CompiledConstraint> constraint, MaskPool* pool)
+      : constraint_(std::move(constraint)), pool_(pool) {
+    Begin();
+  }
+  // The time since the last token, if its mask has come now.
+  std::optional<double> GoOn() {
+    if (!mask_->is_ready()) return std::nullopt;
+    const std::chrono::duration<double, std::milli> took = BenchClock::now() - since_;
+    QUIRE_CHECK(mask_->status().ok());
+    std::vector<std::int32_t> allowed;
+    for (std::size_t word = 0; word < mask_->words().size(); ++word) {
+      for (std::uint32_t bits = mask_->words()[word]; bits != 0; bits &= bits - 1) {
+        allowed.push_back(static_cast<std::int32_t>(32 * word) + std::countr_zero(bits));
+      }
+    }
+    if (allowed.empty()) {
+      Begin();
+      return std::nullopt;
+    }
+    since_ = BenchClock::now();
+    pool_->Advance(mask_, allowed[random_() % allowed.size()]);
+    return took.count();
+  }
+
+ private:
+  void Begin() {
+    since_ = BenchClock::now();
+    mask_ = pool_->Start({.constraint = constraint_, .ends = {}, .banned = nullptr});
+  }
+
+  const std::shared_ptr<const CompiledConstraint> constraint_;
+  MaskPool* const pool_;
+  std::mt19937 random_{1};
+  std::shared_ptr<ChoiceMask> mask_;
+  BenchClock::time_point since_;
+};
+
+constexpr int kDearChoices = 8;
+constexpr int kCheapTokens = 500;
+constexpr absl::Duration kStep = absl::Milliseconds(5);
+
+// Steps of an engine, at whose ends choices whose masks are there go on.
+void Beside(benchmark::State& state, const std::string& dear_schema, const Build& build) {
+  const auto cheap = build(SpecOf(ConstraintCases()[0].schema));
+  const auto dear = build(SpecOf(dear_schema));
+  QUIRE_CHECK(cheap.ok() && dear.ok());
+  std::vector<double> waits;
+  for (auto _ : state) {
+    const MachineClock clock;
+    MaskPool pool(static_cast<std::int32_t>(state.range(0)), &clock, {});
+    RandomChoice watched(*cheap, &pool);
+    std::vector<std::unique_ptr<RandomChoice>> others;
+    for (int i = 0; i < kDearChoices; ++i) {
+      others.push_back(std::make_unique<RandomChoice>(*dear, &pool));
+    }
+    while (waits.size() < kCheapTokens) {
+      absl::SleepFor(kStep);
+      if (const auto wait = watched.GoOn()) waits.push_back(*wait);
+      for (const auto& other : others) other->GoOn();
+    }
+  }
+  std::ranges::sort(waits);
+  state.counters["median_ms"] = waits[waits.size() / 2];
+  state.counters["p99_ms"] = waits[waits.size() * 99 / 100];
+  state.counters["max_ms"] = waits.back();
+}
+
+void Export(const std::string& path, const std::vector<std::string>& tokens,
+            const std::vector<std::pair<ConstraintCase, std::vector<std::int32_t>>>& cases) {
+  nlohmann::ordered_json out;
+  for (const std::string& token : tokens)
+    out["vocabulary"].push_back(absl::BytesToHexString(token));
+  for (const auto& [measured, document] : cases) {
+    out["cases"].push_back({{"name", measured.name},
+                            {"schema", measured.schema},
+                            {"document", measured.document},
+                            {"tokens", document}});
+  }
+  std::ofstream(path) << out.dump();
+}
+
+absl::Status Run(const std::string& model_dir, const std::string& export_path) {
+  QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::Load(model_dir));
+  const std::vector<std::string> tokens = TokenTexts(*tokenizer);
+  QUIRE_ASSIGN_OR_RETURN(const Build build, MakeConstraintBuild({.tokens = tokens}));
+  std::vector<std::pair<ConstraintCase, std::vector<std::int32_t>>> cases;
+  for (ConstraintCase& measured : ConstraintCases()) {
+    QUIRE_ASSIGN_OR_RETURN(auto document, tokenizer->Encode(measured.document, {}));
+    cases.emplace_back(std::move(measured), std::move(document));
+  }
+  if (!export_path.empty()) Export(export_path, tokens, cases);
+  for (const auto& [measured, document] : cases) {
+    benchmark::RegisterBenchmark(("Compile/" + measured.name).c_str(), Compile,
+                                 SpecOf(measured.schema), build)
+        ->Unit(benchmark::kMillisecond);
+    benchmark::RegisterBenchmark(("Masks/" + measured.name).c_str(), Masks, measured, build,
+                                 document)
+        ->Iterations(1);
+  }
+  for (const ForcedCallsCase& forced : ForcedCallsCases()) {
+    benchmark::RegisterBenchmark(("Compile/" + forced.name).c_str(), Compile, forced.spec, build)
+        ->Unit(benchmark::kMillisecond);
+  }
+  for (const char* schema :
+       {R"({"type": "string", "format": "hostname"})", R"({"type": "string", "minLength": 200})"}) {
+    benchmark::RegisterBenchmark(absl::StrCat("Beside/", schema).c_str(), Beside, schema, build)
+        ->Arg(1)
+        ->Arg(2)
+        ->Iterations(1);
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace quire::engine
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  CLI::App app("Times of constraints and their masks");
+  std::string tokenizer, export_path;
+  app.add_option("--tokenizer", tokenizer, "Directory of a tokenizer")->required();
+  app.add_option("--export", export_path, "File for vocabulary and cases");
+  CLI11_PARSE(app, argc, argv);
+  const absl::Status status = quire::engine::Run(tokenizer, export_path);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
