@@ -6,6 +6,7 @@ until its standard input ends; then it says how many rounds there were. A round 
 
 import contextlib
 import json
+import os
 import pathlib
 import select
 import sys
@@ -235,6 +236,7 @@ LONG = {"overload": overload}
 
 
 def main():
+    os.nice(19)  # an attacker has a machine of its own; here it gets what the daemon and its neighbour leave
     target = Target(sys.argv[2])
     # What an attack meets later is its own affair; that it meets the daemon at all is not.
     for address in (target.grpc, target.http, target.openai):

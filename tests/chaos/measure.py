@@ -18,7 +18,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "e2e"), str(HERE.parent / "testing")]
 
 import attacks  # noqa: E402
-from attack_tools import http_get  # noqa: E402
 from generated_api import make_api  # noqa: E402
 from neighbours import CASES, Scene, percentile, run_case  # noqa: E402
 from process_figures import MIB, resident_bytes  # noqa: E402
@@ -36,19 +35,11 @@ def attack_row(api, folder, case, num_calls):
     return [case, *(round(v, 1) for v in (*times, *memory, found.seconds_until_back)), round(found.processor_share, 2)]
 
 
-def metric(scene, name, label=""):
-    """The sum over the other labels."""
-    lines = http_get(scene.daemon.http_address, "/metrics", "Authorization: Bearer n\r\n")[1].decode().splitlines()
-    found = [line for line in lines if line.startswith((name + " ", name + "{")) and label in line]
-    assert found, name
-    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
-
-
 def look(scene, what, when, with_calls=True):
     """One row."""
     taken = round(1000 * percentile(scene.calls(100), 0.99), 1) if with_calls else None
     return [what, when, round(resident_bytes(scene.pid) / MIB, 1), len(os.listdir(f"/proc/{scene.pid}/fd")),
-            int(metric(scene, "quire_grpc_connections_active")), taken]
+            int(scene.metric("quire_grpc_connections_active")), taken]
 
 
 def settle(scene, before):
@@ -107,11 +98,11 @@ def overload(api, folder):
         with scene.attack():
             while (passed := time.monotonic() - start) < 120:
                 pace(2)
-                waiting = max(waiting, metric(scene, "quire_requests_waiting"))
+                waiting = max(waiting, scene.metric("quire_requests_waiting"))
                 if int(passed) % 20 < 2:
                     yield look(scene, what, f"after {passed:.0f} s", with_calls=False)
         settle(scene, before)
-        pages = metric(scene, "quire_kv_cache_pages", 'state="used"')
+        pages = scene.metric("quire_kv_cache_pages", 'state="used"')
         yield look(scene, what, f"afterwards; at most {waiting:.0f} were waiting, {pages:.0f} pages are in use")
 
 

@@ -73,8 +73,26 @@ class Scene:
             self.pid = self.daemon.process.pid
             with self.channel() as channel:
                 assert becomes_serving(channel)
+            self.fill_pool()
             yield self
             assert self.daemon.process.poll() is None, "quired died:\n" + self.daemon.log[-4000:]
+
+    def metric(self, name, label=""):
+        """The sum over the other labels."""
+        lines = http_get(self.daemon.http_address, "/metrics", "Authorization: Bearer n\r\n")[1].decode().splitlines()
+        found = [line for line in lines if line.startswith((name + " ", name + "{")) and label in line]
+        assert found, name
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+    def fill_pool(self):
+        """Prompts until each page of the KV pool has been written: its memory counts before the attack and after."""
+        with self.channel() as channel:
+            for number in range(1000):
+                if self.metric("quire_kv_cache_pages", 'state="free"') == 0:
+                    return
+                words = f"{number} " + "once upon a time there was a dog " * 50
+                assert generate(self.api, channel, bearer("n"), text=words, truncate_prompt=True)
+        raise AssertionError("a thousand prompts did not fill the pool")
 
     def channel(self):
         return tls_channel(self.daemon, self.authority) if self.authority else self.daemon.channel()

@@ -95,7 +95,8 @@ def bill(tmp_path, epoch="1700000000"):
     built.write_text("libcli11-dev 2.1.2+ds-1 all\nlibfoo++-dev 1:2.0~rc1-3 amd64\nnobody-asked 1 all\n")
     wanted = tmp_path / "packages.txt"
     wanted.write_text("# list\nbuild libcli11-dev\nbuild libfoo++-dev\ntest nobody-asked\n")
-    done = subprocess.run(["sh", str(ROOT / "scripts" / "sbom"), "quire", "0.1.0", str(built), str(wanted)],
+    done = subprocess.run(["sh", str(ROOT / "scripts" / "sbom"), "quire", "0.1.0", str(built), str(wanted),
+                           str(ROOT / "scripts" / "libraries.txt")],
                           capture_output=True, text=True, timeout=60, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -119,6 +120,12 @@ def test_bill_of_materials_is_spdx(tmp_path):
     assert all({left, right} <= {*ids, "SPDXRef-DOCUMENT"} for left, _, right in relations)
     built = {package["name"]: package for package in document["packages"] if package["SPDXID"].startswith("SPDXRef-build-")}
     assert set(built) == {"libcli11-dev", "libfoo++-dev"}
+    linked = {right for left, relation, right in relations if (left, relation) == ("SPDXRef-quire", "STATIC_LINK")}
+    assert linked == {f"SPDXRef-library-{name}" for name in ("xgrammar", "dlpack", "picojson")}
+    library = next(package for package in document["packages"] if package["name"] == "xgrammar")
+    fetched = re.search(r"^version=(\S+)$", (ROOT / "scripts" / "fetch_xgrammar").read_text(), re.M)[1]
+    assert library["versionInfo"] == fetched and library["licenseDeclared"] == "Apache-2.0"
+    assert library["externalRefs"][0]["referenceLocator"] == f"pkg:pypi/xgrammar@{fetched}"
     (reference,) = built["libfoo++-dev"]["externalRefs"]
     assert reference["referenceLocator"] == "pkg:deb/debian/libfoo%2B%2B-dev@1%3A2.0~rc1-3?arch=amd64"
 

@@ -1,5 +1,6 @@
 """A real quired on real ports, and the client that protoc generates for it."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -16,7 +17,31 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("QUIRE_BUILD", ROOT / "build" / "ci"))
 QUIRED = BUILD / "server" / "quired"
 QUIRE = BUILD / "tools" / "quire"
+SCHEMA_PROBE = BUILD / "tests" / "engine" / "constraint" / "schema_probe"
 TESTDATA = (BUILD / "tests" / "testdata").resolve()
+
+
+def has_structured_output():
+    """Whether the build has the grammar library, without which constraints are refused."""
+    return subprocess.run([SCHEMA_PROBE], stdin=subprocess.DEVNULL).returncode == 0
+
+
+@contextlib.contextmanager
+def probe(name):
+    """Asks a program of tests/engine/constraint, a line of JSON for a line of JSON."""
+    with subprocess.Popen([BUILD / "tests" / "engine" / "constraint" / name], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def ask(**question):
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer, f"{name} ended at {question}"
+            return json.loads(answer)
+
+        yield ask
+        process.stdin.close()
+        assert process.wait() == 0
 
 
 def becomes_serving(channel, timeout=60):
@@ -54,6 +79,7 @@ class Daemon:
         self.lines = []
         self.grpc_address = None
         self.http_address = None
+        self.openai_address = None
         self.may_read_log = threading.Event()
         self.may_read_log.set()
         self._listening = threading.Event()
@@ -71,6 +97,7 @@ class Daemon:
             if entry.get("msg") == "listening":
                 self.grpc_address = entry["grpc"].split(",")[0]
                 self.http_address = entry["http"]
+                self.openai_address = entry.get("openai")
                 self._listening.set()
         self._listening.set()
 

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 from attack_tools import http_get
-from daemon import BUILD, QUIRE, ROOT, Daemon
+from daemon import BUILD, QUIRE, ROOT, Daemon, has_structured_output
 from waiting import wait_until
 
 sys.path.insert(0, str(ROOT / "tools" / "docs"))
@@ -142,6 +142,22 @@ def test_open_loop_sends_on_time_and_cancels(daemon, arrival):
     assert report["duration"] > 0.1
 
 
+@pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+def test_answers_are_valid_by_a_schema_and_end_with_it(daemon, tmp_path):
+    schema = tmp_path / "colour.json"
+    schema.write_text('{"enum": ["red", "blue"]}')
+    arguments = ["--requests", 40, "--concurrency", 4, "--input-tokens", 16, "--output-tokens", 30, "--schema", schema]
+    report = bench(daemon, *arguments)
+    assert report["completed"] == 40 and report["total_output_tokens"] <= 40 * len('"blue"')
+    report = bench(daemon, *arguments, "--schema-share", 0.5)
+    assert report["completed"] == 40 and 10 * 30 < report["total_output_tokens"] < 30 * 30 + 40 * len('"blue"')
+    for text, reason in (('{"$ref": "#/no"}', "BAD_CONSTRAINT"), ("{", "--schema")):
+        schema.write_text(text)
+        out = quire("--address", daemon.grpc_address, "bench", "--requests", 1, "--schema", schema,
+                    code=1 if text != "{" else 2)
+        assert reason in out
+
+
 def test_every_request_may_be_cancelled(daemon):
     # Each is cancelled after at most 399 of its 400 tokens. The last few may be under way by then, so that it completes;
     # that all ten cancels are drawn from the last tokens is out of the question, and the seed is fixed.
@@ -225,7 +241,7 @@ def test_output_file_is_opened_before_the_load(daemon, tmp_path):
 
 @pytest.mark.parametrize("options", [
     "--arrival gamma", "--burstiness 0.5", "--rate 5 --burstiness 0.5", "--speed 2", "--peer-model m", "--peer-pid 1",
-    "--prefix-share 0.5", "--prefix-count 2", "--trace t --rate 5", "--trace t --input-tokens 5",
+    "--prefix-share 0.5", "--prefix-count 2", "--schema-share 0.5", "--trace t --rate 5", "--trace t --input-tokens 5",
     "--trace t --output-tokens 5", "--trace t --prefix-tokens 5", "--rate 1e-11", "--rate 1e7",
 ])
 def test_options_without_effect_are_refused(options):
@@ -322,7 +338,7 @@ def test_bench_cpu_script(tmp_path):
     kernels, load = kept["measurements"]
     assert ["tiny", "int8", "Q8_0", "prefill 64"] in [row[:4] for row in kernels["rows"]]
     tokens = next(row for row in load["rows"] if row[4] == "output tokens/s")
-    assert tokens[:4] == ["tiny", "int8", "Q8_0", 2] and tokens[7] == pytest.approx(tokens[5] / tokens[6], rel=0.01)
+    assert tokens[:4] == ["tiny", "int8", "Q8_0", 2] and tokens[7] == pytest.approx(tokens[5] / tokens[6], rel=0.01, abs=0.001)
     assert any("quire" in command and " bench " in command for command in load["commands"])
     served = json.loads((tmp_path / "out" / "served-tiny-int8-2.json").read_text())
     assert served["median"]["ours"]["completed"] == served["median"]["peer"]["completed"] == 8

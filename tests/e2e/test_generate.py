@@ -98,6 +98,58 @@ def test_stop_text_is_cut_and_named(api, generation):
     assert run(generation, made)[1][0][0] == text[: text.index(stop) + len(stop)]
 
 
+def test_banned_text_is_in_no_answer(api, generation):
+    _, parts, _ = run(generation, request(api))
+    words = sorted(set(parts[0][0].split()), key=len)
+    banned = [words[-1][1:], words[0]]  # inside a word, and a short one
+    made = request(api)
+    made.sampling.banned_text.extend(banned)
+    for temperature in (0, 1):
+        made.sampling.temperature = temperature
+        made.sampling.seed = 5
+        made.sampling.choice_count = 3
+        _, parts, completed = run(generation, made)
+        assert len(completed) == 3
+        for text, ids, _ in parts.values():
+            assert ids and not any(word in text for word in banned)
+    made.sampling.banned_text.append("")
+    with pytest.raises(grpc.RpcError) as refused:
+        run(generation, made)
+    assert reason_of(refused.value)[0] == "BAD_SAMPLING_PARAM"
+
+
+def test_the_top_can_be_narrowed_or_left_out(api, generation):
+    greedy = run(generation, request(api))[1][0][1]
+    made = request(api, logprobs=0)
+    made.sampling.temperature, made.sampling.seed = 1, 11
+    made.sampling.top_n_sigma = 1e-6  # only what is as likely as the best
+    assert run(generation, made)[1][0][1] == greedy
+    made.sampling.ClearField("top_n_sigma")
+    made.sampling.top_k, made.sampling.xtc_probability, made.sampling.xtc_threshold = 2, 1, 1e-4
+    ranks = [row.rank for row in run(generation, made)[1][0][2]]
+    assert ranks.count(2) > len(ranks) / 2, "the best goes wherever the second is likely enough"
+    made.sampling.xtc_probability = 0
+    assert run(generation, made)[1][0][1] != greedy
+    made.sampling.xtc_probability, made.sampling.xtc_threshold = 1, 0.6
+    assert [row.rank for row in run(generation, made)[1][0][2]].count(1) > 12
+
+
+def test_dry_ends_repetitions(api, generation):
+    made = request(api)
+    word = run(generation, made)[1][0][1][0]
+    made.sampling.logit_bias[word] = 50
+    assert run(generation, made)[1][0][1] == [word] * 24
+    made.sampling.dry_multiplier, made.sampling.dry_base = 100, 2
+    answer = run(generation, made)[1][0][1]
+    ids = list(generation.Tokenize(api.TokenizeRequest(text=made.text)).token_ids) + answer
+    texts = [generation.Detokenize(api.DetokenizeRequest(token_ids=[token])).text for token in ids]
+    assert answer.count(word) > 8 and not any(mark in text for text in texts for mark in ("\n", ":", '"', "*"))
+    triples = [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
+    assert len(set(triples)) == len(triples), "no token goes on with two that were there before"
+    made.sampling.dry_breakers.append(texts[-24])  # the word itself: nothing with it is a repetition
+    assert run(generation, made)[1][0][1] == [word] * 24
+
+
 def test_stop_token_is_named(api, generation):
     ids = run(generation, request(api))[1][0][1]
     made = request(api)
@@ -128,6 +180,28 @@ def test_logprobs_of_the_token_the_best_and_the_prompt(api, generation):
         assert row.logprob <= 0 and row.top[0].logprob >= row.top[1].logprob >= row.top[2].logprob
     for row in listed:
         assert len(row.top) == 2 and row.rank >= 1 and row.logprob <= row.top[0].logprob
+
+
+def test_processed_logprobs_are_of_the_draw(api, generation):
+    made = request(api, logprobs=1, processed_logprobs=True)
+    _, parts, _ = run(generation, made)
+    assert all(row.processed_logprob == 0 for row in parts[0][2]), "greedy tokens are certain"
+    made.sampling.temperature, made.sampling.seed = 1, 3
+    made.sampling.top_p, made.sampling.top_k, made.sampling.min_p = 1, 0, 0
+    _, parts, _ = run(generation, made)
+    for row in parts[0][2]:  # nothing is left out but ids without text
+        assert row.logprob - 1e-4 <= row.processed_logprob < row.logprob + 0.1
+    made.sampling.top_k = 1
+    _, parts, _ = run(generation, made)
+    assert all(row.processed_logprob == pytest.approx(0, abs=1e-6) for row in parts[0][2])
+    made.output.processed_logprobs = False
+    _, parts, _ = run(generation, made)
+    assert not any(row.HasField("processed_logprob") for row in parts[0][2])
+    made.output.processed_logprobs = True
+    made.output.ClearField("logprobs")
+    with pytest.raises(grpc.RpcError) as refused:
+        run(generation, made)
+    assert reason_of(refused.value)[0] == "BAD_PARAMETER"
 
 
 def test_echo_returns_the_prompt(api, generation):

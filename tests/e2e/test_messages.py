@@ -13,8 +13,8 @@ from smg_grpc_proto import vllm_engine_pb2
 from waiting import wait_until
 
 GARBAGE = b"\xff\xff\xff"  # a tag that never ends
-UNIMPLEMENTED = {"Pause", "LoadAdapter", "UnloadAdapter", "Explain", "StartProfile", "StopProfile", "Embed", "Score",
-                 "FlushCache@VllmEngine"}
+UNIMPLEMENTED = {"Pause", "LoadAdapter", "UnloadAdapter", "Explain", "StartProfile", "StopProfile",
+                 "Embed@VllmEngine", "FlushCache@VllmEngine"}
 
 
 @pytest.fixture(scope="module")

@@ -191,6 +191,11 @@ def test_drain_and_resume(api, admin, generation):
 def test_command_line_client(daemon):
     text = quire(daemon, "generate", "Once upon a time", "--max-tokens", "16", "--temperature", "0", "--quiet")
     assert len(text.split()) > 4
+    vectors = quire(daemon, "embed", "--dimensions", "4", "--normalize", "Once upon a time", "the end").splitlines()
+    assert [len(line.split()) for line in vectors] == [4, 4]
+    assert abs(sum(float(value) ** 2 for value in vectors[0].split()) - 1) < 1e-6
+    scores = quire(daemon, "score", "--tokens", "--context", "Once upon a", " time").splitlines()
+    assert len(scores) == 2 and "greedy" in scores[0] and "rank 1" in scores[1]
     ids = quire(daemon, "tokenize", "Once upon a time").split()
     assert "Once upon a time" in quire(daemon, "detokenize", ",".join(ids))
     assert "LlamaForCausalLM" in quire(daemon, "models")

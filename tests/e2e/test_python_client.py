@@ -70,6 +70,8 @@ def test_the_metadata_is_right(package):
 
 def test_everything_is_typed(package, tmp_path):
     good = "from quire_client import Client\ntext: str = Client().complete('a', max_tokens=3, stop=['.']).text\n"
+    good += "class Model:\n    @classmethod\n    def model_json_schema(cls, by_alias: bool = True) -> dict[str, object]:\n"
+    good += "        return {}\nfor schema in (Model, {'type': 'null'}, '{}'):\n    Client().complete('a', json_schema=schema)\n"
     (tmp_path / "good.py").write_text(good)
     (tmp_path / "bad.py").write_text(good.replace("max_tokens", "max_token") + "number: int = text\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(package.python)]
@@ -84,16 +86,18 @@ def test_everything_is_typed(package, tmp_path):
 def test_options_and_values_cover_the_schema(q, api):
     from quire_client import _convert, types
 
-    later = {"constraint"}  # FEATURE_UNSUPPORTED
     request = {field.name for field in api.GenerateRequest.DESCRIPTOR.fields}
     top = {name for part, name in _convert.OPTION_PLACES.values() if not part}
     parts = {part for part, _ in _convert.OPTION_PLACES.values()} - {""}
-    assert request - {"text", "token_ids", "chat"} - later == top | parts
+    assert request - {"text", "token_ids", "chat"} == top | parts
+    kinds = {field for part, field in _convert.OPTION_PLACES.values() if part == "constraint"}
+    assert {field.name for field in api.Constraint.DESCRIPTOR.fields} - {"json_object"} == kinds
     assert set(q.Options.__annotations__) == set(_convert.OPTION_PLACES)
     renamed = {
         "Tool": "ToolSpec", "Tokenized": "TokenizeResponse", "Detokenized": "DetokenizeResponse",
         "Rendered": "RenderChatResponse", "ServerInfo": "GetServerInfoResponse", "SamplingDefaults": "SamplingParams",
-        "Message": "ChatMessage", "Chat": "ChatPrompt",
+        "Message": "ChatMessage", "Chat": "ChatPrompt", "Embeddings": "EmbedResponse", "Scores": "ScoreResponse",
+        "Score": "ScoreResult",
     }
     checked = 0
     for name, kind in vars(types).items():
@@ -107,6 +111,45 @@ def test_options_and_values_cover_the_schema(q, api):
         numbers = {name.removeprefix(prefix): number for name, number in getattr(api, kind.__name__).items()}
         assert {one.name: one.value for one in kind} == numbers
     assert q.FinishReason(99) is q.FinishReason.UNSPECIFIED
+
+
+# --- constraints -----------------------------------------------------------------------------------
+
+
+class Animal:
+    """As a class of Pydantic models."""
+
+    SCHEMA = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 8}},
+              "required": ["legs"], "additionalProperties": False}
+
+    @classmethod
+    def model_json_schema(cls):
+        return cls.SCHEMA
+
+
+@pytest.mark.parametrize("schema", [Animal, Animal.SCHEMA, json.dumps(Animal.SCHEMA)], ids=["class", "dict", "text"])
+def test_answers_are_valid_by_a_schema(client, schema):
+    answer = json.loads(client.complete(ONCE, json_schema=schema, max_tokens=60, temperature=0).text)
+    assert list(answer) == ["legs"] and 0 <= answer["legs"] <= 8
+
+
+def test_answers_have_the_other_forms(client):
+    assert re.fullmatch("[ab]{3}-[0-9]", client.complete(ONCE, regex="[ab]{3}-\\d", max_tokens=20).text)
+    assert re.fullmatch("[xy]{2}", client.complete(ONCE, grammar="root ::= [xy] [xy]", max_tokens=20).text)
+    assert client.complete(ONCE, choices=["yes", "no"], max_tokens=20).text in ("yes", "no")
+    tags = {"triggers": [" "], "tags": [{"begin": " ", "regex": "[0-9]{2}", "end": "!"}], "at_least_one": True,
+            "stop_after_first": True}
+    assert re.fullmatch("[^ ]* [0-9]{2}!", client.complete(ONCE, structural_tags=tags, max_tokens=60).text)
+
+
+def test_constraints_that_cannot_be(q, client):
+    for options in ({"regex": "a", "choices": ["b"]}, {"choices": "yes"}, {"structural_tags": []}, {"json_schema": 3}, {"json_schema": [1]}):
+        with pytest.raises(TypeError):
+            client.complete(ONCE, **options)
+    for options in ({"json_schema": {"contains": {}}}, {"choices": []}, {"regex": "("}):
+        with pytest.raises(q.InvalidArgument) as error:
+            client.complete(ONCE, **options)
+        assert error.value.reason == "BAD_CONSTRAINT"
 
 
 # --- answers ---------------------------------------------------------------------------------------
@@ -165,6 +208,28 @@ def test_tokens_go_both_ways_and_in(q, client):
     as_text = client.complete(ONCE, temperature=0, max_tokens=8)
     as_ids = client.complete(list(tokenized.token_ids), temperature=0, max_tokens=8)
     assert as_ids.text == as_text.text and as_text.started.prompt_tokens == len(tokenized.token_ids)
+
+
+def test_vectors_and_scores(q, api, client, generation, daemon):
+    vectors = client.embed([ONCE, [1, 2, 3]], pooling="mean", normalize=True, dimensions=8).vectors
+    request = api.EmbedRequest(pooling=api.POOLING_MEAN, normalize=True, dimensions=8)
+    request.inputs.add(text=ONCE)
+    request.inputs.add().token_ids.ids.extend([1, 2, 3])
+    assert vectors == [tuple(one.values) for one in generation.Embed(request).embeddings]
+    scores = client.score([(ONCE, " there was"), ([1, 5], [6])], return_token_logprobs=True)
+    assert [score.token_count for score in scores.results] == [len(scores.results[0].tokens), 1]
+    assert scores.results[0].total_logprob == sum(token.logprob for token in scores.results[0].tokens)
+
+    async def ask():
+        async with q.AsyncClient(daemon.grpc_address, timeout=60) as client:
+            return (await client.embed([ONCE])).vectors, await client.score([(ONCE, " there was"), ([1, 5], [6])])
+
+    embedded, again = asyncio.run(ask())
+    assert embedded == client.embed([ONCE]).vectors
+    assert [score.total_logprob for score in again.results] == [score.total_logprob for score in scores.results]
+    with pytest.raises(q.InvalidArgument) as caught:
+        client.embed([ONCE], dimensions=1 << 20)
+    assert caught.value.field == "dimensions"
 
 
 def test_the_server_describes_itself(q, client, api, generation):

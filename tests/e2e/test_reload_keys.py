@@ -472,7 +472,7 @@ def test_anonymous_scopes(api, tmp_path):
 
 
 @covers("chat.template_file", "chat.default_template_name", "chat.default_vars", "chat.max_render_bytes")
-@covers("chat.max_render_steps", "chat.escape_special_in_content")
+@covers("chat.max_render_steps", "chat.escape_special_in_content", "chat.tool_format")
 def test_chat(api, tmp_path):
     model = pathlib.Path(shutil.copytree(ROOT / "assets" / "story", tmp_path / "model"))
     config = json.loads((model / "tokenizer_config.json").read_text())
@@ -490,6 +490,9 @@ def test_chat(api, tmp_path):
     def render(content="hi", template_name=""):
         chat = api.ChatPrompt(messages=[api.ChatMessage(role="user", content=content)], template_name=template_name)
         return live.generation.RenderChat(api.RenderChatRequest(chat=chat), timeout=30)
+
+    def capabilities():
+        return set(live.generation.GetModel(api.GetModelRequest(), timeout=30).model.capabilities)
 
     try:
         assert render().text == "D: hi"
@@ -512,6 +515,9 @@ def test_chat(api, tmp_path):
         with pytest.raises(grpc.RpcError) as error:
             render("", "loop")
         assert reason_of(error.value)[0] == "BAD_CHAT_TEMPLATE_INPUT"
+        assert not {"tools", "reasoning"} & capabilities()
+        live.set(chat__tool_format="hermes")
+        assert {"tools", "reasoning"} <= capabilities()
         special = render("<|endoftext|>").token_ids
         live.set(chat__escape_special_in_content="true")
         assert len(render("<|endoftext|>").token_ids) > len(special)
@@ -541,3 +547,45 @@ def test_openai_listener(live):
     assert post("Once", "https://page.example") == (403, None)
     live.set(openai__allowed_origins='["https://page.example"]')
     assert post("Once", "https://page.example") == (200, "https://page.example")
+
+
+# --- structured output ---------------------------------------------------------------------------------------
+
+
+def constrained(api, name):
+    """A request whose constraint takes some 100 ms to compile, once for each `name`."""
+    request = greedy(api, tokens=2)
+    request.stopping.ClearField("ignore_eos")
+    properties = {f"{name}{i}": {"type": "string", "format": "date-time"} for i in range(60)}
+    request.constraint.json_schema = json.dumps({"type": "object", "properties": properties})
+    return request
+
+
+@covers("structured.max_schema_bytes", "structured.compile_timeout", "structured.max_compiled_bytes")
+@pytest.mark.parametrize(
+    "key, value", [("max_schema_bytes", "1KiB"), ("compile_timeout", "10ms"), ("max_compiled_bytes", "64KiB")]
+)
+def test_limits_of_constraints(live, key, value):
+    before, after = constrained(live.api, f"{key}_a"), constrained(live.api, f"{key}_b")
+    assert len(live.ids(before)) == 2
+    live.set(**{f"structured__{key}": value})
+    with pytest.raises(grpc.RpcError) as error:
+        live.run(after)
+    assert reason_of(error.value)[0] == "BAD_CONSTRAINT" and f"structured.{key}" in error.value.details()
+    live.set(limits__max_choices="15")  # which is no limit of constraints; that one is as at start again
+    assert len(live.ids(after)) == 2
+
+
+@covers("structured.cache_bytes")
+def test_kept_constraints(live):
+    request = constrained(live.api, "kept")
+    found = lambda: [live.sum("quire_constraint_cache_total", result) for result in ("hit", "miss")]
+    live.run(request)
+    hits, misses = found()
+    live.run(request)
+    assert found() == [hits + 1, misses] and live.sum("quire_constraint_cache_bytes") > 0
+    live.set(structured__cache_bytes="0")
+    assert live.sum("quire_constraint_cache_bytes") == 0
+    live.run(request)
+    live.run(request)
+    assert found() == [hits + 1, misses + 2] and live.sum("quire_constraint_cache_bytes") == 0

@@ -8,7 +8,7 @@
 OUT has a link to every file beside this script, and the files that are not kept because a seed
 gives them:
 
-- NAME for a file NAME.head of models/ and gguf/models/. The head is the beginning of a safetensors
+- NAME for a file NAME.head of models/, embeddings/models/ and gguf/models/. The head is the beginning of a safetensors
   file (its JSON) or of a GGUF file (up to the first random tensor), as the library wrote it. Behind
   it come the weights (weights.py).
 - the checkpoints of formats/models, by make_models.py.
@@ -51,6 +51,16 @@ def link_files(out: pathlib.Path) -> list[pathlib.Path]:
     return sorted(heads)
 
 
+def reference_of(folder: pathlib.Path) -> dict:
+    """What the weights are drawn by; embedders have their records apart, without the vocabulary."""
+    if folder.parent == HERE / "models":
+        return read_json(folder / "reference.json")
+    reference = read_json(HERE / "embeddings" / "reference" / f"{folder.name}.json")
+    tokenizer = read_json(folder / "tokenizer.json")
+    ids = [*tokenizer["model"]["vocab"].values(), *(one["id"] for one in tokenizer["added_tokens"])]
+    return {**reference, "tokenizer_vocab_size": max(ids) + 1}
+
+
 def write_checkpoint(folder: pathlib.Path, heads: list[pathlib.Path], target: pathlib.Path) -> None:
     """One model in one or more safetensors files."""
     texts = {head: head.read_bytes() for head in heads}
@@ -64,7 +74,7 @@ def write_checkpoint(folder: pathlib.Path, heads: list[pathlib.Path], target: pa
     data = of_checkpoint(
         folder.name,
         read_json(folder / "config.json"),
-        read_json(folder / "reference.json"),
+        reference_of(folder),
         tensors,
     )
     for head, text in texts.items():
@@ -96,7 +106,7 @@ def generate(out: pathlib.Path) -> None:
             [head for head in heads if head.parent == folder],
             out / folder.relative_to(HERE),
         )
-        if folder.parent == HERE / "models":
+        if folder.parent in (HERE / "models", HERE / "embeddings" / "models"):
             write_checkpoint(folder, own, target)
         elif folder.parent == HERE / "gguf" / "models" and len(own) == 1:
             write_gguf(folder, own[0], target)

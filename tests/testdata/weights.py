@@ -1,6 +1,6 @@
 """The random weights of the model fixtures, each tensor in the bytes that its file stores.
 
-models/*: drawn with torch's generator, parameters in the order of their names in transformers, as
+models/*, embeddings/models/*: drawn with torch's generator, parameters in the order of their names in transformers, as
 init_weights of models/fixture_compute.py does. gguf/models/*: drawn with numpy's, in the order in
 which a token meets them.
 """
@@ -25,6 +25,7 @@ GAINS = {
     "bias": 0.4,
     "correction": 0.2,
     "norm": (0.5, 1.5),
+    "score": 2.0,
 }
 OTHER_GAINS = {
     "deepseek-v2-lite-bf16": {"router": 1.4},
@@ -44,7 +45,10 @@ OTHER_GAINS = {
     "gpt-oss-bf16": {"router": 1.5},
     "granite-bf16": {"embed": 0.25, "attention": 3.0, "mlp": 3.0},
     "qwen2-bf16": {"attention": 2.2, "mlp": 2.2, "bias": 0.5},
+    "qwen3-embed-last-bf16": {"attention": 2.0, "mlp": 2.0},
     "qwen3-hd128-bf16": {"attention": 2.5, "mlp": 2.5},
+    "qwen3-rerank1-bf16": {"attention": 2.0, "mlp": 2.0},
+    "qwen3-rerank-yesno-bf16": {"attention": 2.0, "mlp": 2.0},
 }
 EXPERT = re.compile(
     r"(.*)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
@@ -110,6 +114,11 @@ def draw(
     return normal * F32(gain[kind] / math.sqrt(inputs))
 
 
+def whole_name(name: str) -> str:
+    """Of a parameter as it is in a whole model; a bare decoder has no prefix."""
+    return name if name.startswith(("model.", "lm_head.", "score.")) else "model." + name
+
+
 def inverse_frequencies(config: dict) -> np.ndarray:
     size = config["hidden_size"] // config["num_attention_heads"]
     exponents = np.arange(0, size, 2).astype(F32) / F32(size)
@@ -130,8 +139,10 @@ def tensor_of(name: str, values: dict, config: dict) -> np.ndarray:
 
 def of_checkpoint(folder: str, config: dict, reference: dict, tensors: dict) -> dict:
     """The bytes of each tensor; `tensors` are the entries of the heads of all files of a model."""
-    shapes = parameters({name: entry["shape"] for name, entry in tensors.items()})
-    tied = "lm_head.weight" not in shapes or config.get("tie_word_embeddings", False)
+    shapes = parameters({whole_name(name): entry["shape"] for name, entry in tensors.items()})
+    is_bare = config["architectures"][0].endswith("Model")
+    has_no_head = "lm_head.weight" not in shapes and not is_bare
+    tied = has_no_head or config.get("tie_word_embeddings", False)
     if tied:
         shapes.pop("lm_head.weight", None)
     gain = {
@@ -141,6 +152,11 @@ def of_checkpoint(folder: str, config: dict, reference: dict, tensors: dict) -> 
     }
     fused_experts = config["model_type"] == "gpt_oss"
     generator, values = Generator(reference["seed"]), {}
+    # The head of a classifier has a generator of its own.
+    score = shapes.pop("score.weight", None)
+    if score is not None:
+        scale = F32(gain["score"] / math.sqrt(score[1]))
+        values["score.weight"] = Generator(reference["seed"] + 1).randn(score) * scale
     for name in sorted(shapes):
         values[name] = draw(name, shapes[name], gain, fused_experts, generator)
         if "embed_tokens" in name or name == "lm_head.weight":
@@ -148,7 +164,7 @@ def of_checkpoint(folder: str, config: dict, reference: dict, tensors: dict) -> 
     if tied:
         values["lm_head.weight"] = values["model.embed_tokens.weight"]
     return {
-        name: stored(tensor_of(name, values, config), entry["dtype"])
+        name: stored(tensor_of(whole_name(name), values, config), entry["dtype"])
         for name, entry in tensors.items()
     }
 
