@@ -36,7 +36,7 @@ constexpr ReasonRow kReasons[] = {
     {Reason::kBadParameter, "BAD_PARAMETER", StatusCode::kInvalidArgument, 400, Retry::kNo,
      ErrorDetail::kBadRequest, "another field is out of range"},
     {Reason::kBadConstraint, "BAD_CONSTRAINT", StatusCode::kInvalidArgument, 400, Retry::kNo,
-     ErrorDetail::kNone, "the request excludes every token that could come next"},
+     ErrorDetail::kNone, "the constraint is refused, or excludes every token that could come next"},
     {Reason::kSelectionEmpty, "SELECTION_EMPTY", StatusCode::kInvalidArgument, 400, Retry::kNo,
      ErrorDetail::kBadRequest, "AbortRequests that selects nothing"},
     {Reason::kTooManyStops, "TOO_MANY_STOPS", StatusCode::kInvalidArgument, 400, Retry::kNo,

@@ -32,16 +32,17 @@ void CacheManager::SetProven(BatchRow row, std::uint32_t tokens) {
   const std::uint32_t page_size = state_->page_size;
   const bool has_read_adopted = state_->num_completed() > state.adoption_step;
   const std::uint32_t end = has_read_adopted ? tokens : std::min(tokens, state.adopted_from);
+  const std::uint32_t proven_columns = state.proven_tokens / page_size;
+  state.proven_tokens = end;
+  if (end / page_size <= proven_columns) return;  // as after most steps
   for (std::size_t group = 0; group < state_->num_groups(); ++group) {
     const LookupTable& table = state_->tables[group];
-    const std::uint32_t first =
-        std::max({state_->FirstReadWhole(group, tokens - 1), table.first_column(row),
-                  state.proven_tokens / page_size});
+    const std::uint32_t first = std::max(
+        {state_->FirstReadWhole(group, tokens - 1), table.first_column(row), proven_columns});
     for (std::uint32_t column = first; column < end / page_size; ++column) {
       state_->pool.MarkProven(table.page(row, column));
     }
   }
-  state.proven_tokens = end;
 }
 
 std::uint32_t CacheManager::proven_tokens(BatchRow row) const {
