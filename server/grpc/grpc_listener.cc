@@ -4,7 +4,6 @@
 #include <grpc/support/log.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
@@ -23,6 +22,7 @@
 #include "server/api/reachability.h"
 #include "server/edge/grpc_acceptor.h"
 #include "server/grpc/call_util.h"
+#include "server/grpc/health_calls.h"
 
 namespace quire::server {
 namespace {
@@ -132,34 +132,15 @@ void InitLibraries(bool reflection) {
   });
 }
 
-// A health check of "": its request is an empty message.
-void CheckHealth(const std::shared_ptr<grpc::GenericStub>& stub, absl::Duration timeout,
-                 std::function<void(const grpc::Status&)> done) {
-  struct Call {
-    std::shared_ptr<grpc::GenericStub> stub;
-    grpc::ClientContext context;
-    grpc::ByteBuffer request;
-    grpc::ByteBuffer response;
-  };
-  auto call = std::make_shared<Call>();
-  const grpc::Slice empty("");
-  call->stub = stub;
-  call->request = grpc::ByteBuffer(&empty, 1);
-  call->context.set_deadline(ToGrpcTime(MonotonicNow() + timeout));
-  stub->UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
-                  &call->request, &call->response,
-                  [call, done = std::move(done)](grpc::Status status) { done(status); });
-}
-
 }  // namespace
 
 struct GrpcListener::State {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> hand_over;
   std::unique_ptr<GrpcAcceptor> acceptor;  // ends before what it hands connections to
-  std::shared_ptr<grpc::GenericStub> self;
-  // Of CheckReachable; its calls may outlive the listener.
-  std::shared_ptr<Reachability> reachability = std::make_shared<Reachability>();
+  std::shared_ptr<grpc::Channel> self;
+  Reachability reachability;  // as CheckReachable found it
+  HealthCalls calls;
 };
 
 GrpcListener::GrpcListener(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -183,7 +164,7 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Start(
   if (state->server == nullptr) return absl::InternalError("gRPC does not start a server");
   // The default health service begins with SERVING for "".
   state->server->GetHealthCheckService()->SetServingStatus(false);
-  state->self = std::make_shared<grpc::GenericStub>(state->server->InProcessChannel({}));
+  state->self = state->server->InProcessChannel({});
   state->acceptor->Start([hand_over = state->hand_over.get()](int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.fd = fd;
@@ -202,31 +183,29 @@ void GrpcListener::SetServing(const std::string& name, bool serving) {
 
 void GrpcListener::KeepPolling() {
   // No code looks at the answer.
-  CheckHealth(state_->self, absl::Seconds(1), [](const grpc::Status&) {});
+  state_->calls.Begin(state_->self, absl::Seconds(1), [](const grpc::Status&) {});
 }
 
 void GrpcListener::CheckReachable() {
   const absl::StatusOr<int> fd = state_->acceptor->ConnectToSelf();
   if (!fd.ok()) return;
-  const auto stub =
-      std::make_shared<grpc::GenericStub>(grpc::CreateInsecureChannelFromFd("self", *fd));
-  CheckHealth(stub, absl::Seconds(5),
-              [reachability = state_->reachability](const grpc::Status& status) {
-                // Any answer but that none came.
-                if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                    status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-                  return;
-                }
-                reachability->NoteAnswer();
-              });
+  state_->calls.Begin(grpc::CreateInsecureChannelFromFd("self", *fd), absl::Seconds(5),
+                      [state = state_.get()](const grpc::Status& status) {
+                        // Any answer but that none came.
+                        if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
+                            status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
+                          state->reachability.NoteAnswer();
+                        }
+                      });
 }
 
 bool GrpcListener::is_reachable() const {
-  return state_->reachability->holds();
+  return state_->reachability.holds();
 }
 
 void GrpcListener::Shutdown(absl::Time deadline) {
   if (state_->self == nullptr) return;
+  state_->calls.End();
   state_->self.reset();
   state_->acceptor->StopAccepting();
   state_->server->Shutdown(ToGrpcTime(deadline));

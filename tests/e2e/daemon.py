@@ -129,6 +129,8 @@ class Daemon:
     def wait(self, timeout=60):
         code = self.process.wait(timeout)
         self._reader.join(timeout)
+        if code < 0 and code not in (-signal.SIGKILL, -signal.SIGTERM):
+            print(self.log)  # of a crash, for the report of the test
         return code
 
     def stop(self):

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/config/options.h"
+#include "server/grpc/health_calls.h"
 
 namespace quire::server {
 namespace {
@@ -84,6 +85,33 @@ TEST(GrpcListenerTest, APlainFileIsNotReplaced) {
   const auto listener = GrpcListener::Start(Options(absl::StrCat("unix:", path)), {});
   EXPECT_EQ(listener.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(access(path.c_str(), F_OK), 0);
+}
+
+// gRPC's callback threads end with the last channel, which none of them may give up itself.
+TEST(GrpcListenerTest, EndsWhileItCallsItself) {
+  for (int i = 0; i < 100; ++i) {
+    const auto listener = GrpcListener::Start(Options("127.0.0.1:0"), {});
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    (*listener)->CheckReachable();
+    (*listener)->KeepPolling();
+  }
+}
+
+TEST(HealthCallsTest, TheLastChannelGoesWithItsOwner) {
+  const auto listener = GrpcListener::Start(Options("127.0.0.1:0"), {});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  HealthCalls calls;
+  int num_answers = 0;  // read behind End
+  const auto count = [&](const grpc::Status& status) {
+    num_answers += status.error_code() == grpc::StatusCode::OK ||
+                   status.error_code() == grpc::StatusCode::CANCELLED;
+  };
+  calls.Begin(grpc::CreateChannel((*listener)->addresses()[0], grpc::InsecureChannelCredentials()),
+              absl::Seconds(60), count);
+  calls.End();
+  EXPECT_EQ(num_answers, 1);
+  calls.End();
+  EXPECT_EQ(num_answers, 1);
 }
 
 }  // namespace

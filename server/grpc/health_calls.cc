@@ -1,0 +1,66 @@
+#include "server/grpc/health_calls.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "server/grpc/call_util.h"
+
+namespace quire::server {
+
+struct HealthCalls::Call {
+  explicit Call(std::shared_ptr<grpc::Channel> channel) : stub(std::move(channel)) {}
+
+  grpc::GenericStub stub;
+  grpc::ClientContext context;
+  grpc::ByteBuffer request;
+  grpc::ByteBuffer response;
+  bool is_answered = false;  // guarded by mutex_
+};
+
+HealthCalls::HealthCalls() = default;
+HealthCalls::~HealthCalls() {
+  End();
+}
+
+void HealthCalls::Begin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout,
+                        Answer answer) {
+  GiveUpAnswered();
+  calls_.push_back(std::make_unique<Call>(std::move(channel)));
+  Call* const call = calls_.back().get();
+  const grpc::Slice empty("");  // a request for "" has no fields
+  call->request = grpc::ByteBuffer(&empty, 1);
+  call->context.set_deadline(ToGrpcTime(MonotonicNow() + timeout));
+  call->stub.UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
+                       &call->request, &call->response,
+                       [this, call, answer = std::move(answer)](grpc::Status status) {
+                         answer(status);
+                         MutexLock lock(&mutex_);
+                         call->is_answered = true;
+                         answered_.NotifyAll();
+                       });
+}
+
+void HealthCalls::GiveUpAnswered() {
+  std::list<std::unique_ptr<Call>> given_up;  // behind the lock
+  MutexLock lock(&mutex_);
+  for (auto next = calls_.begin(); next != calls_.end();) {
+    const auto call = next++;
+    if ((*call)->is_answered) given_up.splice(given_up.end(), calls_, call);
+  }
+}
+
+void HealthCalls::End() {
+  for (const auto& call : calls_) call->context.TryCancel();
+  {
+    MutexLock lock(&mutex_);
+    const auto is_answered = [](const auto& call) { return call->is_answered; };
+    while (!std::all_of(calls_.begin(), calls_.end(), is_answered)) answered_.Wait(&mutex_);
+  }
+  calls_.clear();
+}
+
+}  // namespace quire::server
