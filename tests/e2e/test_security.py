@@ -537,7 +537,7 @@ def test_tenants_behind_one_gateway_do_not_meet(api, tmp_path, endless):
 
 def long_answer(api, stream):
     """An answer with more bytes than a connection buffers; it runs to its end though its client does not read."""
-    request = request_of(api, tokens=400)
+    request = request_of(api, tokens=100)
     request.sampling.choice_count, request.output.logprobs, request.output.stream = 8, 20, stream
     return request
 
@@ -562,7 +562,7 @@ def unread_over_grpc(api, daemon, stream):
 
 @contextlib.contextmanager
 def unread_over_http(daemon):
-    body = {"prompt": PROMPT, "stream": True, "n": 16, "max_tokens": 400, "logprobs": 20, "ignore_eos": True}
+    body = {"prompt": PROMPT, "stream": True, "n": 16, "max_tokens": 100, "logprobs": 20, "ignore_eos": True}
     text = json.dumps(body).encode()
     address = next(json.loads(line) for line in daemon.lines if '"listening"' in line)["openai"]
     host, port = address.rsplit(":", 1)
