@@ -36,6 +36,8 @@ constexpr std::pair<absl::string_view, absl::string_view> kParams[] = {
     {"sampling.dry_window_tokens", "dry_penalty_last_n"},
     {"cache.salt", "cache_salt"},
     {"constraint", "response_format"},
+    {"constraint.start", "constraint_start"},
+    {"constraint.whitespace", "constraint_whitespace"},
     {"chat", "messages"},
     {"text", "prompt"},
     {"token_ids", "prompt"},

@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status.h"
 #include "formats/json_value.h"
 #include "formats/ordered_json.h"
@@ -219,8 +220,7 @@ absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
                            SchemaText(bytes, *tags, {"structured_outputs", "structural_tag"}));
     QUIRE_RETURN_IF_ERROR(ReadStructuralTags(*tags, text, request));
   }
-  for (const char* key :
-       {"whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"}) {
+  for (const char* key : {"whitespace_pattern", "disable_additional_properties"}) {
     const auto other = JsonFields(*structured).Find(key);
     if (!other) continue;
     const auto is_on = other->AsBool();
@@ -278,6 +278,53 @@ std::string CutLabel(std::string text) {
   return text;
 }
 
+// One of two words: true where it is the second one.
+absl::StatusOr<bool> ReadWord(const JsonValue& value, absl::string_view first,
+                              absl::string_view second) {
+  const auto word = value.AsString();
+  if (!word.ok()) return NameField(word.status(), value);
+  if (*word == first || *word == second) return *word == second;
+  return BadField(
+      value, absl::StrCat("is ", JsonQuoted(CutLabel(*word)), ", must be ", first, " or ", second));
+}
+
+bool HasJson(const v1::Constraint& constraint) {
+  return constraint.has_json_schema() || constraint.has_json_object() ||
+         constraint.has_structural_tags();
+}
+
+// Where the constraint begins, and the white space of its JSON: our own fields, which go with
+// response_format too, and vLLM's word for the latter.
+absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* request) {
+  const bool has_json = HasJson(request->constraint());
+  if (const auto structured = body.Find("structured_outputs")) {
+    bool is_compact = false;
+    QUIRE_RETURN_IF_ERROR(
+        JsonFields(*structured).Bool("disable_any_whitespace", [&](bool v) { is_compact = v; }));
+    if (is_compact && !has_json) {
+      return BadField(*JsonFields(*structured).Find("disable_any_whitespace"),
+                      "must be false without JSON in the constraint");
+    }
+    if (is_compact) request->mutable_constraint()->set_whitespace(v1::WHITESPACE_POLICY_COMPACT);
+  }
+  if (const auto start = body.Find("constraint_start")) {
+    QUIRE_ASSIGN_OR_RETURN(const bool is_after, ReadWord(*start, "at_start", "after_reasoning"));
+    if (!request->has_constraint()) return BadField(*start, "needs a constraint of the answer");
+    request->mutable_constraint()->set_start(is_after ? v1::CONSTRAINT_START_AFTER_REASONING
+                                                      : v1::CONSTRAINT_START_AT_START);
+  }
+  const auto space = body.Find("constraint_whitespace");
+  if (!space) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const bool is_compact, ReadWord(*space, "bounded", "compact"));
+  if (!has_json) return BadField(*space, "needs a constraint of the answer that has JSON");
+  if (!is_compact && request->constraint().whitespace() == v1::WHITESPACE_POLICY_COMPACT) {
+    return BadField(*space, "must not be bounded beside disable_any_whitespace");
+  }
+  request->mutable_constraint()->set_whitespace(is_compact ? v1::WHITESPACE_POLICY_COMPACT
+                                                           : v1::WHITESPACE_POLICY_BOUNDED);
+  return absl::OkStatus();
+}
+
 // What both calls have.
 absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const OpenAiLimits& limits,
                         v1::GenerateRequest* request, OpenAiRequest* result) {
@@ -288,6 +335,7 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
   QUIRE_RETURN_IF_ERROR(ReadStopping(body, request->mutable_stopping()));
   QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, bytes, request));
   QUIRE_RETURN_IF_ERROR(ReadGuided(body, bytes, request));
+  QUIRE_RETURN_IF_ERROR(ReadConstraintOptions(body, request));
   QUIRE_RETURN_IF_ERROR(ReadStream(body, result));
   QUIRE_RETURN_IF_ERROR(body.Int32("priority", [&](std::int32_t v) { request->set_priority(v); }));
   QUIRE_RETURN_IF_ERROR(body.Text("cache_salt", [&](std::string salt) {

@@ -142,6 +142,19 @@ def test_answers_have_the_other_forms(client):
     assert re.fullmatch("[^ ]* [0-9]{2}!", client.complete(ONCE, structural_tags=tags, max_tokens=60).text)
 
 
+def test_options_of_a_constraint_are_words_or_numbers(q, api, client):
+    for compact in ("compact", api.WHITESPACE_POLICY_COMPACT):
+        answer = client.complete(ONCE, json_schema={"const": [1, [2]]}, constraint_whitespace=compact, max_tokens=20)
+        assert answer.text == "[1, [2]]"
+    assert client.complete(ONCE, regex="ab", constraint_start="at_start", max_tokens=20).text == "ab"
+    with pytest.raises(q.QuireError) as error:
+        client.complete(ONCE, regex="a", constraint_start="after_reasoning")
+    assert "a constraint behind reasoning" in str(error.value)
+    for options in ({"constraint_start": "behind"}, {"constraint_whitespace": "none"}):
+        with pytest.raises(ValueError, match="must be"):
+            client.complete(ONCE, regex="a", **options)
+
+
 def test_constraints_that_cannot_be(q, client):
     for options in ({"regex": "a", "choices": ["b"]}, {"choices": "yes"}, {"structural_tags": []}, {"json_schema": 3}, {"json_schema": [1]}):
         with pytest.raises(TypeError):

@@ -242,6 +242,14 @@ def test_the_command_line_has_all_forms(served, tmp_path):
         assert "excludes" in quire(one, forms[one], two, forms[two], code=2)
     assert str(empty) in quire("--schema", str(empty), code=2)
     assert "BAD_CONSTRAINT" in quire("--regex", "(", code=1)
+    three = tmp_path / "three.json"
+    three.write_text('{"enum": [[1, 2, 3]]}')
+    assert quire("--schema", str(three), "--constraint-whitespace", "compact") == "[1, 2, 3]"
+    assert "constraint.whitespace" in quire("--regex", "a", "--constraint-whitespace", "compact", code=1)
+    assert "a constraint behind reasoning" in quire("--regex", "a", "--constraint-start", "after_reasoning", code=1)
+    assert "no kind is set" in quire("--constraint-start", "at_start", code=1)
+    for option in ("--constraint-start", "--constraint-whitespace"):
+        assert option in quire("--regex", "a", option, "behind", code=2)
 
 
 class Mood(enum.Enum):
@@ -279,12 +287,17 @@ def test_the_openai_package_parses_models(client):
     for extra, pattern in (
         ({"guided_regex": "[0-9]{4}"}, "[0-9]{4}"),
         ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
+        ({"guided_json": {"const": [1, [2]]}, "constraint_whitespace": "compact"}, r"\[1, \[2\]\]"),
+        ({"structured_outputs": {"json": {"const": [1, [2]]}, "disable_any_whitespace": True}}, r"\[1, \[2\]\]"),
     ):
         answer = client.chat.completions.create(model="", messages=messages, extra_body=extra)
         assert re.fullmatch(pattern, answer.choices[0].message.content)
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="", messages=messages, extra_body={"guided_json": {"contains": {}}})
     assert error.value.code == "BAD_CONSTRAINT" and "/contains" in error.value.message
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(model="", messages=messages, extra_body={"guided_regex": "a", "constraint_start": "x"})
+    assert error.value.param == "constraint_start" and '"x", must be at_start or after_reasoning' in error.value.message
 
 
 def test_models_say_that_they_can(api, served):

@@ -309,13 +309,61 @@ TEST(OpenAiRequestTest, GuidedAndStructuredOutputsBecomeConstraints) {
   EXPECT_EQ(FieldOf(parse(R"("guided_choice": [1])")), "guided_choice[0]");
   EXPECT_EQ(FieldOf(parse(R"("guided_regex": "a", "structured_outputs": {"structural_tag": {}})")),
             "structured_outputs.structural_tag");
-  for (const char* member :
-       {"whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"}) {
+  for (const char* member : {"whitespace_pattern", "disable_additional_properties"}) {
     const std::string field = absl::StrCat(R"("structured_outputs": {")", member, R"(": )");
     EXPECT_EQ(FieldOf(parse(field + R"("x"})")), absl::StrCat("structured_outputs.", member));
     EXPECT_EQ(FieldOf(parse(field + "true}")), absl::StrCat("structured_outputs.", member));
     EXPECT_TRUE(parse(field + "false}").ok());
   }
+}
+
+TEST(OpenAiRequestTest, WhereAConstraintBeginsAndItsWhiteSpace) {
+  const auto parse = [](const std::string& fields) {
+    return ParseChatRequest(R"({"messages": [], )" + fields + "}");
+  };
+  const std::string object = R"("response_format": {"type": "json_object"})";
+  const auto constraint = [&](const std::string& fields) {
+    const auto parsed = parse(object + ", " + fields);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed->prompts[0].constraint();
+  };
+  EXPECT_EQ(constraint(R"("n": 1)").start(), v1::CONSTRAINT_START_UNSPECIFIED);
+  EXPECT_EQ(constraint(R"("constraint_start": "at_start")").start(), v1::CONSTRAINT_START_AT_START);
+  EXPECT_EQ(constraint(R"("constraint_start": "after_reasoning")").start(),
+            v1::CONSTRAINT_START_AFTER_REASONING);
+  const auto whitespace = [&](const std::string& fields) {
+    return constraint(fields).whitespace();
+  };
+  EXPECT_EQ(whitespace(R"("constraint_whitespace": null)"), v1::WHITESPACE_POLICY_UNSPECIFIED);
+  EXPECT_EQ(whitespace(R"("constraint_whitespace": "bounded")"), v1::WHITESPACE_POLICY_BOUNDED);
+  EXPECT_EQ(whitespace(R"("constraint_whitespace": "compact")"), v1::WHITESPACE_POLICY_COMPACT);
+  const auto any = [](const char* value) {
+    return absl::StrCat(R"("structured_outputs": {"disable_any_whitespace": )", value, "}");
+  };
+  EXPECT_EQ(whitespace(any("true")), v1::WHITESPACE_POLICY_COMPACT);
+  EXPECT_EQ(whitespace(any("false")), v1::WHITESPACE_POLICY_UNSPECIFIED);
+  EXPECT_EQ(parse(R"("guided_regex": "a", "constraint_start": "at_start")")
+                ->prompts[0]
+                .constraint()
+                .start(),
+            v1::CONSTRAINT_START_AT_START);
+
+  const std::string regex = R"("guided_regex": "a", )";
+  for (const auto& [fields, field] :
+       {std::pair(object + R"(, "constraint_start": "behind")", "constraint_start"),
+        std::pair(object + R"(, "constraint_start": 1)", "constraint_start"),
+        std::pair(std::string(R"("constraint_start": "at_start")"), "constraint_start"),
+        std::pair(object + R"(, "constraint_whitespace": "none")", "constraint_whitespace"),
+        std::pair(std::string(R"("constraint_whitespace": "compact")"), "constraint_whitespace"),
+        std::pair(regex + R"("constraint_whitespace": "compact")", "constraint_whitespace"),
+        std::pair(object + ", " + any("true") + R"(, "constraint_whitespace": "bounded")",
+                  "constraint_whitespace"),
+        std::pair(regex + any("true"), "structured_outputs.disable_any_whitespace"),
+        std::pair(object + ", " + any("\"x\""), "structured_outputs.disable_any_whitespace")}) {
+    EXPECT_EQ(FieldOf(parse(fields)), field) << fields;
+  }
+  EXPECT_EQ(parse(object + R"(, "constraint_start": "behind")").status().message(),
+            "constraint_start is \"behind\", must be at_start or after_reasoning");
 }
 
 TEST(OpenAiRequestTest, WrongTypesNameTheirField) {

@@ -24,6 +24,7 @@
 #include "base/status.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
+#include "tools/quire/constraint_options.h"
 
 namespace quire::client {
 namespace {
@@ -43,6 +44,7 @@ struct ChatOptions {
   bool continue_final = false;
   bool no_generation_prompt = false;
   bool ids = false;
+  v1::Constraint constraint;
 };
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -139,12 +141,13 @@ v1::GenerateRequest ToRequest(const ChatOptions& options, const v1::ChatPrompt& 
   if (options.max_tokens) stopping->set_max_tokens(*options.max_tokens);
   for (const std::string& stop : options.stop) stopping->add_stop(stop);
   request.mutable_output()->set_stream(true);
-  request.mutable_output()->set_parse(!options.tools_file.empty());
+  SetConstraint(options.constraint, &request);
+  request.mutable_output()->set_parse(!options.tools_file.empty() || request.has_constraint());
   return request;
 }
 
-// With tools: text and calls, one a line, to standard output, reasoning to standard error.
-// `before`: what was shown of the answer.
+// With tools or a form of the answer: text and calls, one a line, to standard output, reasoning to
+// standard error. `before`: what was shown of the answer.
 void ShowDelta(const v1::Delta& delta, const v1::ChatMessage& before) {
   std::fwrite(delta.reasoning_text().data(), 1, delta.reasoning_text().size(), stderr);
   std::fwrite(delta.text().data(), 1, delta.text().size(), stdout);
@@ -277,6 +280,7 @@ void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code) {
   chat->add_option("--top-k", options->top_k, "best k tokens; 0 is off");
   chat->add_option("--seed", options->seed, "same seed, same answers");
   chat->add_option("--stop", options->stop, "text that ends an answer; may be given again");
+  AddConstraintOptions(chat, &options->constraint);
   chat->add_flag("--quiet", options->quiet, "no prompt on standard error");
   chat->callback([=] { *exit_code = RunChat(*common, *options); });
 

@@ -17,6 +17,7 @@
 
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
+#include "tools/quire/constraint_options.h"
 
 namespace quire::client {
 namespace {
@@ -88,9 +89,7 @@ v1::GenerateRequest ToRequest(const GenerateOptions& options, bool json) {
   if (options.logprobs) output->set_logprobs(*options.logprobs);
   if (options.prompt_logprobs) output->set_prompt_logprobs(*options.prompt_logprobs);
   request.set_priority(options.priority);
-  if (options.constraint.kind_case() != v1::Constraint::KIND_NOT_SET) {
-    *request.mutable_constraint() = options.constraint;
-  }
+  SetConstraint(options.constraint, &request);
   return request;
 }
 
@@ -179,30 +178,6 @@ void AddDryOptions(CLI::App* cmd, GenerateOptions* options) {
                   "last tokens in which repetitions count; 0 is all");
   cmd->add_option("--dry-breaker", options->dry_breakers,
                   "text that no repetition reaches across; may be given again");
-}
-
-// The form of the answer, which is only one.
-void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
-  CLI::Option* const schema =
-      AddFileOption(cmd, "--schema", "file with a JSON Schema that the answer is valid by",
-                    [=](std::string text) { constraint->set_json_schema(std::move(text)); });
-  CLI::Option* const regex = cmd->add_option_function<std::string>(
-      "--regex", [=](const std::string& text) { constraint->set_regex(text); },
-      "expression that the whole answer matches");
-  CLI::Option* const grammar =
-      AddFileOption(cmd, "--grammar", "file with a grammar in EBNF, from root",
-                    [=](std::string text) { constraint->set_ebnf_grammar(std::move(text)); });
-  CLI::Option* const choice =
-      cmd->add_option_function<std::vector<std::string>>(
-             "--choice",
-             [=](const std::vector<std::string>& texts) {
-               constraint->mutable_choice()->mutable_values()->Assign(texts.begin(), texts.end());
-             },
-             "a text that the answer may be; may be given again")
-          ->allow_extra_args(false);
-  schema->excludes(regex)->excludes(grammar)->excludes(choice);
-  regex->excludes(grammar)->excludes(choice);
-  grammar->excludes(choice);
 }
 
 }  // namespace

@@ -152,7 +152,16 @@ _REQUEST_OPTIONS = (
     "parse_special_tokens",
     "truncate_prompt",
 )
-_CONSTRAINT_OPTIONS = ("start", "whitespace")
+_CONSTRAINT_OPTIONS: dict[str, dict[str, int]] = {
+    "start": {
+        "at_start": sampling_pb2.CONSTRAINT_START_AT_START,
+        "after_reasoning": sampling_pb2.CONSTRAINT_START_AFTER_REASONING,
+    },
+    "whitespace": {
+        "bounded": sampling_pb2.WHITESPACE_POLICY_BOUNDED,
+        "compact": sampling_pb2.WHITESPACE_POLICY_COMPACT,
+    },
+}
 
 
 def _places() -> dict[str, tuple[str, str]]:
@@ -201,9 +210,19 @@ def _strip(content: Any) -> Any:
     return content
 
 
+def _constraint_option(field: str, content: Any) -> int:
+    """A number of the enumeration, or what the API of OpenAI takes for it."""
+    if not isinstance(content, str):
+        return int(content)
+    words = _CONSTRAINT_OPTIONS[field]
+    if content not in words:
+        raise ValueError(f"constraint_{field} is {content!r}, must be {' or '.join(words)}")
+    return words[content]
+
+
 def _set_constraint(constraint: sampling_pb2.Constraint, field: str, content: Any) -> None:
     if field in _CONSTRAINT_OPTIONS:
-        setattr(constraint, field, int(content))
+        setattr(constraint, field, _constraint_option(field, content))
         return
     if constraint.WhichOneof("kind") is not None:
         raise TypeError("json_schema, regex, grammar, choices and structural_tags exclude each other")

@@ -166,8 +166,10 @@ class Options(TypedDict, total=False):
     grammar: Optional[str]  # EBNF, from `root`
     choices: Optional[Sequence[str]]
     structural_tags: Optional[Mapping[str, Any]]  # the fields of quire.v1.StructuralTags
-    constraint_start: Optional[int]  # of quire.v1.ConstraintStart
-    constraint_whitespace: Optional[int]  # of quire.v1.WhitespacePolicy
+    # "at_start", "after_reasoning", or a number of quire.v1.ConstraintStart
+    constraint_start: Union[str, int, None]
+    # "bounded", "compact", or a number of quire.v1.WhitespacePolicy
+    constraint_whitespace: Union[str, int, None]
     # what to send back; text, unless only token_ids is set
     text: Optional[bool]
     token_ids: Optional[bool]

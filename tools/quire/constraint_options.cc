@@ -1,0 +1,63 @@
+#include "tools/quire/constraint_options.h"
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quire/v1/generation.pb.h"
+#include "tools/quire/client.h"
+
+namespace quire::client {
+namespace {
+
+void AddWord(CLI::App* cmd, const std::string& name, const std::string& description,
+             const std::map<std::string, int>& words, const std::function<void(int)>& take) {
+  cmd->add_option_function<std::string>(
+         name, [=](const std::string& word) { take(words.at(word)); }, description)
+      ->check(CLI::IsMember(words));
+}
+
+}  // namespace
+
+void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
+  CLI::Option* const schema =
+      AddFileOption(cmd, "--schema", "file with a JSON Schema that the answer is valid by",
+                    [=](std::string text) { constraint->set_json_schema(std::move(text)); });
+  CLI::Option* const regex = cmd->add_option_function<std::string>(
+      "--regex", [=](const std::string& text) { constraint->set_regex(text); },
+      "expression that the whole answer matches");
+  CLI::Option* const grammar =
+      AddFileOption(cmd, "--grammar", "file with a grammar in EBNF, from root",
+                    [=](std::string text) { constraint->set_ebnf_grammar(std::move(text)); });
+  CLI::Option* const choice =
+      cmd->add_option_function<std::vector<std::string>>(
+             "--choice",
+             [=](const std::vector<std::string>& texts) {
+               constraint->mutable_choice()->mutable_values()->Assign(texts.begin(), texts.end());
+             },
+             "a text that the answer may be; may be given again")
+          ->allow_extra_args(false);
+  // The answer has one form.
+  schema->excludes(regex)->excludes(grammar)->excludes(choice);
+  regex->excludes(grammar)->excludes(choice);
+  grammar->excludes(choice);
+  // What lacks a form is refused by the server, which names it.
+  AddWord(cmd, "--constraint-start",
+          "with reasoning: where that form begins; at_start or "
+          "after_reasoning",
+          {{"at_start", v1::CONSTRAINT_START_AT_START},
+           {"after_reasoning", v1::CONSTRAINT_START_AFTER_REASONING}},
+          [=](int value) { constraint->set_start(static_cast<v1::ConstraintStart>(value)); });
+  AddWord(cmd, "--constraint-whitespace", "between the tokens of JSON; bounded or compact",
+          {{"bounded", v1::WHITESPACE_POLICY_BOUNDED}, {"compact", v1::WHITESPACE_POLICY_COMPACT}},
+          [=](int value) { constraint->set_whitespace(static_cast<v1::WhitespacePolicy>(value)); });
+}
+
+void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request) {
+  if (constraint.ByteSizeLong() > 0) *request->mutable_constraint() = constraint;
+}
+
+}  // namespace quire::client
