@@ -1,5 +1,6 @@
 #include "server/chat_templates.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "base/small_file.h"
 #include "base/status.h"
 #include "formats/tensors/gguf_tensors.h"
+#include "text/tools/format_text.h"
 
 namespace quire::server {
 namespace {
@@ -96,6 +98,11 @@ absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
   const text::FoundTemplates sources = text::FindTemplates(found);
   LoadedChat loaded;
   QUIRE_ASSIGN_OR_RETURN(loaded.tool_format, ChooseToolFormat(options.tool_format, sources));
+  loaded.has_reasoning =
+      loaded.tool_format != nullptr &&
+      std::ranges::any_of(sources.templates, [&](const text::TemplateSource& source) {
+        return text::HasReasoning(*loaded.tool_format, source.text);
+      });
   QUIRE_ASSIGN_OR_RETURN(loaded.templates,
                          text::ChatTemplates::Create(sources, tokenizer, options.rendering));
   const text::ChatTemplates* const templates = loaded.templates.get();

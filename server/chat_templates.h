@@ -25,6 +25,7 @@ struct LoadedChat {
   std::shared_ptr<const text::ChatTemplates> templates;  // never null
   // By chat.tool_format, or by the templates; null: none is known.
   const text::ToolFormat* tool_format = nullptr;
+  bool has_reasoning = false;  // by the templates
 };
 
 // A model without a usable template is no error; the log says what is wrong with it, and the caller

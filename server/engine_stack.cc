@@ -137,11 +137,13 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
     stack->constraints_ = std::make_unique<engine::ConstraintCompiler>(options.constraints,
                                                                        std::move(build), metrics);
   }
-  QUIRE_RETURN_IF_ERROR(PreloadConstraints(options.preload, stack->constraints_.get()));
+  QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, stack->TranslationFor(options));
+  QUIRE_RETURN_IF_ERROR(PreloadConstraints(
+      options.preload, translation.has_reasoning ? translation.tool_format : nullptr,
+      stack->constraints_.get()));
   QUIRE_ASSIGN_OR_RETURN(
       stack->engine_, engine::Engine::Create(stack->EngineOptionsFor(options), loaded.TakeCache(),
                                              loaded.runner(), &loaded.tokenizer(), clock, metrics));
-  QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, stack->TranslationFor(options));
   stack->served_ = std::make_unique<ServedModel>(
       RequestTranslator(std::move(translation)), stack->Describe(options),
       loaded.device().Describe(), &loaded.tokenizer(), stack->engine_.get());
@@ -195,6 +197,7 @@ absl::StatusOr<TranslatorOptions> EngineStack::TranslationFor(const DaemonOption
                          LoadChatTemplates(options.chat, files, loaded_->tokenizer()));
   translation.chat = std::move(chat.templates);
   translation.tool_format = chat.tool_format;
+  translation.has_reasoning = chat.has_reasoning;
   return translation;
 }
 

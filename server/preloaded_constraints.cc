@@ -34,6 +34,21 @@ absl::Status NoStructuredOutput(std::size_t entries) {
                                                " entries, this server has no structured output"));
 }
 
+// How requests ask for it: with the first token, behind reasoning that comes or may come first, and
+// behind reasoning that the prompt has opened.
+std::vector<engine::ConstraintSpec> FormsOf(const engine::ConstraintSpec& spec,
+                                            const text::ToolFormat* reasoning) {
+  std::vector<engine::ConstraintSpec> forms = {spec};
+  if (reasoning == nullptr) return forms;
+  for (const bool is_open : {false, true}) {
+    engine::ConstraintSpec& behind = forms.emplace_back(spec);
+    behind.tool_format = reasoning;
+    behind.starts_after_reasoning = true;
+    behind.opens_reasoning = is_open;
+  }
+  return forms;
+}
+
 }  // namespace
 
 absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs) {
@@ -48,20 +63,24 @@ absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs) {
 }
 
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
+                                const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler) {
   if (specs.empty()) return absl::OkStatus();
   if (compiler == nullptr) return NoStructuredOutput(specs.size());
-  std::vector<std::future<Result>> results;
-  for (const engine::ConstraintSpec& spec : specs) {
-    const auto answer = std::make_shared<std::promise<Result>>();
-    results.push_back(answer->get_future());
-    compiler->Compile(spec, [answer](Result result) { answer->set_value(std::move(result)); });
+  std::vector<std::pair<std::size_t, std::future<Result>>> results;  // by entry
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    for (engine::ConstraintSpec& spec : FormsOf(specs[i], reasoning)) {
+      const auto answer = std::make_shared<std::promise<Result>>();
+      results.emplace_back(i, answer->get_future());
+      compiler->Compile(std::move(spec),
+                        [answer](Result result) { answer->set_value(std::move(result)); });
+    }
   }
   std::set<std::shared_ptr<const engine::CompiledConstraint>> compiled;  // equal ones are one
   std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    Result result = results[i].get();
-    if (!result.ok()) return InEntry(i, specs[i], result.status());
+  for (auto& [entry, future] : results) {
+    Result result = future.get();
+    if (!result.ok()) return InEntry(entry, specs[entry], result.status());
     const std::int64_t more = (*result)->MemoryBytes();
     if (compiled.insert(*std::move(result)).second) bytes += more;
   }

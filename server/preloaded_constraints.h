@@ -14,6 +14,9 @@
 namespace quire::engine {
 class ConstraintCompiler;
 }
+namespace quire::text {
+struct ToolFormat;
+}
 
 namespace quire::server {
 
@@ -21,10 +24,12 @@ namespace quire::server {
 // UNIMPLEMENTED in a build without structured output, which takes none.
 absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs);
 
-// Returns once all of them are compiled and kept. `compiler` is null for a model without structured
+// Returns once all of them are compiled and kept, and with `reasoning`, the format of a model that
+// reasons, each also as it is behind reasoning. `compiler` is null for a model without structured
 // output, which takes none. Takes at most structured.compile_timeout for as many of them as there
 // are structured.compile_threads. Errors name the entry, or the limit of all.
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
+                                const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler);
 
 }  // namespace quire::server

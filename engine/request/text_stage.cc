@@ -305,7 +305,9 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
     if (chat != nullptr && chat->chat.continue_final_message && !chat->chat.messages.empty()) {
       continued = chat->chat.messages.back().content;
     }
-    prompt.opens_reasoning = text::OpensReasoning(*request.parsing->format, rendered, continued);
+    const text::ToolFormat& format = *request.parsing->format;
+    prompt.opens_reasoning = text::OpensReasoning(format, rendered, continued);
+    prompt.is_behind_reasoning = text::IsBehindReasoning(format, rendered, continued);
   }
   QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
   CollectEndIds(options, tokenizer, request, prompt);
@@ -332,6 +334,16 @@ void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> text
   rules.repeats = std::make_shared<RepeatPenalty>(sampling.dry, std::move(texts), prompt->tokens);
   rules.bias = prompt->bias;
   std::ranges::sort(rules.bias, {}, &kernels::LogitBias::token);
+}
+
+// What the end of the prompt says of the reasoning of the answer.
+ConstraintSpec ResolveConstraint(ConstraintSpec spec, const PreparedPrompt& prompt) {
+  spec.opens_reasoning = prompt.opens_reasoning;
+  if (std::exchange(spec.start_follows_prompt, false) && prompt.is_behind_reasoning) {
+    spec.starts_after_reasoning = false;
+    spec.tool_format = nullptr;
+  }
+  return spec;
 }
 
 absl::Status CountPrompt(const Request& request, AdmissionLimiter* queue, PreparedPrompt* prompt) {
@@ -406,9 +418,8 @@ void TextStage::AwaitConstraint(Signal signal) {
   // The compiler has a copy of what the client sent.
   const absl::StatusOr<ConstraintCompiler::Ticket> ticket =
       WithinMemory([&]() -> absl::StatusOr<ConstraintCompiler::Ticket> {
-        ConstraintSpec spec = *accepted->request.constraint;
-        spec.opens_reasoning = waiting->prompt->opens_reasoning;
-        return options_.constraints->Compile(std::move(spec), done);
+        return options_.constraints->Compile(
+            ResolveConstraint(*accepted->request.constraint, *waiting->prompt), done);
       });
   if (ticket.ok()) {
     accepted->compile_ticket.store(*ticket, std::memory_order_release);

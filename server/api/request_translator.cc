@@ -372,16 +372,21 @@ absl::Status ReadWhitespace(const v1::Constraint& constraint, engine::Constraint
 
 // Behind what else is read of it. `format`: of an answer that is parsed; null: none.
 absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat* format,
-                       engine::ConstraintSpec* spec) {
-  if (!v1::ConstraintStart_IsValid(constraint.start())) {
-    return BadParameter("constraint.start", absl::StrCat(constraint.start()), "0 to 2");
+                       bool has_reasoning, engine::ConstraintSpec* spec) {
+  const v1::ConstraintStart start = constraint.start();
+  if (!v1::ConstraintStart_IsValid(start)) {
+    return BadParameter("constraint.start", absl::StrCat(start), "0 to 2");
   }
-  if (constraint.start() != v1::CONSTRAINT_START_AFTER_REASONING) return absl::OkStatus();
+  if (start == v1::CONSTRAINT_START_AT_START) return absl::OkStatus();
+  const bool is_default = start == v1::CONSTRAINT_START_UNSPECIFIED;
+  if (is_default && !has_reasoning) return absl::OkStatus();
   if (format != nullptr && !format->reasoning_begin.empty()) {
     spec->starts_after_reasoning = true;
+    spec->start_follows_prompt = is_default;
     spec->tool_format = format;
     return absl::OkStatus();
   }
+  if (is_default) return absl::OkStatus();
   return FeatureUnsupported(
       "a constraint behind reasoning, of an answer that is not parsed or a model whose reasoning "
       "has no markers of its own (chat.tool_format),",
@@ -464,7 +469,8 @@ absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateR
   if (message.has_constraint()) {
     const text::ToolFormat* const format =
         request.parsing.has_value() ? request.parsing->format : nullptr;
-    QUIRE_RETURN_IF_ERROR(ReadStart(message.constraint(), format, &*request.constraint));
+    QUIRE_RETURN_IF_ERROR(
+        ReadStart(message.constraint(), format, options.has_reasoning, &*request.constraint));
   }
 
   if (message.priority() < -kMaxPriority || message.priority() > kMaxPriority) {

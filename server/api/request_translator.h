@@ -59,6 +59,7 @@ struct TranslatorOptions {
   absl::Duration max_request_duration = absl::InfiniteDuration();
   std::shared_ptr<const text::ChatTemplates> chat;  // null only where no chat is read
   const text::ToolFormat* tool_format = nullptr;    // null: answers are not taken apart
+  bool has_reasoning = false;                       // which the chat template speaks of
 };
 
 class RequestTranslator {

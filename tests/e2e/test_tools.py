@@ -50,6 +50,11 @@ TEMPLATE = """\
 {%- if messages[-1].role == 'tool' %}<|result|>
 {%- elif opens is defined %}<|think|><think>
 {%- OPENERS %}{%- endif %}
+{%- if closes is defined %}<think>
+
+</think>
+
+{% endif %}
 {%- endif %}"""
 
 TOOLS = [{
@@ -77,13 +82,17 @@ def client_of(running):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def model(tmp_path_factory):
     openers = {question: f"<|say {index}|>" for index, question in enumerate(QUESTIONS)}
     branches = (f"{{%- elif messages[-1].content == {json.dumps(question, ensure_ascii=False)} %}}{opener}\n"
                 for question, opener in openers.items())
     template = TEMPLATE.replace("{%- OPENERS %}", "".join(branches))
     scripts = {"<|result|>": AFTER_TOOL, **{openers[question]: text for question, text in ANSWERS.items()}}
-    model = write_scripted_model(tmp_path_factory.mktemp("scripted"), scripts, template=template, plain=["<think>"])
+    return write_scripted_model(tmp_path_factory.mktemp("scripted"), scripts, template=template, plain=["<think>"])
+
+
+@pytest.fixture(scope="module")
+def served(model, tmp_path_factory):
     with started(tmp_path_factory.mktemp("tools"), f"model.path={model}") as running:
         yield running.wait_serving()
         assert running.process.poll() is None, "quired died:\n" + running.log
@@ -219,6 +228,71 @@ def test_a_constraint_begins_behind_the_reasoning_or_before_it(api, service):
         assert held.finish_reason == api.FINISH_REASON_CONSTRAINT_DONE
     first = answer(QUESTIONS[3], "[0-9]{3}", api.CONSTRAINT_START_AT_START)
     assert re.fullmatch("[0-9]{3}", first.text) and not first.reasoning_text
+
+
+@needs_structured_output
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_format_of_the_answer_holds_what_is_behind_the_reasoning(client, stream):
+    def answer(question, regex, **chat):
+        more = {"extra_body": {"guided_regex": regex, "chat_template_kwargs": chat}, "stream": stream, "max_tokens": 40}
+        if stream:
+            content, reasoning, _, word = joined(ask(client, question, **more))
+            return reasoning, content, word
+        choice = ask(client, question, **more).choices[0]
+        return getattr(choice.message, "reasoning_content", None) or "", choice.message.content, choice.finish_reason
+
+    thought = "Rain needs clouds, and </thin air has none."
+    # The prompt opens a section; the model does; the prompt closes it.
+    assert answer(QUESTIONS[0], "It stays (?:dry|wet)\\.", opens=True) == (thought, "It stays dry.", "stop")
+    assert answer(QUESTIONS[3], "It stays (?:dry|wet)\\.") == (thought, "It stays dry.", "stop")
+    reasoning, content, word = answer(QUESTIONS[3], "[0-9<]{3}", closes=True)
+    assert (reasoning, word) == ("", "stop") and re.fullmatch("[0-9<]{3}", content)
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "It stays dry."}}}
+    opened = {"chat_template_kwargs": {"opens": True}}
+    held = ask(client, QUESTIONS[0], response_format=schema, extra_body=opened, max_tokens=40, tools=[])
+    # What it says behind the reasoning is no JSON, so it goes on to reason.
+    assert held.choices[0].message.reasoning_content.startswith(thought) and not held.choices[0].message.content
+
+
+@needs_structured_output
+def test_preloaded_forms_are_ready_behind_reasoning(model, tmp_path):
+    preload = json.dumps([{"regex": "It stays (?:dry|wet)\\."}])
+    with started(tmp_path, f"model.path={model}", f"structured.preload={preload}") as running:
+        with client_of(running.wait_serving()) as client:
+            for question, chat in ((QUESTIONS[3], {}), (QUESTIONS[0], {"opens": True}), (QUESTIONS[0], {"closes": True})):
+                more = {"guided_regex": "It stays (?:dry|wet)\\.", "chat_template_kwargs": chat}
+                ask(client, question, extra_body=more, max_tokens=40)
+        lines = http_get(running.http_address, "/metrics")[1].decode().splitlines()
+        found = {result: sum(float(line.split()[-1]) for line in lines
+                             if line.startswith("quire_constraint_cache_total") and f'"{result}"' in line)
+                 for result in ("hit", "miss")}
+        assert found == {"hit": 3, "miss": 3}  # misses: the forms that were compiled at start
+
+
+@needs_structured_output
+def test_where_the_form_of_an_answer_begins_is_the_callers_choice(client, served):
+    more = {"guided_regex": "[0-9]{3}", "constraint_start": "at_start", "chat_template_kwargs": {"opens": True}}
+    first = ask(client, QUESTIONS[0], extra_body=more).choices[0].message
+    # The prompt has opened the section, so what the constraint holds is reasoning.
+    assert re.fullmatch("[0-9]{3}", first.reasoning_content) and not first.content
+    more = {"guided_regex": "It stays dry.", "constraint_start": "after_reasoning"}
+    assert ask(client, QUESTIONS[3], extra_body=more).choices[0].message.content == "It stays dry."
+
+    def chat(*options, code=0):
+        command = [str(QUIRE), "--address", served.grpc_address, "chat", "--quiet", QUESTIONS[3], *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    form = ("--regex", "It stays (?:dry|wet)\\.")
+    for option in ((), ("--constraint-start", "after_reasoning")):
+        behind = chat(*form, *option)
+        assert (behind.stdout, behind.stderr) == ("It stays dry.\n", "Rain needs clouds, and </thin air has none.")
+    at_start = chat("--regex", "[0-9]{3}", "--constraint-start", "at_start")
+    assert re.fullmatch("[0-9]{3}\n", at_start.stdout) and not at_start.stderr
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(model="", prompt="a", extra_body={"guided_regex": "a", "constraint_start": "after_reasoning"})
+    assert caught.value.param == "constraint_start"
 
 
 @needs_structured_output  # for the tool is strict

@@ -390,6 +390,30 @@ TEST(RequestTranslatorTest, WhereAConstraintBeginsAndItsWhiteSpace) {
   EXPECT_EQ(GetErrorReason(refused)->Find("field"), "constraint.start");
 }
 
+TEST(RequestTranslatorTest, AConstraintOfAModelThatReasonsBeginsByThePrompt) {
+  const auto begins = [](const char* format, const char* start, bool parse = true) {
+    TranslatorOptions options = Options();
+    options.tool_format = text::FindToolFormat(format);
+    options.has_reasoning = true;
+    const auto request = RequestTranslator(options).ToRequest(
+        Message(absl::StrCat("output { parse: ", parse ? "true" : "false",
+                             " } chat { messages { role: 'user' } } constraint { regex: 'a' ",
+                             start, "}")),
+        Call());
+    EXPECT_TRUE(request.ok()) << request.status();
+    const engine::ConstraintSpec& spec = *request->constraint;
+    EXPECT_EQ(spec.starts_after_reasoning, spec.tool_format != nullptr);
+    return std::pair(spec.starts_after_reasoning, spec.start_follows_prompt);
+  };
+  const char* const after = "start: CONSTRAINT_START_AFTER_REASONING";
+  const char* const at_start = "start: CONSTRAINT_START_AT_START";
+  EXPECT_EQ(begins("hermes", ""), std::pair(true, true));
+  EXPECT_EQ(begins("hermes", after), std::pair(true, false));
+  EXPECT_EQ(begins("hermes", at_start), std::pair(false, false));
+  EXPECT_EQ(begins("hermes", "", false), std::pair(false, false));
+  EXPECT_EQ(begins("harmony", ""), std::pair(false, false));
+}
+
 TEST(RequestTranslatorTest, ForcedCallsThatCannotBeAreRefusedByField) {
   TranslatorOptions options = Options();
   options.tool_format = text::FindToolFormat("hermes");

@@ -457,6 +457,37 @@ TEST(OpensReasoningTest, LooksAtTheMessageThatGoesOnAlone) {
   EXPECT_FALSE(opens("user: <think>\nmodel: It i", "It i"));
 }
 
+TEST(IsBehindReasoningTest, ByTheEndOfThePromptOrTheMessageThatGoesOn) {
+  const auto is_behind = [](absl::string_view prompt, std::optional<absl::string_view> continued,
+                            absl::string_view format = "hermes") {
+    return IsBehindReasoning(*FindToolFormat(format), prompt, continued);
+  };
+  EXPECT_TRUE(is_behind("model: <think>\n\n</think>\n\n", std::nullopt));
+  EXPECT_TRUE(is_behind("model: </think>", std::nullopt));
+  EXPECT_TRUE(is_behind("model: </think>", " "));
+  EXPECT_FALSE(is_behind("model: ", std::nullopt));
+  EXPECT_FALSE(is_behind("model: <think>\n", std::nullopt));
+  EXPECT_FALSE(is_behind("user: </think>\nmodel: ", std::nullopt));
+  EXPECT_TRUE(is_behind("model: <think>a</think>b", "<think>a</think>b"));
+  EXPECT_TRUE(is_behind("model: It i", "It i"));
+  EXPECT_FALSE(is_behind("model: <think>I mu", "<think>I mu"));
+  EXPECT_FALSE(is_behind("model: <think>\nI mu", "I mu"));
+  EXPECT_FALSE(is_behind("model: <think></think>", std::nullopt, "pythonic"));
+}
+
+TEST(HasReasoningTest, ByTheMarkersOfTheTemplate) {
+  const auto has = [](absl::string_view format, absl::string_view chat_template) {
+    return HasReasoning(*FindToolFormat(format), chat_template);
+  };
+  EXPECT_TRUE(has("hermes", "{{ '<tool_call>' }}<think>"));
+  EXPECT_TRUE(has("hermes", "{{ content.split('</think>')[-1] }}"));
+  EXPECT_FALSE(has("hermes", "{{ '<tool_call>' }}"));
+  EXPECT_TRUE(has("think", "{{ messages }}"));
+  EXPECT_TRUE(has("mistral-name-args", "[THINK]"));
+  EXPECT_FALSE(has("mistral-name-args", "<think>"));
+  EXPECT_FALSE(has("pythonic", "<think>"));
+}
+
 TEST(DeclaredToolsTest, RefusesWhatCannotBeCalled) {
   const auto message = [](std::vector<ChatTool> tools) {
     return std::string(DeclaredTools::Create(tools).status().message());

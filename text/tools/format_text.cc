@@ -34,6 +34,22 @@ bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
          !absl::StrContains(message, format.reasoning_end);
 }
 
+bool IsBehindReasoning(const ToolFormat& format, absl::string_view prompt,
+                       std::optional<absl::string_view> continued) {
+  if (format.reasoning_begin.empty()) return false;
+  if (continued.has_value() && !absl::StripAsciiWhitespace(*continued).empty()) {
+    return !OpensReasoning(format, prompt, continued);
+  }
+  return absl::EndsWith(absl::StripTrailingAsciiWhitespace(prompt), format.reasoning_end);
+}
+
+bool HasReasoning(const ToolFormat& format, absl::string_view chat_template) {
+  if (format.reasoning_begin.empty()) return false;
+  return format.shape == CallShape::kNone ||
+         absl::StrContains(chat_template, format.reasoning_begin) ||
+         absl::StrContains(chat_template, format.reasoning_end);
+}
+
 bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls) {
   if (token.empty()) return false;
   if (format.shape == CallShape::kHarmony) {

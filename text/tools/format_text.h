@@ -20,6 +20,16 @@ namespace quire::text {
 bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
                     std::optional<absl::string_view> continued);
 
+// Whether no section of reasoning is to be expected of the answer: the prompt ends behind one, as a
+// template says to a model that it shall not reason, or inside of a message of which `continued`
+// is the content, and not in its reasoning.
+bool IsBehindReasoning(const ToolFormat& format, absl::string_view prompt,
+                       std::optional<absl::string_view> continued);
+
+// Whether the model reasons, by the source of a chat template: it writes or explains a marker of
+// such sections, or the format is one of reasoning alone.
+bool HasReasoning(const ToolFormat& format, absl::string_view chat_template);
+
 // Whether a parser needs the text of this special token, which answers usually leave out: it is a
 // marker or part of one. `reads_calls`: tools are declared.
 bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls);
