@@ -51,17 +51,14 @@ mend_end()
 
 # Nothing bounds how long it works, nor what it keeps. Where it does most, it says so to our wrapper
 # (grammar_library_xgrammar.cc), which ends calls that take too much by an exception.
-set(counters [[namespace xgrammar {
-void CountSteps(std::size_t steps);
-void CountMaskBytes(std::size_t bytes);
-void CountStates(std::size_t states);
-void CountNesting(int levels);
-]])
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/xgrammar_counters.inc)
+file(READ ${CMAKE_CURRENT_LIST_DIR}/xgrammar_counters.inc counters)
 
 # The parser: states that it looks at, and those that it keeps of each byte.
 mend_begin(earley_parser)
 mend([[namespace xgrammar {
-]] "${counters}")
+]] "${counters}namespace xgrammar {
+")
 mend([[bool RepeatDetector::IsVisited(const ParserState& state) const {
 ]] [[bool RepeatDetector::IsVisited(const ParserState& state) const {
   CountSteps(1);
@@ -113,12 +110,9 @@ mend_end()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/xgrammar_shared_masks.inc)
 file(READ ${CMAKE_CURRENT_LIST_DIR}/xgrammar_shared_masks.inc shared_masks)
 mend_begin(grammar_compiler)
-mend([[namespace xgrammar {
-
-]] "${counters}")
 mend([[#include "xgrammar/tokenizer_info.h"
 ]] "#include \"xgrammar/tokenizer_info.h\"
-${shared_masks}")
+${counters}${shared_masks}")
 mend([[      std::optional<RuleLevelCache>& rule_level_cache
   )]] [[      std::optional<RuleLevelCache>& rule_level_cache,
       SharedMasks* shared_masks
@@ -188,7 +182,8 @@ mend_end()
 mend_begin(grammar_functor)
 mend([[namespace xgrammar {
 
-]] "${counters}")
+]] "${counters}namespace xgrammar {
+")
 mend([[      grammar_expr_id = VisitExpr(ref_choice[0]);
 ]] [[      CountNesting(1);
       grammar_expr_id = VisitExpr(ref_choice[0]);
@@ -200,7 +195,8 @@ mend_end()
 mend_begin(fsm)
 mend([[namespace xgrammar {
 
-]] "${counters}")
+]] "${counters}namespace xgrammar {
+")
 mend([[  while (changed) {
     int n = result.NumStates();
 ]] [[  while (changed) {

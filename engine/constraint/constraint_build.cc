@@ -1,6 +1,7 @@
 #include "engine/constraint/constraint_build.h"
 
 #include <memory>
+#include <stop_token>
 #include <utility>
 
 #include "base/check.h"
@@ -23,9 +24,9 @@ absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabula
                          GrammarLibrary::Create(std::move(vocabulary.tokens)));
   return ConstraintCompiler::Build(
       [library = std::move(library), special = SpecialTokens(vocabulary.special)](
-          const ConstraintSpec& spec) -> ConstraintCompiler::Result {
+          const ConstraintSpec& spec, const std::stop_token& stop) -> ConstraintCompiler::Result {
         QUIRE_ASSIGN_OR_RETURN(const std::string grammar, WriteConstraint(spec, special));
-        return library->Compile(grammar);
+        return library->Compile(grammar, stop);
       });
 }
 

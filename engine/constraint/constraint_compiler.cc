@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -125,7 +126,10 @@ class ConstraintCompiler::Impl {
     {
       MutexLock lock(&mutex_);
       stopping_ = true;
-      for (auto& [key, job] : jobs_) TakeWaiters(*job, &refused);
+      for (auto& [key, job] : jobs_) {
+        TakeWaiters(*job, &refused);
+        job->stop.request_stop();
+      }
       waiting_.clear();
       work_.NotifyAll();
       watch_.NotifyAll();
@@ -155,6 +159,7 @@ class ConstraintCompiler::Impl {
     std::string key;
     ConstraintSpec spec;
     JobState state = JobState::kWaiting;
+    std::stop_source stop;
     absl::Time started;
     std::vector<std::pair<Ticket, Done>> waiters;
   };
@@ -255,7 +260,7 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
         answer = TooManyBuilds(absl::StrCat(waiting_.size(), " builds wait already"));
       } else {
         auto job = std::make_shared<Job>(
-            Job{.key = key, .spec = std::move(spec), .started = {}, .waiters = {}});
+            Job{.key = key, .spec = std::move(spec), .stop = {}, .started = {}, .waiters = {}});
         waiting_.push_back(job);
         found = jobs_.emplace(std::move(key), std::move(job)).first;
         work_.NotifyOne();
@@ -319,7 +324,7 @@ void ConstraintCompiler::Impl::Work(int id) {
 }
 
 bool ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
-  Result result = WithinMemory([&] { return build_(job->spec); });
+  Result result = WithinMemory([&] { return build_(job->spec, job->stop.get_token()); });
   std::vector<Done> waiters;
   {
     MutexLock lock(&mutex_);
@@ -395,6 +400,7 @@ absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
   };
   for (const auto& job : late) {
     job->state = JobState::kLate;
+    job->stop.request_stop();
     late_gauge_.Set(++late_builds_);
     --active_workers_;
     late_total_.Increment();

@@ -4,20 +4,22 @@
 // long.
 //
 // Place:      between the engine, which lets a request wait for its constraint, and what builds a
-//             constraint (a function that cannot be interrupted).
+//             constraint (a function that ends soon, and not at once, when it is told to stop).
 // Invariants: each call of Compile ends in exactly one call of its `done`, or in Cancel. The bytes
 //             of the cache are at most its budget. Equal specs that are compiled at the same time
 //             are compiled once. At most `compile_threads` builds run that are not late. A build
-//             that is late gives its place to another, as long as at most `max_late_builds` are;
-//             when they have taken all places, nothing compiles until one of them ends.
+//             that is late is told to stop and gives its place to another, as long as at most
+//             `max_late_builds` are; when they have taken all places, nothing compiles until one of
+//             them ends.
 // Threads:    every method from any. `done` runs on the calling thread when the answer is known at
 //             once, else on a thread of the compiler, which holds no lock then; it must not wait.
-// Lifetime:   the destructor refuses what waits and joins its threads, so it lasts as long as the
-//             builds that run. The registry outlives the compiler.
+// Lifetime:   the destructor refuses what waits, tells the builds that run to stop and joins their
+//             threads. The registry outlives the compiler.
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stop_token>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -55,8 +57,9 @@ struct ConstraintCounts {
 class ConstraintCompiler {
  public:
   using Result = absl::StatusOr<std::shared_ptr<const CompiledConstraint>>;
-  // Runs on several threads at once. A refusal of the spec is INVALID_ARGUMENT / BAD_CONSTRAINT.
-  using Build = std::function<Result(const ConstraintSpec&)>;
+  // Runs on several threads at once. A refusal of the spec is INVALID_ARGUMENT / BAD_CONSTRAINT;
+  // what it returns when it was told to stop is of no account.
+  using Build = std::function<Result(const ConstraintSpec&, const std::stop_token&)>;
   using Done = std::function<void(Result)>;
   using Ticket = std::uint64_t;
 

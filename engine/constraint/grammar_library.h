@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -45,11 +46,12 @@ class GrammarLibrary {
   GrammarLibrary(const GrammarLibrary&) = delete;
   GrammarLibrary& operator=(const GrammarLibrary&) = delete;
 
-  // `grammar` is in the library's EBNF, its start is `root`. Cannot be interrupted. BAD_CONSTRAINT,
-  // stage `compile`, with the library's words, or the limit that it exceeds; what its matchers
-  // exceed is of stage `limit`.
+  // `grammar` is in the library's EBNF, its start is `root`. BAD_CONSTRAINT, stage `compile`, with
+  // the library's words, or the limit that it exceeds; what its matchers exceed is of stage
+  // `limit`. CANCELLED when it was told to stop, which it sees where it counts steps: within some
+  // ms, but for the reading of a grammar that is very long.
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
-      absl::string_view grammar) const;
+      absl::string_view grammar, const std::stop_token& stop = {}) const;
 
  private:
   class Impl;

@@ -27,9 +27,11 @@ void LogFatalImpl(const std::string&, int, const std::string& message) {
 // Warnings of refused tokens and the like: what calls the library sees its results.
 void LogMessageImpl(const std::string&, int, int, const std::string&) {}
 
-// What cmake/xgrammar.cmake has the library call as it works: it looks at so many states or so,
-// keeps so much of a mask that is made beforehand, and so many states behind a byte.
-void CountSteps(std::size_t steps);
+// What cmake/xgrammar_counters.inc has the library call as it works: it looks at so many states or
+// so, keeps so much of a mask that is made beforehand, and so many states behind a byte.
+extern __thread std::int64_t steps_until_asked;
+__thread std::int64_t steps_until_asked = 0;
+void AskForSteps();
 void CountMaskBytes(std::size_t bytes);
 void CountStates(std::size_t states);
 void CountNesting(int levels);  // deeper, or less deep when below zero
@@ -54,10 +56,14 @@ struct LibraryBudget {
   Allowance steps;
   Allowance mask_bytes;
   Allowance states;
-  Allowance nesting;  // of repetitions
+  Allowance nesting;                      // of repetitions
+  const std::stop_token* stop = nullptr;  // null: of a call that is never told to stop
 };
 
 constexpr std::int64_t kMaxNesting = 1000;
+
+// Of the steps that a call may make, so many at a time: then it is seen whether it shall stop.
+constexpr std::int64_t kStepsUntilAsked = 1 << 16;
 
 thread_local LibraryBudget library_budget;  // of the call that this thread is in
 
@@ -69,7 +75,10 @@ struct OverBudget {
 // Puts the budget in force, and gives back its rest in the end.
 class InForce {
  public:
-  explicit InForce(LibraryBudget* budget) : budget_(*budget) { library_budget = *budget; }
+  explicit InForce(LibraryBudget* budget) : budget_(*budget) {
+    library_budget = *budget;
+    xgrammar::steps_until_asked = 0;
+  }
   ~InForce() { budget_ = std::exchange(library_budget, LibraryBudget{}); }
   InForce(const InForce&) = delete;
   InForce& operator=(const InForce&) = delete;
@@ -78,11 +87,24 @@ class InForce {
   LibraryBudget& budget_;
 };
 
+struct Stopped {};
+
 void TakeFrom(Allowance* allowance, std::int64_t amount, const char* unit) {
   allowance->left -= amount;
   if (allowance->left < 0) {
     std::rethrow_exception(std::make_exception_ptr(OverBudget{allowance->limit, unit}));
   }
+}
+
+// More steps for a call that has made all that it had, and perhaps some more.
+void GiveSteps() {
+  if (library_budget.stop != nullptr && library_budget.stop->stop_requested()) {
+    std::rethrow_exception(std::make_exception_ptr(Stopped()));
+  }
+  Allowance& steps = library_budget.steps;
+  TakeFrom(&steps, -xgrammar::steps_until_asked, "steps");
+  xgrammar::steps_until_asked = std::min(kStepsUntilAsked, steps.left);
+  steps.left -= xgrammar::steps_until_asked;
 }
 
 // Runs a call of the library; what it throws becomes a Status.
@@ -98,6 +120,8 @@ absl::Status Guarded(LibraryBudget* budget, const Call& call) {
     if (budget->mask_bytes.limit != kNoLimit) return BadConstraint("compile", what);
     return WithReason(absl::ResourceExhaustedError(what), Reason::kBadConstraint,
                       {{"stage", "limit"}});
+  } catch (const Stopped&) {
+    return absl::CancelledError("constraint: told to stop");
   } catch (const std::bad_alloc&) {
     return NoMemoryError();
   } catch (const std::exception& error) {
@@ -269,12 +293,13 @@ class GrammarLibrary::Impl {
         limits_(limits) {}
 
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
-      absl::string_view grammar) const {
+      absl::string_view grammar, const std::stop_token& stop) const {
     std::shared_ptr<const CompiledConstraint> constraint;
     LibraryBudget budget{.steps = {limits_.compile_steps},
                          .mask_bytes = {limits_.compile_bytes},
                          .states = {},
-                         .nesting = {kMaxNesting}};
+                         .nesting = {kMaxNesting},
+                         .stop = &stop};
     QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] {
       constraint = std::make_shared<XgrammarConstraint>(
           compiler_.CompileGrammar(std::string(grammar)), limits_, vocab_size_);
@@ -315,17 +340,16 @@ GrammarLibrary::GrammarLibrary(std::shared_ptr<const Impl> impl) : impl_(std::mo
 GrammarLibrary::~GrammarLibrary() = default;
 
 absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compile(
-    absl::string_view grammar) const {
-  return impl_->Compile(grammar);
+    absl::string_view grammar, const std::stop_token& stop) const {
+  return impl_->Compile(grammar, stop);
 }
 
 }  // namespace quire::engine
 
 namespace xgrammar {
 
-void CountSteps(std::size_t steps) {
-  quire::engine::TakeFrom(&quire::engine::library_budget.steps, static_cast<std::int64_t>(steps),
-                          "steps");
+void AskForSteps() {
+  quire::engine::GiveSteps();
 }
 
 void CountMaskBytes(std::size_t bytes) {

@@ -501,7 +501,8 @@ class EngineCompileTest : public ::testing::Test {
  protected:
   EngineCompileTest()
       : compiler_(
-            {}, [this](const ConstraintSpec& spec) { return Build(spec); }, nullptr) {
+            {}, [this](const ConstraintSpec& spec, const std::stop_token&) { return Build(spec); },
+            nullptr) {
     HarnessOptions options = MakeHarnessOptions(
         {.usable_pages = 200, .page_size = 16, .max_rows = 16, .max_context_tokens = 1024}, 2);
     options.engine.constraints = &compiler_;

@@ -65,7 +65,7 @@ ConstraintSpec SpecOf(absl::string_view schema) {
 void Compile(benchmark::State& state, const ConstraintSpec& spec, const Build& build) {
   std::int64_t bytes = 0;
   for (auto _ : state) {
-    const auto constraint = build(spec);
+    const auto constraint = build(spec, {});
     QUIRE_CHECK(constraint.ok());
     bytes = (*constraint)->MemoryBytes();
   }
@@ -74,7 +74,7 @@ void Compile(benchmark::State& state, const ConstraintSpec& spec, const Build& b
 
 void Masks(benchmark::State& state, const ConstraintCase& measured, const Build& build,
            const std::vector<std::int32_t>& document) {
-  const auto constraint = build(SpecOf(measured.schema));
+  const auto constraint = build(SpecOf(measured.schema), {});
   QUIRE_CHECK(constraint.ok());
   std::vector<std::uint32_t> words((*constraint)->mask_words());
   std::vector<double> first, later;
@@ -144,8 +144,8 @@ constexpr absl::Duration kStep = absl::Milliseconds(5);
 
 // Steps of an engine, at whose ends choices whose masks are there go on.
 void Beside(benchmark::State& state, const std::string& dear_schema, const Build& build) {
-  const auto cheap = build(SpecOf(ConstraintCases()[0].schema));
-  const auto dear = build(SpecOf(dear_schema));
+  const auto cheap = build(SpecOf(ConstraintCases()[0].schema), {});
+  const auto dear = build(SpecOf(dear_schema), {});
   QUIRE_CHECK(cheap.ok() && dear.ok());
   std::vector<double> waits;
   for (auto _ : state) {

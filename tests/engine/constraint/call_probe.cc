@@ -106,7 +106,7 @@ Json Answer(const Json& question) {
   const Tokens tokens = TokensOf(question, *format);
   const auto build = MakeConstraintBuild(tokens.vocabulary);
   QUIRE_CHECK(build.ok());
-  const auto constraint = (*build)(spec);
+  const auto constraint = (*build)(spec, {});
   if (!constraint.ok()) return {{"refused", std::string(constraint.status().message())}};
   std::mt19937 random(question.at("seed").get<std::uint32_t>());
   Json answers = Json::array();

@@ -56,8 +56,13 @@ class Answer {
 class Builds {
  public:
   ConstraintCompiler::Build Function() {
-    return [this](const ConstraintSpec& spec) -> ConstraintCompiler::Result {
+    return [this](const ConstraintSpec& spec,
+                  const std::stop_token& stop) -> ConstraintCompiler::Result {
       ++count;
+      if (spec.text == "until told to stop") {
+        told_to_stop = WaitUntil([&] { return stop.stop_requested(); });
+        return absl::CancelledError("told to stop");
+      }
       if (const auto gate = gates.find(spec.text); gate != gates.end()) gate->second.Pass();
       // The library throws std::bad_alloc for it without asking for the memory.
       if (spec.text == "huge") (void)std::allocator<char>().allocate(~std::size_t{0});
@@ -72,6 +77,7 @@ class Builds {
   }
 
   std::atomic<int> count{0};
+  std::atomic<bool> told_to_stop{false};
   std::map<std::string, Gate> gates;
 };
 
@@ -212,6 +218,31 @@ TEST(ConstraintCompilerTest, LateBuildsAreCappedAndThenAllElseIsRefusedAtOnce) {
   compiler.Compile(Regex("fast"), served.Taker());
   EXPECT_TRUE(served.Await().ok());
   EXPECT_TRUE(compiler.CheckIntegrity().ok());
+}
+
+TEST(ConstraintCompilerTest, ABuildIsToldToStopWhenItIsLateOrTheCompilerEnds) {
+  for (const bool is_late : {true, false}) {
+    Builds builds;
+    Answer answer;
+    {
+      ConstraintOptions options;
+      options.compile_timeout = is_late ? absl::Milliseconds(10) : absl::InfiniteDuration();
+      ConstraintCompiler compiler(options, builds.Function(), nullptr);
+      compiler.Compile(Regex("until told to stop"), answer.Taker());
+      ASSERT_TRUE(WaitUntil([&] { return builds.count == 1; }));
+      if (is_late) {
+        EXPECT_EQ(ReasonOf(answer.Await().status()), "BAD_CONSTRAINT");
+        EXPECT_TRUE(WaitUntil([&] { return compiler.GetCounts().running_late == 0; }));
+        EXPECT_TRUE(builds.told_to_stop);
+      }
+      EXPECT_TRUE(compiler.CheckIntegrity().ok());
+    }
+    EXPECT_TRUE(builds.told_to_stop);
+    EXPECT_EQ(answer.calls(), 1);
+    if (!is_late) {
+      EXPECT_EQ(ReasonOf(answer.Await().status()), "SERVER_SHUTDOWN");
+    }
+  }
 }
 
 TEST(ConstraintCompilerTest, RefusesByBytesOfInputAndOfOutput) {

@@ -46,7 +46,7 @@ class GrammarTest : public ::testing::Test {
   static std::int32_t End() { return static_cast<std::int32_t>(kVocabulary) - 1; }
 
   static std::unique_ptr<ConstraintMatcher> Matcher(const ConstraintSpec& spec) {
-    auto constraint = (*build_)(spec);
+    auto constraint = (*build_)(spec, {});
     EXPECT_TRUE(constraint.ok()) << constraint.status();
     if (!constraint.ok()) return nullptr;
     const std::int32_t end[] = {End()};
@@ -149,7 +149,7 @@ TEST_F(GrammarTest, MasksDoNotDependOnWhatWasCompiledBefore) {
   const ConstraintSpec spec = Spec(ConstraintKind::kRegex, "([a-z]{2,5}|z+)[0-9]*9?");
   const auto masks = [&](const ConstraintCompiler::Build& build) {
     std::vector<std::vector<std::uint32_t>> masks;
-    const auto matcher = build(spec).value()->NewMatcher({});
+    const auto matcher = build(spec, {}).value()->NewMatcher({});
     for (const char byte : std::string("abc09")) {
       masks.emplace_back((kVocabulary + 31) / 32);
       EXPECT_TRUE(matcher->FillMask(masks.back()).ok());
@@ -160,7 +160,7 @@ TEST_F(GrammarTest, MasksDoNotDependOnWhatWasCompiledBefore) {
   const auto build = MakeConstraintBuild({.tokens = *tokens_});
   ASSERT_TRUE(build.ok()) << build.status();
   for (const char* before : {"([:-z]{2,5}|z+)[0-9]*(x|y)?", "([:-z]{2,5}|z+)[0-9]*9?"}) {
-    EXPECT_TRUE((*build)(Spec(ConstraintKind::kRegex, before)).ok());
+    EXPECT_TRUE((*build)(Spec(ConstraintKind::kRegex, before), {}).ok());
   }
   const auto fresh = MakeConstraintBuild({.tokens = *tokens_});
   ASSERT_TRUE(fresh.ok()) << fresh.status();
@@ -250,6 +250,17 @@ TEST_F(GrammarTest, CompilingEndsAtItsLimit) {
   EXPECT_TRUE(compile({.compile_steps = 1 << 20}, object).ok());  // the same thread
 }
 
+TEST_F(GrammarTest, CompilingEndsWhenItIsToldToStop) {
+  const std::string object = GrammarOf(ConstraintKind::kJsonObject, "");
+  const auto library = GrammarLibrary::Create(*tokens_);
+  ASSERT_TRUE(library.ok()) << library.status();
+  std::stop_source stop;
+  EXPECT_TRUE((*library)->Compile(object, stop.get_token()).ok());
+  stop.request_stop();
+  EXPECT_TRUE(absl::IsCancelled((*library)->Compile(object, stop.get_token()).status()));
+  EXPECT_TRUE((*library)->Compile(object).ok());  // the same thread
+}
+
 // Rules that are repetitions of each other and nothing else: the library would write them out
 // without an end.
 TEST_F(GrammarTest, RepetitionsOfThemselvesAreRefused) {
@@ -257,12 +268,12 @@ TEST_F(GrammarTest, RepetitionsOfThemselvesAreRefused) {
                            "root ::= root{0,5}", "root ::= (a)*\na ::= (b){0,3}\nb ::= (a){0,2}"}) {
     const auto grammar = WriteConstraint(Spec(ConstraintKind::kGrammar, text));
     if (!grammar.ok()) continue;
-    const auto constraint = (*build_)(Spec(ConstraintKind::kGrammar, text));
+    const auto constraint = (*build_)(Spec(ConstraintKind::kGrammar, text), {});
     if (!constraint.ok()) {
       EXPECT_EQ(ReasonOf(constraint.status()), "BAD_CONSTRAINT") << constraint.status();
     }
   }
-  const auto itself = (*build_)(Spec(ConstraintKind::kGrammar, "root ::= a\na ::= a{0,3}"));
+  const auto itself = (*build_)(Spec(ConstraintKind::kGrammar, "root ::= a\na ::= a{0,3}"), {});
   EXPECT_EQ(StageOf(itself.status()), "compile") << itself.status();
 }
 
@@ -435,7 +446,7 @@ TEST_F(GrammarTest, RangesAgreeWithArithmetic) {
         absl::StrCat(R"({"type": ")", integers ? "integer" : "number", R"(", ")",
                      above ? "exclusiveMinimum" : "minimum", R"(": )", text(low), R"(, ")",
                      below ? "exclusiveMaximum" : "maximum", R"(": )", text(high), "}");
-    const auto constraint = (*build_)(Spec(ConstraintKind::kJsonSchema, schema));
+    const auto constraint = (*build_)(Spec(ConstraintKind::kJsonSchema, schema), {});
     bool any = false;
     for (std::int64_t x = low - 120; x <= high + 120; ++x) {
       const bool inside = (above ? x > low : x >= low) && (below ? x < high : x <= high) &&
@@ -462,7 +473,8 @@ TEST_F(GrammarTest, MultiplesAgreeWithArithmetic) {
   for (const int divisor : {2, 7, 10, 25, 97}) {
     const auto constraint =
         (*build_)(Spec(ConstraintKind::kJsonSchema,
-                       absl::StrCat(R"({"type": "integer", "multipleOf": )", divisor, "}")));
+                       absl::StrCat(R"({"type": "integer", "multipleOf": )", divisor, "}")),
+                  {});
     ASSERT_TRUE(constraint.ok()) << constraint.status();
     for (int x = -210; x <= 210; ++x) {
       const std::int32_t end[] = {End()};

@@ -43,7 +43,7 @@ Json Answer(const Json& question, const ConstraintCompiler::Build& build,
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kJsonSchema;
   spec.text = question.at("schema").get<std::string>();
-  const auto constraint = build(spec);
+  const auto constraint = build(spec, {});
   if (!constraint.ok()) return {{"refused", std::string(constraint.status().message())}};
   Json accepted = Json::array(), documents = Json::array();
   for (const Json& text : question.at("texts")) {

@@ -50,7 +50,7 @@ class TagGrammarTest : public ::testing::Test {
   }
 
   static std::unique_ptr<ConstraintMatcher> Matcher(const ConstraintSpec& spec) {
-    auto constraint = (*build_)(spec);
+    auto constraint = (*build_)(spec, {});
     EXPECT_TRUE(constraint.ok()) << constraint.status();
     return constraint.ok() ? (*constraint)->NewMatcher({&kEnd, 1}) : nullptr;
   }
@@ -243,7 +243,7 @@ TEST_F(TagGrammarTest, WhatIsWrongIsRefusedByField) {
        }) {
     ConstraintSpec spec = bad.spec;
     for (ConstraintTag& tag : spec.tags) tag.field = "the place";
-    const absl::Status refused = (*build_)(spec).status();
+    const absl::Status refused = (*build_)(spec, {}).status();
     EXPECT_EQ(ReasonOf(refused), "BAD_CONSTRAINT") << bad.words;
     EXPECT_TRUE(absl::StrContains(refused.message(), bad.words)) << refused;
   }
@@ -273,7 +273,7 @@ TEST_F(TagGrammarTest, ArgumentsInTagsThatCannotBeReadBackAreRefused) {
            Bad{R"({"properties": 1})", "/properties"},
        }) {
     spec.tags[0].text = bad.schema;
-    const absl::Status refused = (*build_)(spec).status();
+    const absl::Status refused = (*build_)(spec, {}).status();
     EXPECT_EQ(ReasonOf(refused), "BAD_CONSTRAINT") << bad.schema;
     EXPECT_TRUE(absl::StrContains(refused.message(), "the place: ")) << refused;
     EXPECT_TRUE(absl::StrContains(refused.message(), bad.words)) << refused;
@@ -413,7 +413,7 @@ TEST_F(TagGrammarTest, PythonicArgumentsThatCannotBeWrittenAreRefused) {
         std::pair(R"({"minProperties": 1})", "/minProperties"),
         std::pair(R"({"properties": {"a": {"contains": {}}}})", "/properties/a/contains"),
         std::pair(R"({"type": "array"})", "no object that it allows")}) {
-    const absl::Status refused = (*build_)(PythonicCalls(schema)).status();
+    const absl::Status refused = (*build_)(PythonicCalls(schema), {}).status();
     EXPECT_EQ(ReasonOf(refused), "BAD_CONSTRAINT") << schema;
     EXPECT_TRUE(absl::StrContains(refused.message(), "the place: ")) << refused;
     EXPECT_TRUE(absl::StrContains(refused.message(), words)) << refused;
