@@ -171,9 +171,11 @@ GrammarText::Rule GrammarText::Reserve() {
   return num_rules_++;
 }
 
-void GrammarText::Define(Rule rule, const Expression& body) {
+void GrammarText::Define(Rule rule, const Expression& body, const Expression& followed_by) {
   if (is_refused()) return;
-  absl::StrAppend(&text_, Reference(rule), " ::= ", body, "\n");
+  absl::StrAppend(&text_, Reference(rule), " ::= ", body);
+  if (!followed_by.empty()) absl::StrAppend(&text_, " (=(", followed_by, "))");
+  text_ += '\n';
   if (text_.size() > kMaxBytes) RefuseLength();
 }
 

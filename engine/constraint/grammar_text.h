@@ -73,7 +73,9 @@ class GrammarText {
 
   // A rule may be named before it is defined.
   Rule Reserve();
-  void Define(Rule rule, const Expression& body);
+  // `followed_by`: what text goes on with wherever the rule ends, or nothing comes; empty: not
+  // known. Masks that are made beforehand are exact without it, and take longer to be completed.
+  void Define(Rule rule, const Expression& body, const Expression& followed_by = {});
   // A rule for the body; equal bodies share one.
   Expression Share(const Expression& body);
   static Expression Reference(Rule rule);

@@ -62,23 +62,18 @@ class Writer {
         grammar_(*grammar),
         is_python_(syntax == ValueSyntax::kPython),
         quotes_(is_python_ ? std::vector{kDouble, kSingle} : std::vector{kDouble}) {
-    if (whitespace == JsonWhitespace::kCompact) {
-      gap_ = "";
-      after_comma_ = after_colon_ = GrammarText::Literal(" ");
-      return;
-    }
-    const Expression spaces = grammar_.RepeatWithinChars(GrammarText::Literal(" "), 40);
-    const Expression tabs = GrammarText::Sequence(
-        {GrammarText::Literal("\t"), grammar_.RepeatWithinChars(GrammarText::Literal("\t"), 9)});
-    gap_ = grammar_.Share(
-        GrammarText::Choice({GrammarText::Empty(), GrammarText::Literal(" "),
-                             GrammarText::Sequence({"\"\\u000d\"? \"\\u000a\"",
-                                                    GrammarText::Choice({spaces, tabs})})}));
-    after_comma_ = after_colon_ = gap_;
+    is_compact_ = whitespace == JsonWhitespace::kCompact;
+    if (is_compact_) return;
+    indent_ = Indent();
+    gap_ = grammar_.Share(GrammarText::Choice(WithGap(GrammarText::Empty())));
   }
 
   std::vector<Expression> Write(std::span<const SchemaId> schemas) {
     std::vector<Expression> written;
+    const auto is_string = [&](const Shape& shape) { return shape.string.has_value(); };
+    strings_are_inside_ = !is_python_ && std::ranges::none_of(schemas, [&](SchemaId id) {
+      return std::ranges::any_of(document_.ShapesOf(id), is_string);
+    });
     for (const SchemaId id : schemas) written.push_back(Schema(id));
     WriteWaiting();
     return written;
@@ -105,6 +100,61 @@ class Writer {
   }
 
  private:
+  // A line break is followed by so many of one of these.
+  static constexpr std::size_t kMaxSpaces = 40, kMaxTabs = 10;
+  // Gaps that are written in the form whose masks are fast, each at its place: the library prepares
+  // some masks for each. Further ones share a rule.
+  static constexpr int kMaxFastGaps = 256;
+  // Texts that are longer are not written several times.
+  static constexpr std::size_t kMaxCopiedBytes = 160;
+
+  // The white space at the beginning of a line, each length of it written out: the library makes
+  // one automaton of it, whose masks are made beforehand. In JSON few tokens may follow it.
+  Expression Indent() {
+    Expression& kept = grammar_.Kept(is_python_ ? "indent of Python" : "indent");
+    if (!kept.empty()) return kept;
+    std::vector<Expression> lengths;
+    for (std::size_t i = 0; i <= kMaxSpaces; ++i) {
+      lengths.push_back(GrammarText::Literal(std::string(i, ' ')));
+    }
+    for (std::size_t i = 1; i <= kMaxTabs; ++i) {
+      lengths.push_back(GrammarText::Literal(std::string(i, '\t')));
+    }
+    const GrammarText::Rule rule = grammar_.Reserve();
+    grammar_.Define(
+        rule, GrammarText::Choice(lengths),
+        is_python_ ? "" : "[\\u0022\\u002c-\\u002d0-9\\u003a\\u005b\\u005dfnt\\u007b\\u007d]");
+    return kept = GrammarText::Reference(rule);
+  }
+
+  // The ways to write a gap with what follows it.
+  std::vector<Expression> WithGap(const Expression& next) const {
+    std::vector<Expression> options = {next};
+    for (const char* const space : {" ", "\n", "\r\n"}) {
+      std::vector<Expression> parts = {GrammarText::Literal(space)};
+      if (*space != ' ') parts.push_back(indent_);
+      parts.push_back(next);
+      options.push_back(GrammarText::Sequence(parts));
+    }
+    return options;
+  }
+
+  // What follows behind a gap, with the gap. In one rule the library knows when it makes masks
+  // beforehand what may stand behind the gap; behind a gap of its own it looks for each mask.
+  Expression AfterGap(const Expression& next) {
+    if (is_compact_) return next;
+    if (num_fast_gaps_ == kMaxFastGaps) return GrammarText::Sequence({gap_, next});
+    ++num_fast_gaps_;
+    const Expression copied = next.size() > kMaxCopiedBytes ? grammar_.Share(next) : next;
+    return grammar_.Share(GrammarText::Choice(WithGap(copied)));
+  }
+
+  // Behind a comma or a colon.
+  Expression AfterMark(const Expression& next) {
+    if (is_compact_) return GrammarText::Sequence({GrammarText::Literal(" "), next});
+    return AfterGap(next);
+  }
+
   void WriteWaiting() {
     // Schemas are written one after the other, however they refer to each other.
     for (std::size_t i = 0; i < waiting_.size() && !grammar_.is_refused(); ++i) {
@@ -124,6 +174,16 @@ class Writer {
   Expression Schema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;
+    // A second name for a rule would be one more that the library looks through.
+    if (std::ranges::none_of(document_.ShapesOf(id), [](const Shape& shape) {
+          return shape.array.has_value() || shape.object.has_value();
+        })) {
+      std::vector<Expression> options;
+      for (const Shape& shape : document_.ShapesOf(id)) AddShape(shape, &options);
+      if (!options.empty()) {
+        return schemas_.emplace(id, grammar_.Share(GrammarText::Choice(options))).first->second;
+      }
+    }
     const GrammarText::Rule rule = grammar_.Reserve();
     waiting_.emplace_back(id, rule);
     return schemas_.emplace(id, GrammarText::Reference(rule)).first->second;
@@ -165,7 +225,8 @@ class Writer {
 
   Expression FreeString(const Quotes& quotes) {
     const std::string name = absl::StrCat("free string", is_python_ ? " of Python " : "",
-                                          is_python_ ? absl::string_view(&quotes.mark, 1) : "");
+                                          is_python_ ? absl::string_view(&quotes.mark, 1) : "",
+                                          strings_are_inside_ ? " inside" : "");
     Expression& kept = grammar_.Kept(name);
     if (!kept.empty()) return kept;
     const auto mark = static_cast<char32_t>(quotes.mark);
@@ -180,9 +241,11 @@ class Writer {
     const Expression again = GrammarText::Reference(rest);
     const Expression escaped = grammar_.Character(CodePoints(letters), Spelling::kPlain);
     grammar_.Define(
-        rest, absl::StrCat(Mark(quotes), " | ", grammar_.Character(raw, Spelling::kPlain), " ",
-                           again, " | \"\\u005c\" ", escaped, " ", again, " | \"\\u005c\" ",
-                           UnicodeEscape(), " ", again));
+        rest,
+        absl::StrCat(Mark(quotes), " | ", grammar_.Character(raw, Spelling::kPlain), " ", again,
+                     " | \"\\u005c\" ", escaped, " ", again, " | \"\\u005c\" ", UnicodeEscape(),
+                     " ", again),
+        strings_are_inside_ ? GrammarText::Sequence({gap_, "[\\u002c\\u003a\\u005d\\u007d]"}) : "");
     kept = grammar_.Share(GrammarText::Sequence({Mark(quotes), again}));
     return kept;
   }
@@ -276,7 +339,7 @@ class Writer {
     if (value.is_array()) {
       std::vector<Expression> parts = {GrammarText::Literal("["), gap_};
       for (std::size_t i = 0; i < value.size(); ++i) {
-        if (i > 0) parts.push_back(Comma());
+        if (i > 0) parts.push_back(ConstantMark(","));
         parts.push_back(Value(value[i]));
       }
       if (!value.empty()) parts.push_back(gap_);
@@ -291,28 +354,42 @@ class Writer {
     return GrammarText::Sequence(parts);
   }
 
-  // How the name of a member is written, with what stands between it and its value.
-  using WriteName = Expression (Writer::*)(const std::string& name);
-  Expression Key(const std::string& name) { return BeforeValue(StringLiteral(name)); }
-  Expression Argument(const std::string& name) {
-    return GrammarText::Literal(absl::StrCat(name, "="));
+  // How the name of a member is written, with what follows it.
+  using WriteName = Expression (Writer::*)(const std::string& name, const Expression& value);
+  Expression Key(const std::string& name, const Expression& value) {
+    return BeforeValue(StringLiteral(name), value);
+  }
+  Expression Argument(const std::string& name, const Expression& value) {
+    return GrammarText::Sequence({GrammarText::Literal(absl::StrCat(name, "=")), value});
   }
 
   Expression Pairs(const OrderedJson& object, WriteName write_name) {
     std::vector<Expression> parts;
     for (const auto& [name, member] : object.items()) {
-      if (!parts.empty()) parts.push_back(Comma());
-      parts.push_back((this->*write_name)(name));
-      parts.push_back(Value(member));
+      if (!parts.empty()) parts.push_back(ConstantMark(","));
+      if (write_name == &Writer::Argument) {
+        parts.push_back(Argument(name, Value(member)));
+      } else {
+        parts.push_back(StringLiteral(name));
+        parts.push_back(ConstantMark(":"));
+        parts.push_back(Value(member));
+      }
     }
     return GrammarText::Sequence(parts);
   }
 
-  Expression Comma() const {
-    return GrammarText::Sequence({gap_, GrammarText::Literal(","), after_comma_});
+  // A comma or a colon within a constant, which is written with few rules.
+  Expression ConstantMark(absl::string_view mark) const {
+    return GrammarText::Sequence(
+        {gap_, GrammarText::Literal(mark), is_compact_ ? GrammarText::Literal(" ") : gap_});
   }
-  Expression BeforeValue(const Expression& name) const {
-    return GrammarText::Sequence({name, gap_, GrammarText::Literal(":"), after_colon_});
+
+  Expression Comma(const Expression& next) {
+    return AfterGap(GrammarText::Sequence({GrammarText::Literal(","), AfterMark(next)}));
+  }
+  Expression BeforeValue(const Expression& name, const Expression& value) {
+    return GrammarText::Sequence(
+        {name, AfterGap(GrammarText::Sequence({GrammarText::Literal(":"), AfterMark(value)}))});
   }
 
   void AddArray(const ArrayShape& array, std::vector<Expression>* options) {
@@ -327,15 +404,14 @@ class Writer {
     if (max && *max < array.min) return;
     const auto count = static_cast<std::int64_t>(prefix);
     // From the end: what may follow the items so far.
-    Expression rest = GrammarText::Sequence({gap_, GrammarText::Literal("]")});
+    Expression rest = AfterGap(GrammarText::Literal("]"));
     if (!max || *max > count) {
       const bool none = count == 0;  // the first item, which has no comma before it, is another
       const std::int64_t before = none ? 1 : count;
       const std::optional<std::int64_t> more = max ? std::optional(*max - before) : std::nullopt;
       const Expression item = Schema(array.items);
       rest = GrammarText::Sequence(
-          {grammar_.Repeat(GrammarText::Sequence({Comma(), item}),
-                           std::max<std::int64_t>(array.min - before, 0), more),
+          {grammar_.Repeat(Comma(item), std::max<std::int64_t>(array.min - before, 0), more),
            rest});
       if (none) {
         return FinishArray(array.min == 0, GrammarText::Sequence({item, rest}), options);
@@ -345,8 +421,8 @@ class Writer {
       const auto at = static_cast<std::int64_t>(i);
       if (max && at >= *max) continue;
       std::vector<Expression> ways = {
-          GrammarText::Sequence({Comma(), Schema(array.prefix[i]), rest})};
-      if (at >= array.min) ways.push_back(GrammarText::Sequence({gap_, GrammarText::Literal("]")}));
+          Comma(GrammarText::Sequence({Schema(array.prefix[i]), rest}))};
+      if (at >= array.min) ways.push_back(AfterGap(GrammarText::Literal("]")));
       rest = grammar_.Share(GrammarText::Choice(ways));
     }
     if (prefix == 0 || (max && *max == 0)) {
@@ -357,12 +433,13 @@ class Writer {
   }
 
   void FinishArray(bool may_be_empty, const Expression& items, std::vector<Expression>* options) {
-    options->push_back(GrammarText::Sequence({GrammarText::Literal("["), gap_, items}));
+    options->push_back(GrammarText::Sequence({GrammarText::Literal("["), AfterGap(items)}));
     if (may_be_empty) options->push_back(EmptyContainer("[", "]"));
   }
 
-  Expression EmptyContainer(absl::string_view open, absl::string_view close) const {
-    return GrammarText::Sequence({GrammarText::Literal(open), gap_, GrammarText::Literal(close)});
+  Expression EmptyContainer(absl::string_view open, absl::string_view close) {
+    return GrammarText::Sequence(
+        {GrammarText::Literal(open), AfterGap(GrammarText::Literal(close))});
   }
 
   // The rest of a name, with the closing quote, that is not one of those of the tree. Behind
@@ -432,11 +509,10 @@ class Writer {
     if (!properties) return;
     ObjectText text{.name = &Writer::Key, .end = GrammarText::Literal("}"), .other = {}};
     if (document_.HasValue(object.additional)) {
-      text.other = grammar_.Share(
-          GrammarText::Sequence({BeforeValue(OtherName(object)), Schema(object.additional)}));
+      text.other = grammar_.Share(BeforeValue(OtherName(object), Schema(object.additional)));
     }
     if (const auto body = Members(object, *properties, text)) {
-      options->push_back(GrammarText::Sequence({GrammarText::Literal("{"), gap_, *body}));
+      options->push_back(GrammarText::Sequence({GrammarText::Literal("{"), AfterGap(*body)}));
     }
   }
 
@@ -480,21 +556,18 @@ class Writer {
 
   Expression Member(const ObjectShape::Property& property, WriteName write_name, bool comma,
                     const Expression& rest) {
-    std::vector<Expression> parts;
-    if (comma) parts.push_back(Comma());
-    parts.push_back((this->*write_name)(property.name));
-    parts.push_back(Schema(property.schema));
-    parts.push_back(rest);
-    return GrammarText::Sequence(parts);
+    const Expression value = GrammarText::Sequence({Schema(property.schema), rest});
+    const Expression member = (this->*write_name)(property.name, value);
+    return comma ? Comma(member) : member;
   }
 
   // Other names, and the end.
   Expression End(const ObjectShape& object, std::int64_t count, const ObjectText& text) {
-    const Expression close = GrammarText::Sequence({gap_, text.end});
     const std::optional<std::int64_t> left =
         object.max ? std::optional(*object.max - count) : std::nullopt;
-    if (!text.other || left == 0) return count == 0 ? text.end : close;
-    const Expression more = GrammarText::Sequence({Comma(), *text.other});
+    if (!text.other || left == 0) return count == 0 ? text.end : AfterGap(text.end);
+    const Expression more = Comma(*text.other);
+    const Expression close = AfterGap(text.end);
     if (count > 0) return GrammarText::Sequence({grammar_.Repeat(more, 0, left), close});
     const std::optional<std::int64_t> behind = left ? std::optional(*left - 1) : std::nullopt;
     return GrammarText::Choice(
@@ -505,7 +578,10 @@ class Writer {
   GrammarText& grammar_;
   const bool is_python_;
   const std::vector<Quotes> quotes_;
-  Expression gap_, after_comma_, after_colon_;
+  bool is_compact_ = false;
+  bool strings_are_inside_ = false;  // of objects and arrays, all of them
+  Expression indent_, gap_;          // empty if compact
+  int num_fast_gaps_ = 0;
   std::map<SchemaId, Expression> schemas_;
   std::vector<std::pair<SchemaId, GrammarText::Rule>> waiting_;  // of schemas_, in their order
 };

@@ -9,6 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
 #include "engine/constraint/constraint_build.h"
@@ -123,6 +124,56 @@ TEST_F(GrammarTest, MasksAllowExactlyTheTokensThatAreAccepted) {
         ASSERT_TRUE(matcher->CheckIntegrity().ok());
       }
     }
+  }
+}
+
+// With runs of spaces and words behind a space, as large vocabularies have them. The steps of a
+// mask are those of any other place of the document.
+TEST_F(GrammarTest, MasksOfIndentedDocumentsAreExactAndTakeFewSteps) {
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  for (std::size_t spaces = 2; spaces <= 128; ++spaces) tokens.emplace_back(spaces, ' ');
+  for (char first = 'a'; first <= 'z'; ++first) {
+    for (const char* rest : {"", "e", "he", "rue", "ull", "\":", "\",", "\"}"}) {
+      tokens.push_back(absl::StrCat(" ", std::string(1, first), rest));
+    }
+  }
+  tokens.insert(tokens.end(), {"{\n", "\n    ", " \"", "\":", "\",\n", ",\n\t", "}\n"});
+  const std::size_t num_checked = tokens.size();
+  for (int word = 0; word < 26 * 26 * 4; ++word) {
+    std::string text = " ";
+    for (int rest = word, i = 0; i < 3; ++i, rest /= 26) text += static_cast<char>('a' + rest % 26);
+    tokens.push_back(std::move(text));
+  }
+  tokens.emplace_back();
+  const auto library = GrammarLibrary::Create(tokens, {.token_steps = 2000});
+  ASSERT_TRUE(library.ok()) << library.status();
+  const auto grammar = WriteConstraint(
+      Spec(ConstraintKind::kJsonSchema,
+           R"({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {"value":
+          {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+          "required": ["value", "next"], "additionalProperties": false}}})"));
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  const auto constraint = (*library)->Compile(*grammar);
+  ASSERT_TRUE(constraint.ok()) << constraint.status();
+  const std::int32_t end[] = {static_cast<std::int32_t>(tokens.size()) - 1};
+  for (const std::string& indent : {std::string(4, ' '), std::string(1, '\t')}) {
+    const std::string document = absl::StrReplaceAll(
+        "{\n>\"value\": \"on e\",\n>\"next\": {\n"
+        ">>\"value\": \"\",\n>>\"next\":  null\n>}\r\n}",
+        {{">", indent}, {":  ", ":\n" + std::string(40, ' ')}});
+    const auto matcher = (*constraint)->NewMatcher(end);
+    std::vector<std::uint32_t> words((*constraint)->mask_words());
+    for (std::size_t at = 0; at < document.size(); ++at) {
+      SCOPED_TRACE(absl::CHexEscape(document.substr(0, at)));
+      ASSERT_TRUE(matcher->FillMask(words).ok());
+      for (std::size_t token = 0; token < num_checked; ++token) {
+        const bool accepted = matcher->Fork()->Accept(static_cast<std::int32_t>(token)).ok();
+        ASSERT_EQ(accepted, Bit(words, token)) << absl::CHexEscape(tokens[token]);
+      }
+      ASSERT_TRUE(matcher->Accept(static_cast<unsigned char>(document[at])).ok());
+    }
+    EXPECT_TRUE(matcher->Accept(end[0]).ok());
   }
 }
 
