@@ -115,10 +115,14 @@ class Engine::Impl {
     output_.Stop();
   }
 
-  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request) {
-    probe_.Received();
+  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request, WhenFull when_full) {
+    if (when_full == WhenFull::kIsRefused) probe_.Received();
     absl::StatusOr<std::shared_ptr<TokenStream>> stream =
         WithinMemory([&] { return TryAccept(std::move(request)); });
+    if (when_full == WhenFull::kComesAgain) {
+      if (IsFull(stream.status())) return stream;
+      probe_.Received();
+    }
     if (!stream.ok()) {
       const auto reason = GetErrorReason(stream.status());
       probe_.Rejected(reason.has_value() ? reason->reason : Reason::kEngineError);
@@ -274,8 +278,8 @@ class Engine::Impl {
   mutable Mutex stats_mutex_;
   EngineStats stats_ ABSL_GUARDED_BY(stats_mutex_);
   absl::Time stats_time_ ABSL_GUARDED_BY(stats_mutex_);
-  std::vector<Signal> signals_;  // engine thread, as the next two
-  bool has_failed_ = false;      // on_failing was called
+  Signals signals_;          // engine thread, as the next two
+  bool has_failed_ = false;  // on_failing was called
   std::vector<OutputItem> items_;
   std::thread thread_;
 };
@@ -553,18 +557,23 @@ absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request req
     return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"),
                       Reason::kTimeout, {{"stage", "queue"}, {"tokens", "0"}});
   }
+  // Once it is in the table, nothing fails any more: it would run, and its caller not know of it.
+  Signals arrival;
+  arrival.push_back({.kind = Signal::Kind::kArrived, .request = live});
   QUIRE_RETURN_IF_ERROR(table_.Insert(live, queue_.RetryDelay(), [&] { return TakePlace(live); }));
-  inbox_->Post({.kind = Signal::Kind::kArrived, .request = live});
+  inbox_->Post(std::move(arrival));
   return live->stream;
 }
 
 void Engine::Impl::PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
                               std::string text) {
+  Signals cancel;  // before the request is marked: without memory it may be cancelled again
+  cancel.push_back({.kind = Signal::Kind::kCancel,
+                    .request = live,
+                    .source = source,
+                    .reason_text = std::move(text)});
   if (live->cancel_requested.exchange(true, std::memory_order_acq_rel)) return;
-  inbox_->Post({.kind = Signal::Kind::kCancel,
-                .request = live,
-                .source = source,
-                .reason_text = std::move(text)});
+  inbox_->Post(std::move(cancel));
 }
 
 absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection) {
@@ -625,8 +634,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
       std::make_unique<Impl>(options, std::move(cache), runner, tokenizer, clock, metrics)));
 }
 
-absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Accept(Request request) {
-  return impl_->Accept(std::move(request));
+bool IsFull(const absl::Status& status) {
+  return HasReason(status, Reason::kQueueFull) || HasReason(status, Reason::kTenantLimit);
+}
+
+absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Accept(Request request, WhenFull when_full) {
+  return impl_->Accept(std::move(request), when_full);
 }
 bool Engine::Cancel(const Caller& caller, absl::string_view id, CancelSource source,
                     const TokenStream* stream) {

@@ -70,6 +70,12 @@ struct AbortResult {
   std::vector<std::string> unknown_ids;  // that no live request has
 };
 
+// What a caller of Accept does when no place is free: nothing, or it comes again with the request.
+enum class WhenFull : std::uint8_t { kIsRefused, kComesAgain };
+
+// Whether a request was refused for want of a place, of its tenant or of all.
+bool IsFull(const absl::Status& status);
+
 class Engine {
  public:
   // Starts the engine thread and the workers. `metrics` may be null (tests); otherwise it must
@@ -85,8 +91,9 @@ class Engine {
 
   // Takes responsibility for the request. Refuses at once (docs/api.md section 7: state, id in use,
   // bad parameters, input too large, queue full) or returns the stream on which everything else
-  // arrives.
-  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request);
+  // arrives. A refusal for want of a place is in the metrics, unless the caller comes again.
+  absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request,
+                                                      WhenFull when_full = WhenFull::kIsRefused);
 
   // Ends a live request of `caller`; false when there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and its pages are free at the next step

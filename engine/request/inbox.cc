@@ -7,10 +7,16 @@
 namespace quire::engine {
 
 bool Inbox::Post(Signal signal) {
+  Signals one;
+  one.push_back(std::move(signal));
+  return Post(std::move(one));
+}
+
+bool Inbox::Post(Signals signals) {
   {
     MutexLock lock(&mutex_);
     if (closed_) return false;
-    signals_.push_back(std::move(signal));
+    signals_.splice(signals_.end(), signals);
     awake_ = true;
   }
   posted_.NotifyOne();
@@ -33,7 +39,7 @@ void Inbox::Close() {
   posted_.NotifyOne();
 }
 
-bool Inbox::Drain(std::vector<Signal>* out) {
+bool Inbox::Drain(Signals* out) {
   out->clear();
   MutexLock lock(&mutex_);
   out->swap(signals_);

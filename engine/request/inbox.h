@@ -13,9 +13,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -39,18 +39,23 @@ struct Signal {
   std::function<void()> call = {};  // kCall: runs on the engine thread between two steps
 };
 
+// Signals with memory of their own: what was made before cannot fail to be posted.
+using Signals = std::list<Signal>;
+
 class Inbox {
  public:
   // False, and the signal is dropped, once it is closed: the engine thread ends every live request
-  // then, so that only who waits for a call to be made has to look.
+  // then, so that only who waits for a call to be made has to look. The first needs memory; the
+  // other posts what the list has, in its order, and needs none.
   bool Post(Signal signal);
+  bool Post(Signals signals);
   // Makes a waiting engine look for work once.
   void Wake();
   // The engine thread is to stop when it has handled what was posted until now.
   void Close();
-  // Replaces `out` by everything posted; its capacity is reused. False once it is closed: nothing
-  // comes after what is in `out`.
-  [[nodiscard]] bool Drain(std::vector<Signal>* out);
+  // Replaces `out` by everything posted. False once it is closed: nothing comes after what is in
+  // `out`.
+  [[nodiscard]] bool Drain(Signals* out);
   // Returns when something was posted or woken since the last Drain, or after `timeout`; at once
   // when it is closed.
   void Wait(absl::Duration timeout);
@@ -58,7 +63,7 @@ class Inbox {
  private:
   Mutex mutex_;
   CondVar posted_;
-  std::vector<Signal> signals_ ABSL_GUARDED_BY(mutex_);
+  Signals signals_ ABSL_GUARDED_BY(mutex_);
   bool awake_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <utility>
 #include <variant>
 
@@ -13,14 +14,6 @@
 #include "server/config/live_config.h"
 
 namespace quire::server {
-namespace {
-
-// A place that frees when a request of the same call ends.
-bool IsFull(const absl::Status& status) {
-  return HasReason(status, Reason::kQueueFull) || HasReason(status, Reason::kTenantLimit);
-}
-
-}  // namespace
 
 Evaluation::Evaluation(const HandlerContext& context, absl::string_view method,
                        std::string traceparent, const CallInfo& call, Done done)
@@ -118,6 +111,8 @@ void Evaluation::Drain(Part& part) {
     if (auto* logprobs = std::get_if<engine::PromptLogprobsEvent>(&*event)) {
       std::move(logprobs->tokens.begin(), logprobs->tokens.end(),
                 std::back_inserter(part.result.logprobs));
+    } else if (auto* started = std::get_if<engine::StartedEvent>(&*event)) {
+      part.prompt_ids = std::move(started->prompt_token_ids);
     } else if (auto* pooled = std::get_if<engine::PooledEvent>(&*event)) {
       part.result.pooled = std::move(pooled->values);
     }
@@ -148,16 +143,28 @@ void Evaluation::Submit() {
   }
 }
 
+void Evaluation::TakeContext(const Part& earlier, engine::Request* request) {
+  // A score has one for each token of its continuation.
+  const std::span<const std::int32_t> ids = earlier.prompt_ids;
+  const auto context = ids.first(ids.size() - earlier.result.logprobs.size());
+  std::get<engine::ScorePrompt>(request->prompt).context_ids.assign(context.begin(), context.end());
+}
+
 bool Evaluation::SubmitNext(std::size_t index) {
   Part& part = parts_[index];
   engine::Request request = part.item.request;
   FillRequest(index, &request);
+  if (part.item.takes_context) TakeContext(parts_[*part.item.after], &request);
   // Made before there is a stream, which would end unheard if there were no memory for it.
   std::function<void()> on_ready = [self = shared_from_this()] { self->OnReady(); };
+  // A place frees when a request of the same call ends.
+  const auto when_full =
+      num_live_ > 0 ? engine::WhenFull::kComesAgain : engine::WhenFull::kIsRefused;
   absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
-      served_->engine->Accept(std::move(request));
+      served_->engine->Accept(std::move(request), when_full);
   if (!stream.ok()) {
-    const bool waits = IsFull(stream.status()) && num_live_ > 0;
+    const bool waits =
+        when_full == engine::WhenFull::kComesAgain && engine::IsFull(stream.status());
     if (!waits) Fail(stream.status(), engine::CancelSource::kClient);
     return false;
   }

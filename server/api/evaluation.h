@@ -35,6 +35,9 @@ struct EvaluationItem {
   engine::Request request;  // task, prompt and output; Start fills the rest
   // An earlier item whose pages this one shares: it begins when that one has ended.
   std::optional<std::size_t> after = {};
+  // The context of its ScorePrompt, which is empty here, is that of the earlier item in tokens: it
+  // is not read twice. REQUIRES: that one is a score, and echoes the ids of its prompt.
+  bool takes_context = false;
 };
 
 struct EvaluationResult {
@@ -68,6 +71,7 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
     EvaluationItem item;
     std::shared_ptr<engine::TokenStream> stream = nullptr;  // while it is live
     bool is_done = false;
+    std::vector<std::int32_t> prompt_ids = {};  // where the request echoes them
     EvaluationResult result = {};
   };
 
@@ -76,6 +80,7 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
   void Pump();
   void Drain(Part& part);
   void Submit();
+  static void TakeContext(const Part& earlier, engine::Request* request);
   bool SubmitNext(std::size_t index);
   void Fail(const absl::Status& status, engine::CancelSource source);
   void End(absl::Status status);

@@ -39,7 +39,13 @@ void AddYesNo(const ServedModel& served, const TextPair& pair, std::vector<Evalu
     item.request.output.prompt_logprobs = 0;
     item.request.prompt = prompt;
   }
-  items->back().after = first;
+  EvaluationItem& yes = (*items)[first];
+  yes.request.output.echo_prompt = yes.request.output.token_ids = true;
+  yes.request.output.text = false;
+  EvaluationItem& no = items->back();
+  no.after = first;
+  no.takes_context = true;
+  std::get<engine::ScorePrompt>(no.request.prompt).context_chat.reset();
 }
 
 void AddLabelPair(const ServedModel& served, const TextPair& pair,

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/utf8.h"
+#include "engine/request/inbox.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/failing_allocation.h"
@@ -354,6 +355,29 @@ TEST_P(EngineTest, ReportsOfAllPagesThatFindNoMemoryAreRefusedAndTheEngineGoesOn
   }
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
   EXPECT_TRUE(engine_->GetPageSnapshot().ok());
+}
+
+// What is told to have found no memory does not run.
+TEST_P(EngineTest, WhereverMemoryEndsARequestIsRefusedOrRuns) {
+  Start();
+  int refused = 0;
+  for (int after = 0;; ++after) {
+    Request request = MakeRequest("a", MakePrompt(1, 40), 2);
+    absl::StatusOr<std::shared_ptr<TokenStream>> stream = absl::UnknownError("not asked");
+    {
+      const FailingAllocation none(sizeof(Signal), after);
+      stream = engine_->Accept(std::move(request));
+    }
+    if (stream.ok()) {
+      EXPECT_TRUE(ReadAll(**stream).status.ok());
+      break;
+    }
+    EXPECT_EQ(ReasonOf(stream.status()), "NO_MEMORY");
+    EXPECT_TRUE(engine_->ListRequests().empty());
+    ++refused;
+  }
+  EXPECT_GE(refused, 2);
+  ExpectIdle();
 }
 
 TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {

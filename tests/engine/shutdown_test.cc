@@ -19,7 +19,7 @@ namespace {
 
 TEST(InboxTest, ClosedInboxGivesWhatCameBeforeAndRefusesTheRest) {
   Inbox inbox;
-  std::vector<Signal> signals;
+  Signals signals;
   EXPECT_TRUE(inbox.Post({.kind = Signal::Kind::kCall, .choice = 1}));
   EXPECT_TRUE(inbox.Drain(&signals));
   EXPECT_EQ(signals.size(), 1);
@@ -29,7 +29,7 @@ TEST(InboxTest, ClosedInboxGivesWhatCameBeforeAndRefusesTheRest) {
   inbox.Wait(absl::InfiniteDuration());
   EXPECT_FALSE(inbox.Drain(&signals));
   ASSERT_EQ(signals.size(), 1);
-  EXPECT_EQ(signals[0].choice, 2);
+  EXPECT_EQ(signals.front().choice, 2);
   inbox.Wait(absl::InfiniteDuration());
   EXPECT_FALSE(inbox.Drain(&signals));
   EXPECT_TRUE(signals.empty());

@@ -74,12 +74,16 @@ TEST(EvaluationBodiesTest, PairsOfARerankerAreLeftToTheTextWorkers) {
   ASSERT_EQ(plan->items.size(), 4u);
   for (std::size_t i = 0; i < plan->items.size(); ++i) {
     const auto& prompt = std::get<engine::ScorePrompt>(plan->items[i].request.prompt);
-    ASSERT_TRUE(prompt.context_chat.has_value());
+    const bool is_second = i % 2 == 1;
+    EXPECT_EQ(prompt.continuation_ids, engine::TokenPrompt{is_second ? 8 : 7});
+    EXPECT_EQ(plan->items[i].after.has_value(), is_second);
+    // A pair is rendered and tokenized once.
+    EXPECT_EQ(plan->items[i].takes_context, is_second);
+    ASSERT_EQ(prompt.context_chat.has_value(), !is_second);
+    if (is_second) continue;
     EXPECT_EQ(prompt.context_chat->templates, *templates);
     EXPECT_EQ(prompt.context_chat->chat.messages.at(0).content, "qqq");
     EXPECT_EQ(prompt.context_chat->chat.messages.at(1).content, "d");
-    EXPECT_EQ(prompt.continuation_ids, engine::TokenPrompt{i % 2 == 0 ? 7 : 8});
-    EXPECT_EQ(plan->items[i].after.has_value(), i % 2 == 1);
   }
 }
 

@@ -44,9 +44,10 @@ class Outcome {
     MutexLock lock(&mutex_);
     return times_;
   }
-  std::size_t num_results() const {
+  std::size_t num_results() const { return results().size(); }
+  std::vector<EvaluationResult> results() const {
     MutexLock lock(&mutex_);
-    return results_.size();
+    return results_;
   }
 
  private:
@@ -61,7 +62,8 @@ class EvaluationEngineTest : public ::testing::Test {
  protected:
   EvaluationEngineTest() : probe_(&registry_, "m"), state_(absl::Seconds(60)) {
     const engine::PoolOptions pool{.usable_pages = 200, .max_rows = 16};
-    engine::HarnessOptions options = engine::MakeHarnessOptions(pool);
+    const engine::HarnessOptions options = engine::MakeHarnessOptions(pool);
+    hot_ = options.engine;
     tokenizer_ = engine::MakeByteTokenizer();
     runner_ = std::make_unique<engine::FakeRunner>(options.runner);
     runner_->SetHook([this](const models::StepBatch&) {
@@ -127,6 +129,7 @@ class EvaluationEngineTest : public ::testing::Test {
   }
 
   MachineClock clock_;
+  engine::HotOptions hot_;
   probe::Registry registry_;
   ServerProbe probe_;
   ServingState state_;
@@ -170,6 +173,54 @@ TEST_F(EvaluationEngineTest, InputsThatADrainFindsLiveAreComputed) {
   EXPECT_TRUE(outcome.Await().ok());
   EXPECT_EQ(outcome.num_results(), Evaluation::kMaxLiveItems);
   ExpectIdle();
+}
+
+// What yes/no rerankers are asked: the second continuation of a prompt, which is read once.
+TEST_F(EvaluationEngineTest, AScoreTakesTheContextOfAnEarlierOneInTokens) {
+  const auto ask = [&](bool takes_context) {
+    std::vector<EvaluationItem> items(2);
+    for (std::size_t i = 0; i < 2; ++i) {
+      engine::ScorePrompt prompt;
+      if (i == 0 || !takes_context) prompt.context_text = "the same context of both";
+      prompt.continuation_ids = {static_cast<std::int32_t>('a' + i)};
+      items[i].request.task = engine::Task::kScore;
+      items[i].request.output.prompt_logprobs = 0;
+      items[i].request.prompt = prompt;
+    }
+    items[0].request.output.echo_prompt = items[0].request.output.token_ids = true;
+    items[1].after = 0;
+    items[1].takes_context = takes_context;
+    Outcome outcome;
+    MakeCall(Caller(), &outcome)->Start(*served_, std::move(items));
+    EXPECT_TRUE(outcome.Await().ok()) << outcome.Await();
+    return outcome.results();
+  };
+  const auto taken = ask(true), told = ask(false);
+  ASSERT_TRUE(taken.size() == 2 && told.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(taken[i].usage.prompt_tokens, told[i].usage.prompt_tokens);
+    ASSERT_TRUE(taken[i].logprobs.size() == 1 && told[i].logprobs.size() == 1);
+    EXPECT_EQ(taken[i].logprobs[0].token, told[i].logprobs[0].token);
+    EXPECT_EQ(taken[i].logprobs[0].logprob, told[i].logprobs[0].logprob);
+  }
+  EXPECT_NE(taken[0].logprobs[0].token, taken[1].logprobs[0].token);
+}
+
+TEST_F(EvaluationEngineTest, InputsThatWaitForAPlaceInTheQueueAreCountedOnce) {
+  constexpr std::size_t kItems = 8;
+  hot_.max_queued_requests = 2;
+  ASSERT_TRUE(engine_->PrepareHotOptions(hot_).ok());
+  engine_->SetHotOptions(hot_);
+  gate_.Set(true);
+  Outcome outcome;
+  MakeCall(Caller(), &outcome)->Start(*served_, Embeds(kItems));
+  EXPECT_LT(engine_->ListRequests().size(), kItems);
+  EXPECT_EQ(Sum("requests_rejected_total"), 0);
+  gate_.Set(false);
+  EXPECT_TRUE(outcome.Await().ok());
+  EXPECT_EQ(outcome.num_results(), kItems);
+  ExpectIdle();
+  EXPECT_EQ(Sum("requests_received_total"), kItems);
 }
 
 // Every copy of the name of the caller needs memory, which ends after so many of them: where items
