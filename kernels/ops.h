@@ -21,6 +21,7 @@
 #include "kernels/linear/head_linear.h"      // HeadLinear: Linear for every head
 #include "kernels/linear/linear.h"           // Linear: x W^T + bias + residual
 #include "kernels/moe/expert_rows.h"         // rows to their experts and back, summed
+#include "kernels/moe/route.h"               // Route: product, Router and sort in one
 #include "kernels/moe/router.h"              // Router: the experts of a row, and weights
 #include "kernels/norm/norm.h"               // RmsNorm: of rows or of their heads
 #include "kernels/rope/rope.h"               // RopeAngles once per step, Rope once per layer

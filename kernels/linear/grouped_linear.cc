@@ -17,6 +17,10 @@ bool SameForm(const PackedLinear& a, const PackedLinear& b) {
          (a.order() != nullptr) == (b.order() != nullptr);
 }
 
+bool HasAlignedRows(const float* rows, std::int64_t stride) {
+  return reinterpret_cast<std::uintptr_t>(rows) % 16 == 0 && stride % 4 == 0;
+}
+
 }  // namespace
 
 std::optional<LinearGroups> LinearGroupsOf(
@@ -52,6 +56,17 @@ bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y) {
          weights.first->n() % cuda::kLinearTileN == 0;
 }
 
+bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum) {
+  const PackedLinear& weight = *params.weights.first;
+  return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
+         weight.order() == nullptr && params.first_row == 0 && weight.n() % 4 == 0 &&
+         cuda::LinearTilesN(weight.n()) <= cuda::kLinearMaxPartials &&
+         cuda::HasFewGroupRows(params.num_rows, params.weights.count) &&
+         std::uint64_t{sum.num_rows} * sum.top_k <= kMaxChosen &&
+         HasAlignedRows(params.y.f32(), params.y_stride) && HasAlignedRows(sum.y, sum.y_stride) &&
+         HasAlignedRows(sum.also, sum.y_stride);
+}
+
 absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& params) {
   const PackedLinear& weight = *params.weights.first;
   if (params.gate && !GroupsTakeGate(params.weights, params.x.dtype(), params.y.dtype())) {
@@ -64,6 +79,13 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
     return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
                                                    "] has strides x ", params.x_stride, ", y ",
                                                    params.y_stride, ", each must hold a row"));
+  }
+  if (params.sum &&
+      (params.sum->y_stride < std::int64_t{weight.n()} || !GroupsTakeSum(params, *params.sum))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(), "] of ", params.num_rows,
+                     " rows takes no sum of ", params.sum->num_rows, " rows of ", params.sum->top_k,
+                     " choices, ", params.sum->y_stride, " elements apart"));
   }
   if (backend.cuda() == nullptr) {
     return absl::InvalidArgumentError("grouped linear is for GPUs, the backend is the CPU");

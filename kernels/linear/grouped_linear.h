@@ -33,6 +33,20 @@ struct LinearGroups {
 std::optional<LinearGroups> LinearGroupsOf(
     std::uint32_t count, absl::FunctionRef<const PackedLinear&(std::uint32_t group)> matrix_of);
 
+// Sums over rows of y, those that a row of the caller chose, made by the launch that computes them.
+struct ChosenSum {
+  const std::uint32_t* places;  // [num_rows, top_k], distinct in a row: rows of y; device memory
+  const float* weights;         // [num_rows, top_k]; device memory
+  float* y;                     // [num_rows, N], rows y_stride apart; overlaps no input
+  std::int64_t y_stride;        // elements, at least N
+  std::uint32_t num_rows;
+  std::uint32_t top_k;
+  bool add = false;             // to what y holds
+  const float* also = nullptr;  // [num_rows, N], rows y_stride apart, added first; null: none
+};
+// Choices, num_rows * top_k, of more than which the last block of a tile would be waited for.
+inline constexpr std::uint32_t kMaxChosen = 256;
+
 struct GroupedLinearParams {
   ConstFloatPtr x;                      // [num_rows, K], rows x_stride apart, or any with `rows`
   LinearGroups weights;                 // [count][N, K]
@@ -44,18 +58,27 @@ struct GroupedLinearParams {
   std::uint32_t first_row = 0;          // of the call, among those that offsets count
   const std::uint32_t* rows = nullptr;  // [num_rows] row m is x[rows[m]]; null: x[m]; device memory
   std::optional<GateShape> gate = {};   // as of Linear, with what GroupsTakeGate says
+  std::optional<ChosenSum> sum = {};    // of all rows of y, with what GroupsTakeSum says
 };
 
 // TakesGate of the matrices of groups, which the library never multiplies.
 bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y);
+
+// Whether a product of all its rows at once takes a sum: on the tensor cores, f32 y without a gate,
+// weights without an order, rows few for the groups, at most kMaxChosen choices, and every row of
+// y, sum.y and sum.also 16-byte aligned.
+bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum);
 
 // With x[rows[m]] for x[m] where there are `rows`:
 // y[m][n] = sum_k x[m][k] W[g][n][k] + bias[g][n] for offsets[g] <= first_row + m < offsets[g + 1],
 // one launch for all groups; where weights have orders, one more for x, and as often as the
 // workspace has room for rows of it. Types, alignment and sums are those of Linear in
 // kBatchInvariant, bit for bit, whatever the groups are. Weights of a group without rows are not
-// read. CUDA only. Returns INVALID_ARGUMENT on the CPU, for a stride below its row or a gate that
-// is not taken, and where Linear does.
+// read. CUDA only. Returns INVALID_ARGUMENT on the CPU, for a stride below its row, a gate or a sum
+// that is not taken, and where Linear does.
+//
+// A sum is what SumChosenRows (kernels/moe/expert_rows.h) makes of y, bit for bit: places ascending
+// from zero, each product rounded before it is added; then `also`, then what sum.y holds.
 absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& params);
 
 namespace internal {

@@ -1,639 +1,37 @@
-// Linear by tensor cores, any number of rows, weights of 16, 8 and 4 bits.
-//
-// Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
-// wastes seven columns and not fifteen, and one reduction order serves every batch
-// (linear_reduction.h). A block of 8 warps computes 128 features x kTokens rows; cp.async fills a
-// ring of stages of 64 inputs each. bf16 tiles are swizzled by 16-byte chunks and read with
-// ldmatrix; weights of 8 and 4 bits lie in fragment order already and become bf16, exactly, in
-// registers: integers less their zero points, 0 to 255, of 4 bits 0 to 128. While rows are few each
-// sub-range of K has a block of its own, and the last block of an output tile to arrive adds their
-// sums in index order; otherwise a block adds its sub-ranges itself, in the same order. Weights of
-// the first stages are requested before the wait for the previous kernel.
-//
-// With a gate a tile is 64 features of the first half of the matrix and the 64 that they gate, so
-// that the gated product is left to the block's store: neither a launch nor 6 bytes for each of its
-// elements. Which tile has a feature changes no sum, and the matrix lies as without.
-//
-// Ideas: swapped operands, Marlin and TensorRT-LLM; weights packed in fragment order, Marlin and
-// Machete; second accumulator, DeepGEMM; last block adds, the threadFenceReduction sample of CUDA.
+// Linear by tensor cores, and the same for groups of rows: the kernels and their launches. What a
+// block does is in linear_tile.cuh.
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <type_traits>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/memory.cuh"
-#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/thread.cuh"
-#include "kernels/elementwise/gated_product.cuh"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_codes.cuh"
 #include "kernels/linear/linear_groups.cuh"
 #include "kernels/linear/linear_reduction.h"
+#include "kernels/linear/linear_tile.cuh"
 
 namespace quire::kernels {
 namespace {
 
-using cuda::kLinearTileK;
-using cuda::kLinearTileN;
-
-constexpr std::uint32_t kThreads = 256;
-constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
-constexpr std::uint32_t kRowBytes = kLinearTileK * 2;  // of a bf16 tile
-constexpr std::uint32_t kChunk = 16;
-constexpr std::uint32_t kSteps = kLinearTileK / 16;
-constexpr std::uint32_t kHalfTile = kLinearTileN / 2;  // features
-constexpr std::uint32_t kRowTilePass = kThreads / 8;   // rows copied at once: swizzles repeat
-// Floats between tokens in the output tile: 4 more than a multiple of 32, so that the fragments of
-// a warp go to 32 different banks.
-constexpr std::uint32_t kOutPitch = kLinearTileN + 4;
-
-struct LinearArgs {
-  const std::byte* w;
-  const std::byte* scales;
-  const std::byte* zeros;  // null: none
-  const BF16* x;
-  const float* bias;
-  const float* residual;
-  void* y;
-  float* partials;          // [output tile][split of the grid][register][thread]
-  std::uint32_t* counters;  // [output tile], 0 between launches
-  std::int64_t x_stride;
-  std::int64_t residual_stride;
-  std::int64_t y_stride;
-  std::uint32_t n;
-  std::uint32_t k;
-  std::uint32_t num_rows;
-  std::uint32_t tiles_per_split;
-  std::uint32_t grid_splits;  // blocks along K
-  std::uint32_t group;        // inputs of a scale; 0: one per feature
-  bool y_is_bf16;
-  // With a gate tile t has features t * kHalfTile .. and, `up_distance` behind them, those that
-  // they gate; without one up_distance is 0.
-  bool has_gate;
-  bool gate_is_silu;  // gate == GateShape{}
-  std::uint32_t up_distance;
-  std::int64_t up_elements;  // up_distance rows of plain weights
-  GateShape gate;
-};
-
-// Features that are left out in front of feature `feature` of a tile.
-__device__ __forceinline__ std::uint32_t GapBefore(const LinearArgs& args, std::uint32_t feature) {
-  return feature < kHalfTile ? 0 : args.up_distance;
-}
-
-// Sizes that follow from the template parameters.
-template <WeightFormat kFormat, std::uint32_t kTokens>
-struct Shape {
-  static constexpr bool kPlain = kFormat == WeightFormat::kPlain;
-  static constexpr bool kFourBits =
-      kFormat == WeightFormat::kInt4 || kFormat == WeightFormat::kFp4E2M1;
-  static constexpr bool kInteger = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
-  // Warps along features and along tokens, MMA tiles of a warp.
-  static constexpr std::uint32_t kWarpsN = kTokens >= 32 ? 4 : 8;
-  static constexpr std::uint32_t kWarpsM = kWarps / kWarpsN;
-  static constexpr std::uint32_t kTilesN = kLinearTileN / 16 / kWarpsN;
-  static constexpr std::uint32_t kTilesM = kTokens / 8 / kWarpsM;
-  static constexpr std::uint32_t kBits = kFourBits ? 4 : kPlain ? 16 : 8;
-  static constexpr std::uint32_t kWeightBytes = kLinearTileN * kLinearTileK * kBits / 8;
-  // Scales of one group of inputs, and of all groups in a tile: groups of e4m3 are no smaller than
-  // a tile, others may be half of one.
-  static constexpr std::uint32_t kScaleRow =
-      kLinearTileN * (kFormat == WeightFormat::kFp8E4M3 ? 4 : 2);
-  static constexpr std::uint32_t kGroups = kFormat == WeightFormat::kFp8E4M3 ? 1 : 2;
-  static constexpr std::uint32_t kScaleBytes = kPlain ? 0 : kGroups * kScaleRow;
-  static constexpr std::uint32_t kZeroBytes = kInteger ? kGroups * kLinearTileN : 0;
-  static constexpr std::uint32_t kTokenBytes = kTokens * kRowBytes;
-  // Where a stage has tokens.
-  static constexpr std::uint32_t kTokensAt = kWeightBytes + kScaleBytes + kZeroBytes;
-  static constexpr std::uint32_t kStageBytes = (kTokensAt + kTokenBytes + 1023) / 1024 * 1024;
-  static constexpr std::uint32_t kStages = kTokens == 128 ? 3 : kTokens >= 32 ? 4 : 5;
-  static constexpr std::uint32_t kOutBytes = kTokens * kOutPitch * 4;
-  static constexpr std::uint32_t kSharedBytes =
-      std::max(kStages * kStageBytes, kOutBytes) + cuda::kSharedAlignment;
-  // What a block may have on the smallest of the GPUs that are supported, 8.6 and 8.9.
-  static_assert(kSharedBytes <= 99 * 1024);
-  using Sums = float[kTilesN][kTilesM][4];
-};
-
-// What this block computes.
-struct Work {
-  std::uint32_t feature_tile;
-  std::uint32_t split;  // of the grid
-  std::uint32_t n0;
-  std::uint32_t m0;
-  std::uint32_t tile_begin;
-  std::uint32_t tile_end;
-};
-
-template <std::uint32_t kTokens>
-__device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
-  Work work;
-  work.feature_tile = cuda::BlockX() / args.grid_splits;
-  work.split = cuda::BlockX() % args.grid_splits;
-  work.n0 = work.feature_tile * (args.has_gate ? kHalfTile : kLinearTileN);
-  work.m0 = cuda::BlockY() * kTokens;
-  const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
-  const std::uint32_t each = args.grid_splits == 1 ? tiles : args.tiles_per_split;
-  work.tile_begin = work.split * each;
-  work.tile_end = work.tile_begin + each < tiles ? work.tile_begin + each : tiles;
-  return work;
-}
-
-// Byte of 16-byte chunk `chunk` of `row` in a bf16 tile.
-__device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32_t chunk) {
-  return row * kRowBytes + (chunk ^ (row % 8)) * kChunk;
-}
-
-// Copies rows of a bf16 matrix, a K tile after the other, zeros outside. What a thread has to know
-// is computed once.
-template <std::uint32_t kRows, std::uint32_t kGapAt>
-class RowTiles {
- public:
-  // Rows first .. below `rows`, from K tile `tile` on; `gap` elements are left out in front of row
-  // kGapAt of a tile.
-  __device__ __forceinline__ RowTiles(const BF16* from, std::int64_t stride, std::uint32_t first,
-                                      std::uint32_t rows, std::uint32_t tile, std::uint32_t k,
-                                      std::int64_t gap = 0)
-      : from_(from),
-        stride_(stride),
-        gap_(gap),
-        rows_(rows - first),
-        input_(tile * kLinearTileK + cuda::ThreadIndex() % 8 * 8),
-        end_(kPasses > 1 || Row() < rows - first ? k : 0) {
-    source_ = from + (first + Row()) * stride + input_;
-  }
-
-  // What was row r is row_of(r), of the rows from `first` on.
-  template <typename RowOf>
-  __device__ __forceinline__ void Rename(std::uint32_t first, const RowOf& row_of) {
-    static_assert(kPasses <= 2 && kGapAt == kRowsPerPass);
-    const std::int64_t own = row_of(first + Row());
-    source_ = from_ + own * stride_ + input_;
-    if (kPasses == 2) gap_ = (row_of(first + kGapAt + Row()) - own - kGapAt) * stride_;
-  }
-
-  __device__ __forceinline__ void CopyNext(std::byte* to) {
-    if (kRows >= kRowsPerPass || Row() < kRows) {
-      to += Swizzled(Row(), cuda::ThreadIndex() % 8);
-      const bool has_inputs = input_ < end_;
-      const std::uint32_t left = has_inputs ? rows_ : 0;
-      const BF16* source = source_;
-#pragma unroll
-      for (std::uint32_t pass = 0; pass < kPasses; ++pass) {
-        const bool inside = kPasses == 1 ? has_inputs : Row() + pass * kRowsPerPass < left;
-        cuda::CpAsync16(to + pass * kRowsPerPass * kRowBytes, inside ? source : from_, inside);
-        source += kRowsPerPass * stride_;
-        if ((pass + 1) * kRowsPerPass == kGapAt) source += gap_;
-      }
-    }
-    input_ += kLinearTileK;
-    source_ += kLinearTileK;
-  }
-
- private:
-  static constexpr std::uint32_t kRowsPerPass = kRowTilePass;
-  static constexpr std::uint32_t kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
-  __device__ __forceinline__ static std::uint32_t Row() {
-    return cuda::ThreadIndex() / 8;
-  }
-
-  const BF16* from_;
-  const BF16* source_;  // of the next tile and this thread's first row
-  std::int64_t stride_;
-  std::int64_t gap_;
-  std::uint32_t rows_;
-  std::uint32_t input_;
-  std::uint32_t end_;  // of the inputs; 0: of a row that there is not
-};
-
-// Copies codes, a K tile after the other.
-template <std::uint32_t kBytes>
-class CodeTiles {
- public:
-  // `from`: this warp's block of 16 features in the first tile.
-  __device__ __forceinline__ explicit CodeTiles(const std::byte* from)
-      : source_(from + cuda::Lane() * kChunk) {}
-
-  __device__ __forceinline__ void CopyNext(std::byte* to) {
-    to += cuda::ThreadIndex() * kChunk;
-#pragma unroll
-    for (std::uint32_t i = 0; i < kBytes; i += kThreads * kChunk) {
-      cuda::CpAsync16(to + i, source_ + i);
-    }
-    source_ += kBytes;
-  }
-
- private:
-  static_assert(kBytes % (kThreads * kChunk) == 0);
-  const std::byte* source_;  // this thread's first chunk of the next tile
-};
-static_assert(kWarps * 16 == kLinearTileN);  // a warp copies 16 features
-
-// Scales of the groups of inputs in a tile, then their zero points.
-template <typename S>
-__device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args, const Work& work,
-                                           std::uint32_t tile) {
-  constexpr std::uint32_t kScaleChunks = S::kScaleRow / kChunk;
-  constexpr std::uint32_t kZeroChunks = kLinearTileN / kChunk;
-  const std::uint32_t groups = (args.k + args.group - 1) / args.group;
-  const std::int64_t padded_n =
-      static_cast<std::int64_t>((args.n + kLinearTileN - 1) / kLinearTileN) * kLinearTileN;
-  // Inputs beyond K are zeros, and their scales those of the last group.
-  const auto group_of = [&](std::uint32_t part) {
-    const std::uint32_t group = (tile * kLinearTileK + part * (kLinearTileK / 2)) / args.group;
-    return group < groups ? group : groups - 1;
-  };
-  const std::uint32_t chunk = cuda::ThreadIndex();
-  if (chunk < S::kGroups * kScaleChunks) {
-    const std::int64_t first =
-        group_of(chunk / kScaleChunks) * padded_n + work.n0 +
-        GapBefore(args, chunk % kScaleChunks * (kLinearTileN / kScaleChunks));
-    cuda::CpAsync16(to + chunk * kChunk, args.scales + first * (S::kScaleRow / kLinearTileN) +
-                                             chunk % kScaleChunks * kChunk);
-  }
-  if (S::kInteger && args.zeros != nullptr && chunk < S::kGroups * kZeroChunks) {
-    cuda::CpAsync16(to + S::kScaleBytes + chunk * kChunk,
-                    args.zeros + group_of(chunk / kZeroChunks) * padded_n + work.n0 +
-                        GapBefore(args, chunk % kZeroChunks * kChunk) +
-                        chunk % kZeroChunks * kChunk);
-  }
-}
-
-// Weights, a K tile after the other; `tile` counts those of the matrix.
-template <WeightFormat kFormat, std::uint32_t kTokens>
-class WeightTiles {
-  using S = Shape<kFormat, kTokens>;
-  using Tiles = std::conditional_t<S::kPlain, RowTiles<kLinearTileN, kHalfTile>,
-                                   CodeTiles<S::kWeightBytes>>;
-
- public:
-  __device__ __forceinline__ WeightTiles(const LinearArgs& args, const Work& work)
-      : tiles_(First(args, work)) {}
-
-  __device__ __forceinline__ void CopyNext(std::byte* stage, const LinearArgs& args,
-                                           const Work& work, std::uint32_t tile) {
-    tiles_.CopyNext(stage);
-    if constexpr (!S::kPlain) {
-      if (args.group != 0) CopyScales<S>(stage + S::kWeightBytes, args, work, tile);
-    }
-  }
-
- private:
-  __device__ __forceinline__ static Tiles First(const LinearArgs& args, const Work& work) {
-    if constexpr (S::kPlain) {
-      return Tiles(reinterpret_cast<const BF16*>(args.w), args.k, work.n0, args.n, work.tile_begin,
-                   args.k, args.up_elements);
-    } else {
-      const std::uint32_t tiles = (args.k + kLinearTileK - 1) / kLinearTileK;
-      const std::uint32_t in_tile = cuda::Warp() * 16;
-      const std::uint32_t feature = work.n0 + in_tile + GapBefore(args, in_tile);
-      const std::int64_t index =
-          static_cast<std::int64_t>(feature / kLinearTileN) * tiles + work.tile_begin;
-      return Tiles(args.w + index * S::kWeightBytes +
-                   feature % kLinearTileN / 16 * cuda::kWarpSize * kChunk);
-    }
-  }
-
-  Tiles tiles_;
-};
-
-// sums += weights x tokens of MMA step `step`.
-template <typename S>
-__device__ __forceinline__ void MultiplyStep(typename S::Sums& sums,
-                                             const std::uint32_t (&a)[S::kTilesN][4],
-                                             const std::byte* tokens, std::uint32_t step,
-                                             std::uint32_t warp) {
-  const std::uint32_t lane = cuda::Lane();
-  const std::uint32_t first = warp / S::kWarpsN * (S::kTilesM * 8);
-  if constexpr (S::kTilesM == 1) {
-    std::uint32_t b[2];
-    cuda::LdMatrixX2(b, tokens + Swizzled(first + lane % 8, step * 2 + lane / 8 % 2));
-#pragma unroll
-    for (std::uint32_t n = 0; n < S::kTilesN; ++n) cuda::MmaBF16(sums[n][0], a[n], b);
-  } else {
-#pragma unroll
-    for (std::uint32_t m = 0; m < S::kTilesM; m += 2) {
-      std::uint32_t r[4];
-      cuda::LdMatrixX4(
-          r, tokens + Swizzled(first + m * 8 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
-      const std::uint32_t b0[2] = {r[0], r[1]};
-      const std::uint32_t b1[2] = {r[2], r[3]};
-#pragma unroll
-      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-        cuda::MmaBF16(sums[n][m], a[n], b0);
-        cuda::MmaBF16(sums[n][m + 1], a[n], b1);
-      }
-    }
-  }
-}
-
-// total += sums * scale of each feature; sums = 0. scale_of(feature of the tile).
-template <typename S, typename ScaleOf>
-__device__ __forceinline__ void Reduce(typename S::Sums& total, typename S::Sums& sums,
-                                       std::uint32_t warp, const ScaleOf& scale_of) {
-  const std::uint32_t first = warp % S::kWarpsN * (S::kTilesN * 16) + cuda::Lane() / 4;
-#pragma unroll
-  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-    const float scales[2] = {scale_of(first + n * 16), scale_of(first + n * 16 + 8)};
-#pragma unroll
-    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
-#pragma unroll
-      for (std::uint32_t i = 0; i < 4; ++i) {
-        total[n][m][i] = cuda::Fma(sums[n][m][i], scales[i / 2], total[n][m][i]);
-        sums[n][m][i] = 0;
-      }
-    }
-  }
-}
-
-// What is subtracted from integers, of the features of a thread; without zero points the same for
-// all tiles.
-template <WeightFormat kFormat, std::uint32_t kTokens>
-using Offsets = std::uint32_t[Shape<kFormat, kTokens>::kTilesN][2];
-
-// One K tile. Groups that have scales leave their result in `scaled`, all else is in `sums`.
-template <WeightFormat kFormat, std::uint32_t kTokens>
-__device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::Sums& sums,
-                                             typename Shape<kFormat, kTokens>::Sums& scaled,
-                                             Offsets<kFormat, kTokens>& offsets,
-                                             const std::byte* stage, const LinearArgs& args,
-                                             std::uint32_t warp) {
-  using S = Shape<kFormat, kTokens>;
-  const std::byte* const tokens = stage + S::kTokensAt;
-  const std::uint32_t lane = cuda::Lane();
-  const std::uint32_t first = warp % S::kWarpsN * S::kTilesN;  // block of 16 features
-  std::uint32_t a[S::kTilesN][4];
-  if constexpr (S::kPlain) {
-    // Not wholly unrolled for the largest tile: fragments loaded ahead would not fit in registers.
-    [[maybe_unused]] constexpr std::uint32_t kUnroll = kTokens == 128 ? 2 : kSteps;
-#pragma unroll kUnroll
-    for (std::uint32_t step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-        cuda::LdMatrixX4(a[n],
-                         stage + Swizzled((first + n) * 16 + lane % 16, step * 2 + lane / 16));
-      }
-      MultiplyStep<S>(sums, a, tokens, step, warp);
-    }
-  } else {
-    constexpr std::uint32_t kStepsPerLoad = S::kFourBits ? 4 : 2;
-    const std::byte* const scales = stage + S::kWeightBytes;
-    const auto* const packed = reinterpret_cast<const uint4*>(stage);
-#pragma unroll
-    for (std::uint32_t load = 0; load < kSteps / kStepsPerLoad; ++load) {
-      uint4 raw[S::kTilesN];
-#pragma unroll
-      for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-        raw[n] = packed[(load * 8 + first + n) * 32 + lane];
-      }
-#pragma unroll
-      for (std::uint32_t i = 0; i < kStepsPerLoad; ++i) {
-        const std::uint32_t step = load * kStepsPerLoad + i;
-        if constexpr (S::kInteger) {
-          if (step % 2 == 0 && args.zeros != nullptr) {
-            cuda::LoadOffsets<kFormat>(offsets, scales + S::kScaleBytes + step / 2 * kLinearTileN,
-                                       first * 16);
-          }
-        }
-#pragma unroll
-        for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-          if constexpr (S::kFourBits) {
-            const std::uint32_t word = i == 0   ? raw[n].x
-                                       : i == 1 ? raw[n].y
-                                       : i == 2 ? raw[n].z
-                                                : raw[n].w;
-            cuda::Dequantize<kFormat>(a[n], word, 0, offsets[n]);
-          } else if (i == 0) {
-            cuda::Dequantize<kFormat>(a[n], raw[n].x, raw[n].y, offsets[n]);
-          } else {
-            cuda::Dequantize<kFormat>(a[n], raw[n].z, raw[n].w, offsets[n]);
-          }
-        }
-        MultiplyStep<S>(sums, a, tokens, step, warp);
-        // Half a tile is a group, or a tile is of one.
-        if (args.group != 0 && (step == 3 || (step == 1 && args.group == kLinearTileK / 2))) {
-          const std::byte* const own = scales + step / 2 % S::kGroups * S::kScaleRow;
-          Reduce<S>(scaled, sums, warp, [own](std::uint32_t feature) {
-            return cuda::GroupScale<kFormat>(own, feature);
-          });
-        }
-      }
-    }
-  }
-}
-
-// Adds the sums of all sub-ranges of this output tile in index order, in the block that comes last;
-// returns false in the others. `flag` is shared memory.
-template <typename S>
-__device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, const Work& work,
-                            std::uint32_t* flag) {
-  constexpr std::uint32_t kValues = S::kTilesN * S::kTilesM * 4;
-  const std::uint32_t output =
-      cuda::BlockY() * (cuda::GridX() / args.grid_splits) + work.feature_tile;
-  float* const tile =
-      args.partials + static_cast<std::int64_t>(output) * args.grid_splits * kValues * kThreads;
-  float* const own = tile + work.split * kValues * kThreads + cuda::ThreadIndex();
-#pragma unroll
-  for (std::uint32_t v = 0; v < kValues; ++v) {
-    own[v * kThreads] = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
-  }
-  // The fences are those of the thread that does the atomic: what the barrier orders before the
-  // first is released with it, what the second acquires is passed on by the barrier behind. Fences
-  // of all threads in front of the barrier would be followed by no atomic of theirs.
-  cuda::SyncBlock();
-  if (cuda::ThreadIndex() == 0) {
-    cuda::DeviceFence();
-    *flag = cuda::AtomicAdd(args.counters + output, 1u);
-    cuda::DeviceFence();
-  }
-  cuda::SyncBlock();
-  if (*flag + 1 != args.grid_splits) return false;
-  if (cuda::ThreadIndex() == 0) args.counters[output] = 0;
-  for (std::uint32_t split = 0; split < args.grid_splits; ++split) {
-    const float* const from = tile + split * kValues * kThreads + cuda::ThreadIndex();
-#pragma unroll
-    for (std::uint32_t v = 0; v < kValues; ++v) {
-      float& sum = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
-      const float part = cuda::LoadAtL2(from + v * kThreads);
-      sum = split == 0 ? part : cuda::Add(sum, part);
-    }
-  }
-  return true;
-}
-
-// Gated products of the rows of a tile of sums.
-template <std::uint32_t kTokens>
-__device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& args,
-                                           const Work& work) {
-  const std::uint32_t column = cuda::ThreadIndex() % kHalfTile;
-  const std::uint32_t feature = work.n0 + column;
-  const std::uint32_t up_feature = feature + kHalfTile + args.up_distance;
-  const float gate_bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
-  const float up_bias = args.bias != nullptr ? args.bias[up_feature] : 0.0f;
-  for (std::uint32_t token = cuda::ThreadIndex() / kHalfTile; token < kTokens;
-       token += kThreads / kHalfTile) {
-    const std::int64_t row = work.m0 + token;
-    if (row >= args.num_rows) break;
-    float gate = tile[token * kOutPitch + column];
-    float up = tile[token * kOutPitch + kHalfTile + column];
-    if (args.bias != nullptr) {
-      gate = cuda::Add(gate, gate_bias);
-      up = cuda::Add(up, up_bias);
-    }
-    gate = BF16::FromFloat(gate).ToFloat();
-    up = BF16::FromFloat(up).ToFloat();
-    const float y = args.gate_is_silu ? cuda::SiluProduct()(gate, up)
-                                      : cuda::ShapedProduct{args.gate}(gate, up);
-    static_cast<BF16*>(args.y)[row * args.y_stride + feature] = BF16::FromFloat(y);
-  }
-}
-
-// Through shared memory, so that rows of y, bias and residual are touched in whole lines.
-template <WeightFormat kFormat, std::uint32_t kTokens>
-__device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Sums& sums,
-                                      float* tile, const LinearArgs& args, const Work& work,
-                                      std::uint32_t warp) {
-  using S = Shape<kFormat, kTokens>;
-  const std::uint32_t lane = cuda::Lane();
-  const std::uint32_t feature0 = warp % S::kWarpsN * (S::kTilesN * 16) + lane / 4;
-  const std::uint32_t token0 = warp / S::kWarpsN * (S::kTilesM * 8) + lane % 4 * 2;
-#pragma unroll
-  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-#pragma unroll
-    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
-#pragma unroll
-      for (std::uint32_t i = 0; i < 4; ++i) {
-        tile[(token0 + m * 8 + i % 2) * kOutPitch + feature0 + n * 16 + i / 2 * 8] = sums[n][m][i];
-      }
-    }
-  }
-  cuda::SyncBlock();
-  if (args.has_gate) {
-    StoreGated<kTokens>(tile, args, work);
-    return;
-  }
-  const std::uint32_t column = cuda::ThreadIndex() % kLinearTileN;
-  const std::uint32_t feature = work.n0 + column;
-  if (feature >= args.n) return;
-  const float bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
-  for (std::uint32_t token = cuda::ThreadIndex() / kLinearTileN; token < kTokens;
-       token += kThreads / kLinearTileN) {
-    const std::int64_t row = work.m0 + token;
-    if (row >= args.num_rows) break;
-    float y = tile[token * kOutPitch + column];
-    if (args.bias != nullptr) y = cuda::Add(y, bias);
-    if (args.residual != nullptr) {
-      y = cuda::Add(y, args.residual[row * args.residual_stride + feature]);
-    }
-    if (args.y_is_bf16) {
-      static_cast<BF16*>(args.y)[row * args.y_stride + feature] = BF16::FromFloat(y);
-    } else {
-      static_cast<float*>(args.y)[row * args.y_stride + feature] = y;
-    }
-  }
-}
-
-template <typename S>
-__device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sums& sums,
-                                        bool first) {
-#pragma unroll
-  for (std::uint32_t v = 0; v < S::kTilesN * S::kTilesM * 4; ++v) {
-    float& sum = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
-    float& to = total[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
-    to = first ? sum : cuda::Add(to, sum);
-    sum = 0;
-  }
-}
-
-// Rows of x lie as they are counted.
-struct SameRow {};
-
-// What the block has to do. kPromote: it adds several sub-ranges itself. row_of: which row of x
-// each row is.
-template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote, typename RowOf>
-__device__ __forceinline__ void Multiply(const LinearArgs& args, const Work& work,
-                                         const RowOf& row_of) {
-  using S = Shape<kFormat, kTokens>;
-  std::byte* const shared = cuda::SharedMemory();
-  const std::uint32_t warp = cuda::Warp();
-  WeightTiles<kFormat, kTokens> weights(args, work);
-#pragma unroll
-  for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
-    const std::uint32_t tile = work.tile_begin + i;
-    if (tile < work.tile_end) weights.CopyNext(shared + i * S::kStageBytes, args, work, tile);
-  }
-  cuda::DependencyWait();
-  RowTiles<kTokens, kRowTilePass> tokens(args.x, args.x_stride, work.m0, args.num_rows,
-                                         work.tile_begin, args.k);
-  if constexpr (!std::is_same_v<RowOf, SameRow>) tokens.Rename(work.m0, row_of);
-#pragma unroll
-  for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
-    if (work.tile_begin + i < work.tile_end) {
-      tokens.CopyNext(shared + i * S::kStageBytes + S::kTokensAt);
-    }
-    cuda::CpAsyncCommit();
-  }
-  const auto scale_features = [&](typename S::Sums& to, typename S::Sums& from) {
-    if (args.group != 0) return;
-    const float* const scales = reinterpret_cast<const float*>(args.scales) + work.n0;
-    Reduce<S>(to, from, warp, [&args, scales](std::uint32_t feature) {
-      return scales[feature + GapBefore(args, feature)];
-    });
-  };
-  typename S::Sums sums = {};
-  typename S::Sums scaled = {};  // of codes: of a sub-range
-  typename S::Sums total = {};   // of several sub-ranges
-  // Without zero points the middle of the range is zero.
-  [[maybe_unused]] Offsets<kFormat, kTokens> offsets;
-#pragma unroll
-  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-    offsets[n][0] = offsets[n][1] = cuda::OffsetOf<kFormat>(S::kFourBits ? 8 : 128, 0);
-  }
-  std::uint32_t at = 0;                                    // of the tile's stage in the ring
-  std::uint32_t free = (S::kStages - 1) * S::kStageBytes;  // of the stage before it
-  const std::uint32_t copies_end = work.tile_end - work.tile_begin < S::kStages
-                                       ? work.tile_begin
-                                       : work.tile_end - (S::kStages - 1);
-  for (std::uint32_t tile = work.tile_begin; tile < work.tile_end; ++tile) {
-    cuda::CpAsyncWait<S::kStages - 2>();
-    cuda::SyncBlock();
-    if (tile < copies_end) {
-      weights.CopyNext(shared + free, args, work, tile + S::kStages - 1);
-      tokens.CopyNext(shared + free + S::kTokensAt);
-    }
-    cuda::CpAsyncCommit();
-    MultiplyTile<kFormat, kTokens>(sums, scaled, offsets, shared + at, args, warp);
-    free = at;
-    at = at == (S::kStages - 1) * S::kStageBytes ? 0 : at + S::kStageBytes;
-    if constexpr (kPromote) {
-      const std::uint32_t done = tile + 1;
-      if (done % args.tiles_per_split == 0 || done == work.tile_end) {
-        if constexpr (!S::kPlain) scale_features(scaled, sums);
-        Promote<S>(total, S::kPlain ? sums : scaled, done <= args.tiles_per_split);
-      }
-    }
-  }
-  // Every thread is past its last stage, so the ring becomes the output tile.
-  cuda::CpAsyncWait<0>();
-  cuda::SyncBlock();
-  if constexpr (!S::kPlain && !kPromote) scale_features(scaled, sums);
-  auto& result = kPromote ? total : S::kPlain ? sums : scaled;
-  if constexpr (kTokens <= cuda::kLinearSmallRows) {
-    if (args.grid_splits > 1 &&
-        !AddPartials<S>(result, args, work, reinterpret_cast<std::uint32_t*>(shared))) {
-      return;
-    }
-    if (args.grid_splits > 1) cuda::SyncBlock();
-  }
-  Store<kFormat, kTokens>(result, reinterpret_cast<float*>(shared), args, work, warp);
-}
+using cuda::HasFewGroupRows;
+using cuda::kFewGroupRows;
+using linear_tile::ArgsOf;
+using linear_tile::ArrivesLast;
+using linear_tile::kHalfTile;
+using linear_tile::kThreads;
+using linear_tile::LinearArgs;
+using linear_tile::Multiply;
+using linear_tile::SameRow;
+using linear_tile::Shape;
+using linear_tile::UseWorkspace;
+using linear_tile::Work;
+using linear_tile::WorkOf;
 
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
 __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
@@ -645,7 +43,50 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
 struct GroupedArgs {
   LinearArgs linear;  // of group 0, and all rows
   cuda::RowGroups groups;
+  ChosenSum sum;  // y null: none
 };
+
+// The sums of the features of this block, by the last of those that compute them: every choice goes
+// to its place among those of its row, then a thread has four features of a row.
+__device__ __forceinline__ void AddChosen(const GroupedArgs& args) {
+  const ChosenSum& sum = args.sum;
+  auto* const places = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory());
+  auto* const weights = reinterpret_cast<float*>(places + kMaxChosen);
+  if (!ArrivesLast(args.linear.counters + cuda::BlockX(), cuda::GridY(), places)) return;
+  cuda::SyncBlock();
+  const std::uint32_t thread = cuda::ThreadIndex();
+  if (thread < sum.num_rows * sum.top_k) {
+    const std::uint32_t first = thread / sum.top_k * sum.top_k;
+    const std::uint32_t own = sum.places[thread];
+    std::uint32_t before = 0;
+    for (std::uint32_t j = 0; j < sum.top_k; ++j) before += sum.places[first + j] < own ? 1 : 0;
+    places[first + before] = own;
+    weights[first + before] = sum.weights[thread];
+  }
+  cuda::SyncBlock();
+  const std::uint32_t feature = cuda::BlockX() * cuda::kLinearTileN + thread % cuda::kWarpSize * 4;
+  if (feature >= args.linear.n) return;
+  const float* const x = static_cast<const float*>(args.linear.y) + feature;
+  for (std::uint32_t row = thread / cuda::kWarpSize; row < sum.num_rows;
+       row += kThreads / cuda::kWarpSize) {
+    float4 total{0.0f, 0.0f, 0.0f, 0.0f};
+    const auto add = [&total](float4 v) {
+      total = {cuda::Add(total.x, v.x), cuda::Add(total.y, v.y), cuda::Add(total.z, v.z),
+               cuda::Add(total.w, v.w)};
+    };
+    for (std::uint32_t i = row * sum.top_k; i < (row + 1) * sum.top_k; ++i) {
+      const float4 v = *reinterpret_cast<const float4*>(x + places[i] * args.linear.y_stride);
+      const float weight = weights[i];
+      add({cuda::Mul(weight, v.x), cuda::Mul(weight, v.y), cuda::Mul(weight, v.z),
+           cuda::Mul(weight, v.w)});
+    }
+    const std::int64_t at = row * sum.y_stride + feature;
+    if (sum.also != nullptr) add(*reinterpret_cast<const float4*>(sum.also + at));
+    auto* const y = reinterpret_cast<float4*>(sum.y + at);
+    if (sum.add) add(*y);
+    *y = total;
+  }
+}
 
 // Linear for the rows of each group. A block waits before it knows its matrix, and adds all
 // sub-ranges of K itself: there are blocks enough, of several groups.
@@ -656,19 +97,23 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::DependencyWait();
   const cuda::GroupTile tile =
       cuda::GroupTileOf<kTokens>(args.groups, args.linear.num_rows, cuda::BlockY());
-  if (tile.group >= args.groups.count) return;
-  LinearArgs own = args.linear;
-  own.w += tile.group * args.groups.data_distance;
-  own.scales += tile.group * args.groups.scale_distance;
-  if (own.zeros != nullptr) own.zeros += tile.group * args.groups.scale_distance;
-  if (own.bias != nullptr) own.bias += tile.group * args.groups.bias_distance;
-  own.num_rows = tile.end;
-  Work work = WorkOf<kTokens>(own);
-  work.m0 = tile.begin;
-  // Rows beyond the last are not read.
-  Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
-    return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
-  });
+  if (tile.group < args.groups.count) {
+    LinearArgs own = args.linear;
+    own.w += tile.group * args.groups.data_distance;
+    own.scales += tile.group * args.groups.scale_distance;
+    if (own.zeros != nullptr) own.zeros += tile.group * args.groups.scale_distance;
+    if (own.bias != nullptr) own.bias += tile.group * args.groups.bias_distance;
+    own.num_rows = tile.end;
+    Work work = WorkOf<kTokens>(own);
+    work.m0 = tile.begin;
+    // Rows beyond the last are not read.
+    Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
+      return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
+    });
+  }
+  if constexpr (kTokens == kFewGroupRows) {
+    if (args.sum.y != nullptr) AddChosen(args);
+  }
 }
 
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
@@ -719,10 +164,12 @@ absl::Status LaunchGroups(const CudaContext& context, const GroupedArgs& args) {
       args);
 }
 
-// Tiles of 8 rows while groups have about as many.
+// Small tiles while groups have about as many rows.
 template <WeightFormat kFormat>
 absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args) {
-  if (args.linear.num_rows <= 8 * args.groups.count) return LaunchGroups<kFormat, 8>(context, args);
+  if (HasFewGroupRows(args.linear.num_rows, args.groups.count)) {
+    return LaunchGroups<kFormat, kFewGroupRows>(context, args);
+  }
   return LaunchGroups<kFormat, 64>(context, args);
 }
 
@@ -754,36 +201,6 @@ void SetGate(const std::optional<GateShape>& gate, LinearArgs* args) {
   args->up_elements = std::int64_t{args->up_distance} * args->k;
   args->gate = *gate;
 }
-
-// What a launch needs of x and the matrix; what follows from the rows is left zero.
-absl::StatusOr<LinearArgs> ArgsOf(const PackedLinear& weight, ConstFloatPtr x,
-                                  std::int64_t x_stride, std::uint32_t num_rows) {
-  const auto at = reinterpret_cast<std::uintptr_t>(x.data());
-  if (at % kChunk != 0 || (x_stride % 8 != 0 && num_rows > 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", at % kChunk,
-        " of 16 with rows ", x_stride, " elements apart, needed are 16-byte aligned rows"));
-  }
-  const bool by_group = weight.format() != WeightFormat::kPlain &&
-                        (weight.group() != weight.k() || weight.dtype() != DType::kF32);
-  const auto* const scales = static_cast<const std::byte*>(weight.scales());
-  LinearArgs args{};
-  args.w = static_cast<const std::byte*>(weight.data());
-  args.scales = scales;
-  if (weight.has_min()) {
-    args.zeros = scales + cuda::LinearZerosAt(weight.n(), weight.k(), weight.group());
-  }
-  args.x = x.as<BF16>();
-  args.x_stride = x_stride;
-  args.n = weight.n();
-  args.k = weight.k();
-  args.num_rows = num_rows;
-  args.tiles_per_split = cuda::LinearReductionOf(args.n, args.k).tiles_per_split;
-  args.grid_splits = 1;
-  args.group = by_group ? weight.group() : 0;
-  return args;
-}
-
 }  // namespace
 
 namespace internal {
@@ -791,9 +208,7 @@ namespace internal {
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params) {
   QUIRE_ASSIGN_OR_RETURN(LinearArgs args,
                          ArgsOf(*params.weight, params.x, params.x_stride, params.num_rows));
-  std::byte* const workspace = context.linear_workspace;
-  args.partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes);
-  args.counters = reinterpret_cast<std::uint32_t*>(workspace);
+  UseWorkspace(context.linear_workspace, &args);
   args.bias = params.bias;
   args.residual = params.residual;
   args.residual_stride = params.residual_stride;
@@ -819,8 +234,10 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
 absl::Status GroupedLinearTensorCoreCuda(const CudaContext& context,
                                          const GroupedLinearParams& params) {
   const PackedLinear& weight = *params.weights.first;
-  GroupedArgs args{.linear = {}, .groups = cuda::RowGroupsOf(params)};
+  GroupedArgs args{.linear = {}, .groups = cuda::RowGroupsOf(params), .sum = {}};
+  if (params.sum) args.sum = *params.sum;
   QUIRE_ASSIGN_OR_RETURN(args.linear, ArgsOf(weight, params.x, params.x_stride, params.num_rows));
+  UseWorkspace(context.linear_workspace, &args.linear);
   args.linear.bias = params.weights.bias;
   args.linear.y = params.y.data();
   args.linear.y_stride = params.y_stride;

@@ -52,6 +52,12 @@ constexpr LinearReduction LinearReductionOf(std::uint32_t n, std::uint32_t k) {
   return {(tiles + each - 1) / each, each};
 }
 
+// Groups of rows: tiles of so many rows while groups have about as many.
+inline constexpr std::uint32_t kFewGroupRows = 8;
+constexpr bool HasFewGroupRows(std::uint32_t rows, std::uint32_t groups) {
+  return rows <= std::uint64_t{kFewGroupRows} * groups;
+}
+
 // Device memory that blocks exchange partial sums through, zeroed once: counters, then tiles of f32
 // sums, one of kLinearTileN x kLinearSmallRows per block of a launch that splits K over blocks.
 // That is fewer than 2 * kLinearFillBlocks up to kLinearSmallRows rows, and room for some more.

@@ -72,13 +72,14 @@ struct SumChosenRowsParams {
   std::uint32_t num_rows;
   std::uint32_t top_k;
   std::uint32_t columns;
-  bool add = false;  // to what y holds
+  bool add = false;             // to what y holds
+  const float* also = nullptr;  // [num_rows, columns], rows y_stride apart, added first; null: none
 };
 
 // y[m] = sum over the choices j of m, places ascending, of weights[m][j] * x[places[m][j]]: in f32
 // from zero, each product rounded before it is added. These are the bits of AddWeightedRows on
-// zeros, expert after expert; with `add` of ResidualAdd of that sum. Returns INVALID_ARGUMENT for a
-// stride below columns.
+// zeros, expert after expert; then `also` is added; with `add` of ResidualAdd of that sum. Returns
+// INVALID_ARGUMENT for a stride below columns.
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params);
 
 // x[i] = 1 / (1 + exp(-x[i])) for `count` values of f32 in the memory of the backend.

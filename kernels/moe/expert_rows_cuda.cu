@@ -80,7 +80,9 @@ __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenR
     sum = cuda::Add(sum, cuda::Mul(weight, params.x[place * params.x_stride + i]));
     least = place + 1;
   }
-  float* const y = params.y + row * params.y_stride + i;
+  const std::int64_t at = row * params.y_stride + i;
+  if (params.also != nullptr) sum = cuda::Add(sum, params.also[at]);
+  float* const y = params.y + at;
   *y = params.add ? cuda::Add(*y, sum) : sum;
 }
 

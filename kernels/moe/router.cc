@@ -3,9 +3,10 @@
 #include "absl/strings/str_cat.h"
 
 namespace quire::kernels {
-namespace {
 
-absl::Status Check(const RouterParams& params) {
+namespace internal {
+
+absl::Status CheckRouter(const RouterParams& params) {
   const std::uint32_t experts = params.num_experts;
   if (experts == 0 || params.logits_stride < std::int64_t{experts}) {
     return absl::InvalidArgumentError(
@@ -30,10 +31,10 @@ absl::Status Check(const RouterParams& params) {
   return absl::OkStatus();
 }
 
-}  // namespace
+}  // namespace internal
 
 absl::Status Router(const Backend& backend, const RouterParams& params) {
-  if (const absl::Status status = Check(params); !status.ok()) return status;
+  if (const absl::Status status = internal::CheckRouter(params); !status.ok()) return status;
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::RouterCuda(*backend.cuda(), params);
   }

@@ -42,16 +42,18 @@ struct RouterParams {
 // drop out; experts[m] = the top_k experts of largest choice, best first; weights[m] = their scores
 // without the bias, renormalised if asked, times weight_scale. Ties, of groups too, go to the lower
 // number. Sums run over experts, or chosen experts, in ascending order of index, on a GPU those
-// over all experts in that of router_cuda.cu; exp is ExactExp. A NaN among the logits never makes
-// an expert appear twice. Returns INVALID_ARGUMENT for a stride below a row, no experts, groups
-// that do not divide them, a top_k, groups_kept or kTop2Sum that asks for more than there is, or
-// more experts than a GPU's shared memory holds, 1500 or so.
+// over all experts in that of router_choice.cuh; exp is ExactExp. A NaN among the logits never
+// makes an expert appear twice. Returns INVALID_ARGUMENT for a stride below a row, no experts,
+// groups that do not divide them, a top_k, groups_kept or kTop2Sum that asks for more than there
+// is, or more experts than a GPU's shared memory holds, 1500 or so.
 // Source of the order of operations: modeling_mixtral.py, modeling_deepseek_v3.py and
 // modeling_gpt_oss.py of Hugging Face transformers.
 absl::Status Router(const Backend& backend, const RouterParams& params);
 
 namespace internal {
 
+// The errors of Router, shared memory aside.
+absl::Status CheckRouter(const RouterParams& params);
 absl::Status RouterCuda(const CudaContext& context, const RouterParams& params);
 // Rows [row_begin, row_end). `scratch` holds 2 * num_experts + groups floats and num_experts bytes.
 void RouterCpu(const RouterParams& params, std::int64_t row_begin, std::int64_t row_end,

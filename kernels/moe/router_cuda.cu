@@ -1,184 +1,33 @@
-// The router: a warp a row, the row's scores in shared memory. Lanes own every 32nd expert; the
-// best of all is the largest key of (score, falling index), so that ties go to the lower number and
-// every lane sees the same answer, NaN included. Sums over all experts are a lane's own ascending,
-// then a butterfly; what concerns the chosen few is done by one lane in their order.
+// The router: a warp a row (router_choice.cuh).
 //
 // A launch of some microseconds beside experts of hundreds; no target of speed.
 
 #include <cstdint>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/backend/exact_math.h"
-#include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/moe/router.h"
+#include "kernels/moe/router_choice.cuh"
 
 namespace quire::kernels {
 namespace {
 
+using router_choice::ChooseExperts;
+using router_choice::WarpFloats;
+
 constexpr std::uint32_t kThreads = 128;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 constexpr std::uint32_t kMaxShared = 48 * 1024;
-
-// Floats of a warp in shared memory: scores and choice scores of the experts, and scores of groups.
-// A choice score that can no longer win is replaced by kClosed.
-constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t groups) {
-  return 2 * num_experts + groups;
-}
-
-// Closed entries have the smallest key, NaN the next. REQUIRES: index below 2^32 - 1.
-constexpr std::uint64_t kClosedKey = 0;
-__device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index) {
-  const std::uint32_t bits = cuda::FloatBits(cuda::Add(score, 0.0f));  // -0 counts as 0
-  std::uint32_t rank = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-  if (score != score) rank = 0;
-  return std::uint64_t{rank} << 32 | (0xffffffffu - index);
-}
-
-// What marks closed entries: a NaN that no sum makes.
-constexpr std::uint32_t kClosedBits = 0xffffabcdu;
-__device__ __forceinline__ float Closed() {
-  return cuda::BitsFloat(kClosedBits);
-}
-
-// The index of the largest open value, in every lane. REQUIRES: one is open.
-__device__ std::uint32_t Best(const float* values, std::uint32_t count) {
-  std::uint64_t best = kClosedKey;
-  for (std::uint32_t i = cuda::Lane(); i < count; i += cuda::kWarpSize) {
-    const float value = values[i];
-    if (cuda::FloatBits(value) == kClosedBits) continue;
-    const std::uint64_t key = KeyOf(value, i);
-    if (key > best) best = key;
-  }
-  for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
-    const std::uint64_t other = cuda::ShuffleXor(best, mask);
-    if (other > best) best = other;
-  }
-  return 0xffffffffu - static_cast<std::uint32_t>(best);
-}
-
-// The same, and no later search finds it again.
-__device__ std::uint32_t TakeBest(float* values, std::uint32_t count) {
-  const std::uint32_t best = Best(values, count);
-  cuda::SyncWarp();
-  if (cuda::Lane() == 0) values[best] = Closed();
-  cuda::SyncWarp();
-  return best;
-}
-
-__device__ __forceinline__ float Sigmoid(float x) {
-  return cuda::Div(1.0f, cuda::Add(1.0f, ExactExp(-x)));
-}
-
-// scores[e] of all experts from their logits, and choice[e].
-__device__ void Score(const RouterParams& params, const float* logits, float* scores,
-                      float* choice) {
-  const std::uint32_t experts = params.num_experts;
-  float largest = -std::numeric_limits<float>::infinity();
-  float sum = 0;
-  if (params.score == RouterScore::kSoftmaxAll) {
-    for (std::uint32_t e = cuda::Lane(); e < experts; e += cuda::kWarpSize) {
-      largest = cuda::Max(largest, logits[e]);
-    }
-    for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
-      largest = cuda::Max(largest, cuda::ShuffleXor(largest, mask));
-    }
-    for (std::uint32_t e = cuda::Lane(); e < experts; e += cuda::kWarpSize) {
-      sum = cuda::Add(sum, ExactExp(cuda::Sub(logits[e], largest)));
-    }
-    for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
-      sum = cuda::Add(sum, cuda::ShuffleXor(sum, mask));
-    }
-  }
-  for (std::uint32_t e = cuda::Lane(); e < experts; e += cuda::kWarpSize) {
-    float score = logits[e];
-    if (params.score == RouterScore::kSoftmaxAll) {
-      score = cuda::Div(ExactExp(cuda::Sub(score, largest)), sum);
-    }
-    if (params.score == RouterScore::kSigmoid) score = Sigmoid(score);
-    scores[e] = score;
-    choice[e] = params.choice_bias == nullptr ? score : cuda::Add(score, params.choice_bias[e]);
-  }
-  cuda::SyncWarp();
-}
-
-__device__ float GroupScoreOf(RouterGroupScore kind, const float* choice, std::uint32_t count) {
-  float best = choice[0];
-  float second = -std::numeric_limits<float>::infinity();
-  for (std::uint32_t i = 1; i < count; ++i) {
-    const float value = choice[i];
-    if (value > best) {
-      second = best;
-      best = value;
-    } else if (value > second) {
-      second = value;
-    }
-  }
-  return kind == RouterGroupScore::kMax ? best : cuda::Add(best, second);
-}
-
-// Closes the experts of all groups but the best.
-__device__ void KeepGroups(const RouterParams& params, float* choice, float* groups) {
-  const std::uint32_t per_group = params.num_experts / params.groups;
-  for (std::uint32_t g = cuda::Lane(); g < params.groups; g += cuda::kWarpSize) {
-    groups[g] = GroupScoreOf(params.group_score, choice + g * per_group, per_group);
-  }
-  cuda::SyncWarp();
-  for (std::uint32_t i = 0; i < params.groups_kept; ++i) TakeBest(groups, params.groups);
-  for (std::uint32_t e = cuda::Lane(); e < params.num_experts; e += cuda::kWarpSize) {
-    if (cuda::FloatBits(groups[e / per_group]) != kClosedBits) choice[e] = Closed();
-  }
-  cuda::SyncWarp();
-}
-
-// By one lane.
-__device__ void Weigh(const RouterParams& params, float* weights) {
-  const std::uint32_t count = params.top_k;
-  if (params.score == RouterScore::kSoftmaxChosen) {
-    float largest = weights[0];
-    for (std::uint32_t k = 1; k < count; ++k) largest = cuda::Max(largest, weights[k]);
-    float sum = 0;
-    for (std::uint32_t k = 0; k < count; ++k) {
-      weights[k] = ExactExp(cuda::Sub(weights[k], largest));
-      sum = cuda::Add(sum, weights[k]);
-    }
-    for (std::uint32_t k = 0; k < count; ++k) weights[k] = cuda::Div(weights[k], sum);
-  }
-  if (params.score == RouterScore::kSigmoidChosen) {
-    for (std::uint32_t k = 0; k < count; ++k) weights[k] = Sigmoid(weights[k]);
-  }
-  float divisor = 1;
-  if (params.renormalise) {
-    divisor = 0;
-    for (std::uint32_t k = 0; k < count; ++k) divisor = cuda::Add(divisor, weights[k]);
-    divisor = cuda::Add(divisor, params.renorm_eps);
-  }
-  for (std::uint32_t k = 0; k < count; ++k) {
-    weights[k] = cuda::Mul(cuda::Div(weights[k], divisor), params.weight_scale);
-  }
-}
 
 __global__ void __launch_bounds__(kThreads) RouterKernel(const RouterParams params) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   const std::uint32_t row = cuda::BlockX() * kWarps + cuda::Warp();
   if (row >= params.num_rows) return;
-  float* const scores = reinterpret_cast<float*>(cuda::SharedMemory16()) +
-                        cuda::Warp() * WarpFloats(params.num_experts, params.groups);
-  float* const choice = scores + params.num_experts;
-  Score(params, params.logits + row * params.logits_stride, scores, choice);
-  if (params.groups > 1) KeepGroups(params, choice, choice + params.num_experts);
-  std::uint32_t* const experts = params.experts + std::int64_t{row} * params.top_k;
-  float* const weights = params.weights + std::int64_t{row} * params.top_k;
-  for (std::uint32_t k = 0; k < params.top_k; ++k) {
-    const std::uint32_t best = TakeBest(choice, params.num_experts);
-    if (cuda::Lane() != 0) continue;
-    experts[k] = best;
-    weights[k] = scores[best];
-  }
-  if (cuda::Lane() == 0) Weigh(params, weights);
+  ChooseExperts(params, row,
+                reinterpret_cast<float*>(cuda::SharedMemory16()) +
+                    cuda::Warp() * WarpFloats(params.num_experts, params.groups));
 }
 
 }  // namespace

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <span>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/elementwise/activation.h"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/expert_rows.h"
+#include "kernels/moe/route.h"
 #include "kernels/moe/router.h"
 #include "models/blocks/branch.h"
 #include "models/blocks/mlp_block.h"
@@ -33,40 +35,35 @@ kernels::RouterScore ScoreOf(RouterScore score) {
 absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                    kernels::ConstFloatPtr input) {
   const MoeBuffers& b = step.buffers->moe;
-  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.router,
-                                    {.x = input,
-                                     .weight = nullptr,
-                                     .y = b.router_logits,
-                                     .x_stride = step.hidden,
-                                     .y_stride = moe.num_experts,
-                                     .num_rows = step.num_tokens}));
-  QUIRE_RETURN_IF_ERROR(kernels::Router(
-      *step.backend,
-      {.logits = b.router_logits,
-       .choice_bias = weights.choice_bias,
-       .experts = b.chosen,
-       .weights = b.chosen_weights,
-       .logits_stride = moe.num_experts,
-       .num_rows = step.num_tokens,
-       .num_experts = moe.num_experts,
-       .top_k = moe.top_k,
-       .score = ScoreOf(moe.score),
-       .groups = moe.groups,
-       .groups_kept = moe.groups_kept,
-       .group_score = moe.group_score == GroupScore::kMax ? kernels::RouterGroupScore::kMax
-                                                          : kernels::RouterGroupScore::kTop2Sum,
-       .renormalise = moe.renormalise,
-       .renorm_eps = moe.renorm_eps,
-       .weight_scale = moe.weight_scale}));
-  return kernels::SortByExpert(*step.backend, {.experts = b.chosen,
-                                               .weights = b.chosen_weights,
-                                               .offsets = b.offsets,
-                                               .rows = b.rows,
-                                               .row_weights = b.row_weights,
-                                               .num_rows = step.num_tokens,
-                                               .top_k = moe.top_k,
-                                               .num_experts = moe.num_experts,
-                                               .places = b.places});
+  // Never converted, so never in several matrices.
+  QUIRE_CHECK(weights.router.matrices.size() == 1);
+  return kernels::Route(*step.backend,
+                        {.x = input,
+                         .weight = &weights.router.matrices.front(),
+                         .bias = weights.router.bias,
+                         .logits = b.router_logits,
+                         .choice = {.logits = nullptr,
+                                    .choice_bias = weights.choice_bias,
+                                    .experts = b.chosen,
+                                    .weights = b.chosen_weights,
+                                    .logits_stride = 0,
+                                    .num_rows = step.num_tokens,
+                                    .num_experts = moe.num_experts,
+                                    .top_k = moe.top_k,
+                                    .score = ScoreOf(moe.score),
+                                    .groups = moe.groups,
+                                    .groups_kept = moe.groups_kept,
+                                    .group_score = moe.group_score == GroupScore::kMax
+                                                       ? kernels::RouterGroupScore::kMax
+                                                       : kernels::RouterGroupScore::kTop2Sum,
+                                    .renormalise = moe.renormalise,
+                                    .renorm_eps = moe.renorm_eps,
+                                    .weight_scale = moe.weight_scale},
+                         .offsets = b.offsets,
+                         .rows = b.rows,
+                         .row_weights = b.row_weights,
+                         .places = b.places,
+                         .x_stride = step.hidden});
 }
 
 // gate_up = act(gate(x)) * up(x), in the first half of rows of 2 * intermediate.
@@ -97,15 +94,14 @@ absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
   return Activate(step, mlp, b.gate_up, num_rows);
 }
 
-// outputs = down(gate_up), or sum += down(gate_up).
-absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeights& down,
-                  std::uint32_t num_rows, bool into_sum) {
-  const MoeBuffers& b = step.buffers->moe;
+// y = down(gate_up) + residual, if there is one.
+absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeights& down, float* y,
+                  const float* residual, std::uint32_t num_rows) {
   return ApplyLinear(*step.backend, down,
-                     {.x = b.gate_up,
+                     {.x = step.buffers->moe.gate_up,
                       .weight = nullptr,
-                      .residual = into_sum ? b.sum : nullptr,
-                      .y = into_sum ? b.sum : b.outputs,
+                      .residual = residual,
+                      .y = y,
                       .x_stride = 2 * std::int64_t{mlp.intermediate},
                       .residual_stride = step.hidden,
                       .y_stride = step.hidden,
@@ -145,16 +141,19 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
   }
   const kernels::ConstFloatPtr x = all ? input : kernels::ConstFloatPtr(b.inputs);
   QUIRE_RETURN_IF_ERROR(Inner(step, moe.expert, weights.gate_up[expert], x, count));
-  QUIRE_RETURN_IF_ERROR(Down(step, moe.expert, weights.down[expert], count, /*into_sum=*/false));
+  QUIRE_RETURN_IF_ERROR(
+      Down(step, moe.expert, weights.down[expert], b.outputs, /*residual=*/nullptr, count));
   return AddOutputs(step, b.rows + begin, b.row_weights + begin, count);
 }
 
+// The shared expert added to sum, or sum = its output, which only one without a gate is.
 absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                       kernels::ConstFloatPtr input) {
+                       kernels::ConstFloatPtr input, bool add) {
   const MoeBuffers& b = step.buffers->moe;
   QUIRE_RETURN_IF_ERROR(Inner(step, *moe.shared, weights.shared_gate_up, input, step.num_tokens));
-  QUIRE_RETURN_IF_ERROR(Down(step, *moe.shared, weights.shared_down, step.num_tokens,
-                             /*into_sum=*/!moe.shared_gate));
+  QUIRE_RETURN_IF_ERROR(Down(step, *moe.shared, weights.shared_down,
+                             moe.shared_gate ? b.outputs : b.sum,
+                             add && !moe.shared_gate ? b.sum : nullptr, step.num_tokens));
   if (!moe.shared_gate) return absl::OkStatus();
   // The router's logits are no longer needed.
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.shared_gate,
@@ -180,34 +179,66 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
   return absl::OkStatus();
 }
 
-// All experts at once, on a GPU: the sums of RunExperts in the same order, and three launches where
-// experts have one matrix for gate and up that takes a gate. into_stream: the sums are added to the
-// residual stream and not left in MoeBuffers::sum.
-absl::Status RunGroupedExperts(const StepContext& step, const MoeSpec& moe,
-                               const MoeWeights& weights, kernels::ConstFloatPtr input,
-                               bool into_stream) {
+// outputs = down(gate_up) of all experts, and what becomes of them for each row: into_stream: they
+// are added to the residual stream and not left in MoeBuffers::sum; with_sum: after what that holds
+// was added. In one launch where the product takes the sums.
+absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
+                          bool into_stream, bool with_sum) {
   const MoeBuffers& b = step.buffers->moe;
-  const std::uint32_t num_rows = step.num_tokens * moe.top_k;
-  const std::int64_t inner = 2 * std::int64_t{moe.expert.intermediate};
-  QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe.expert, weights.gate_up_groups, input, num_rows));
-  QUIRE_RETURN_IF_ERROR(ApplyGroups(*step.backend, weights.down_groups,
-                                    {.x = b.gate_up,
-                                     .weights = {},
-                                     .offsets = b.offsets,
-                                     .y = b.outputs,
-                                     .x_stride = inner,
-                                     .y_stride = step.hidden,
-                                     .num_rows = num_rows}));
+  kernels::GroupedLinearParams product{.x = b.gate_up,
+                                       .weights = {},
+                                       .offsets = b.offsets,
+                                       .y = b.outputs,
+                                       .x_stride = 2 * std::int64_t{moe.expert.intermediate},
+                                       .y_stride = step.hidden,
+                                       .num_rows = step.num_tokens * moe.top_k};
+  const kernels::ChosenSum sum{.places = b.places,
+                               .weights = b.chosen_weights,
+                               .y = into_stream ? step.buffers->x : b.sum,
+                               .y_stride = step.hidden,
+                               .num_rows = step.num_tokens,
+                               .top_k = moe.top_k,
+                               .add = into_stream,
+                               .also = with_sum ? b.sum : nullptr};
+  if (weights.down_groups.size() == 1) {
+    product.weights = weights.down_groups.front();
+    if (kernels::GroupsTakeSum(product, sum)) {
+      product.sum = sum;
+      return kernels::GroupedLinear(*step.backend, product);
+    }
+  }
+  QUIRE_RETURN_IF_ERROR(ApplyGroups(*step.backend, weights.down_groups, product));
   return kernels::SumChosenRows(*step.backend, {.x = b.outputs,
-                                                .places = b.places,
-                                                .weights = b.chosen_weights,
-                                                .y = into_stream ? step.buffers->x : b.sum,
+                                                .places = sum.places,
+                                                .weights = sum.weights,
+                                                .y = sum.y,
                                                 .x_stride = step.hidden,
                                                 .y_stride = step.hidden,
-                                                .num_rows = step.num_tokens,
-                                                .top_k = moe.top_k,
+                                                .num_rows = sum.num_rows,
+                                                .top_k = sum.top_k,
                                                 .columns = step.hidden,
-                                                .add = into_stream});
+                                                .add = sum.add,
+                                                .also = sum.also});
+}
+
+// All experts at once, on a GPU: the sums of RunExperts in the same order. A shared expert without
+// a gate goes first, so that its output is added with those of the chosen ones; f32 sums of two are
+// the same in either order.
+absl::Status RunOnGpu(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
+                      kernels::ConstFloatPtr input, const BranchOutput& output) {
+  const bool shared_first = moe.shared && !moe.shared_gate;
+  const bool is_whole = output.is_sum() && (!moe.shared || shared_first);
+  if (shared_first) {
+    QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights, input, /*add=*/false));
+  }
+  QUIRE_RETURN_IF_ERROR(
+      InnerOfGroups(step, moe.expert, weights.gate_up_groups, input, step.num_tokens * moe.top_k));
+  QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights, is_whole, shared_first));
+  if (is_whole) return absl::OkStatus();
+  if (moe.shared && !shared_first) {
+    QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights, input, /*add=*/true));
+  }
+  return JoinBranch(step, output, step.buffers->moe.sum);
 }
 
 }  // namespace
@@ -219,14 +250,9 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(Route(step, moe, weights.moe, input));
   const BranchOutput output = MlpOutput(layer, weights);
-  if (step.backend->cuda() != nullptr) {
-    const bool is_whole = output.is_sum() && !moe.shared;
-    QUIRE_RETURN_IF_ERROR(RunGroupedExperts(step, moe, weights.moe, input, is_whole));
-    if (is_whole) return absl::OkStatus();
-  } else {
-    QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
-  }
-  if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input));
+  if (step.backend->cuda() != nullptr) return RunOnGpu(step, moe, weights.moe, input, output);
+  QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
+  if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));
   return JoinBranch(step, output, step.buffers->moe.sum);
 }
 

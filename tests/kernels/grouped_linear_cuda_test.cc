@@ -14,6 +14,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/linear/weight_memory.h"
+#include "kernels/moe/expert_rows.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/coded_matrix.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -292,6 +293,150 @@ TEST(GroupedLinearCudaTest, OrderedRowsInSeveralPassesKeepTheirBits) {
   for (std::size_t m = 3; m < 65; ++m) {
     EXPECT_TRUE(std::equal(got.begin() + m * 8, got.begin() + m * 8 + 8, all.begin() + 7 * 8)) << m;
   }
+}
+
+// Rows of a caller that each chose `top_k` of the groups: where each group begins among the
+// choices, and the place of each choice.
+struct Choices {
+  Choices(const CudaBackend& cuda, std::uint32_t rows, std::uint32_t top_k, std::uint32_t groups)
+      : num_rows(rows), top_k(top_k), offsets(groups + 1), places(std::size_t{rows} * top_k) {
+    const auto group_of = [&](std::uint32_t row, std::uint32_t j) {
+      return (row * 5 + (top_k - 1 - j) * 2) % groups;
+    };
+    for (std::uint32_t i = 0; i < rows * top_k; ++i) ++offsets[group_of(i / top_k, i % top_k) + 1];
+    std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
+    std::vector<std::uint32_t> next = offsets;
+    for (std::uint32_t i = 0; i < rows * top_k; ++i) {
+      places[i] = next[group_of(i / top_k, i % top_k)]++;
+    }
+    device_offsets = Upload(cuda, offsets);
+    device_places = Upload(cuda, places);
+  }
+  std::uint32_t num_rows;
+  std::uint32_t top_k;
+  std::vector<std::uint32_t> offsets;
+  std::vector<std::uint32_t> places;
+  DeviceBuffer device_offsets;
+  DeviceBuffer device_places;
+};
+
+// A product and its sums in one launch against GroupedLinear and SumChosenRows.
+void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& choices) {
+  SCOPED_TRACE(absl::StrCat(choices.num_rows, " rows"));
+  const std::uint32_t n = experts.matrices[0].n();
+  const std::uint32_t k = experts.matrices[0].k();
+  const std::uint32_t num_rows = choices.num_rows * choices.top_k;
+  DeviceRows x(cuda, DType::kBF16, num_rows, k, (k + 15) / 8 * 8);
+  x.Put(Rounded(RandomFloats(std::size_t{num_rows} * k, 2), DType::kBF16));
+  DeviceRows y(cuda, DType::kF32, num_rows, n, n + 4);
+  DeviceRows weights(cuda, DType::kF32, 1, num_rows, num_rows);
+  weights.Put(RandomFloats(num_rows, 3));
+  const auto sized = std::size_t{choices.num_rows} * n;
+  DeviceRows also(cuda, DType::kF32, choices.num_rows, n, n + 8);
+  also.Put(RandomFloats(sized, 4));
+  DeviceRows sum(cuda, DType::kF32, choices.num_rows, n, n + 8);
+  DeviceRows want(cuda, DType::kF32, choices.num_rows, n, n + 8);
+  GroupedLinearParams product{
+      .x = x.ptr(),
+      .weights = *experts.Groups(),
+      .offsets = static_cast<const std::uint32_t*>(choices.device_offsets.data()),
+      .y = y.ptr(),
+      .x_stride = x.stride(),
+      .y_stride = y.stride(),
+      .num_rows = num_rows};
+  for (const bool adds : {false, true}) {
+    const std::vector<float> before = RandomFloats(sized, 5);
+    sum.Put(before);
+    want.Put(before);
+    const ChosenSum chosen{
+        .places = static_cast<const std::uint32_t*>(choices.device_places.data()),
+        .weights = weights.f32(),
+        .y = sum.f32(),
+        .y_stride = sum.stride(),
+        .num_rows = choices.num_rows,
+        .top_k = choices.top_k,
+        .add = adds,
+        .also = adds ? also.f32() : nullptr};
+    ASSERT_TRUE(GroupsTakeSum(product, chosen));
+    product.sum = chosen;
+    const std::uint64_t launches = cuda_emulator::LaunchCount();
+    const absl::Status status = GroupedLinear(*cuda, product);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(cuda.stream().Synchronize().ok());
+    EXPECT_EQ(cuda_emulator::LaunchCount() - launches, 1u);
+    product.sum.reset();
+    ASSERT_TRUE(GroupedLinear(*cuda, product).ok());
+    ASSERT_TRUE(SumChosenRows(*cuda, {y.f32(), chosen.places, chosen.weights, want.f32(),
+                                      y.stride(), want.stride(), chosen.num_rows, chosen.top_k, n,
+                                      chosen.add, chosen.also})
+                    .ok());
+    const std::vector<float> got = sum.Get();
+    EXPECT_EQ(got, want.Get());
+    EXPECT_NE(got, before);
+    EXPECT_TRUE(sum.GuardsIntact());
+  }
+}
+
+// Every form, features beyond a tile, one row and as many as there may be.
+TEST(GroupedLinearCudaTest, SumsOfChosenRowsHaveTheBitsOfALaunchOfTheirOwn) {
+  const CudaBackend cuda;
+  using enum WeightFormat;
+  const Choices one(cuda, 1, 3, 7), few(cuda, 5, 3, 7), most(cuda, 16, 3, 7);
+  for (const Choices* choices : {&one, &few, &most}) {
+    CheckSums(cuda, Experts(cuda, 7, 136, 72), *choices);
+    CheckSums(cuda, Experts(cuda, 7, 40, 584), *choices);
+  }
+  const Choices wide(cuda, 32, 8, 33);  // kMaxChosen
+  CheckSums(cuda, Experts(cuda, 33, 8, 64), wide);
+  for (const QuantizedShape& shape :
+       {QuantizedShape{.format = kInt8, .n = 136, .k = 584, .group = 584},
+        QuantizedShape{.format = kFp8E4M3, .n = 24, .k = 584, .group = 128},
+        QuantizedShape{.format = kInt4, .n = 136, .k = 576, .group = 64},
+        QuantizedShape{.format = kFp4E2M1, .n = 24, .k = 544, .group = 32}}) {
+    SCOPED_TRACE(WeightFormatName(shape.format));
+    Experts experts(cuda, 7, shape);
+    experts.AddBiases(cuda);
+    CheckSums(cuda, experts, few);
+  }
+}
+
+TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
+  const CudaBackend cuda;
+  const Experts experts(cuda, 33, 16, 64);
+  const Choices choices(cuda, 4, 3, 33);
+  const DeviceRows x(cuda, DType::kBF16, 12, 64, 64);
+  const DeviceRows y(cuda, DType::kF32, 12, 16, 16);
+  const DeviceRows sums(cuda, DType::kF32, 4, 16, 16);
+  GroupedLinearParams good{
+      .x = x.ptr(),
+      .weights = *experts.Groups(),
+      .offsets = static_cast<const std::uint32_t*>(choices.device_offsets.data()),
+      .y = y.ptr(),
+      .x_stride = 64,
+      .y_stride = 16,
+      .num_rows = 12};
+  good.sum = ChosenSum{.places = static_cast<const std::uint32_t*>(choices.device_places.data()),
+                       .weights = sums.f32(),
+                       .y = sums.f32(),
+                       .y_stride = 16,
+                       .num_rows = 4,
+                       .top_k = 3};
+  EXPECT_TRUE(GroupsTakeSum(good, *good.sum));
+  std::vector<GroupedLinearParams> bad(8, good);
+  bad[0].sum->top_k = 65;  // 260 choices
+  bad[1].sum->y_stride = 18;
+  bad[2].sum->y = sums.f32() + 1;
+  bad[3].sum->also = sums.f32() + 2;
+  bad[4].y = FloatPtr(y.ptr().data(), DType::kBF16);
+  bad[5].y_stride = 17;
+  bad[6].num_rows = 8 * 33 + 1;
+  bad[7].first_row = 1;
+  for (std::size_t i = 0; i < bad.size(); ++i) {
+    EXPECT_FALSE(GroupsTakeSum(bad[i], *bad[i].sum)) << i;
+    EXPECT_TRUE(absl::IsInvalidArgument(GroupedLinear(*cuda, bad[i]))) << i;
+  }
+  good.sum->y_stride = 12;
+  EXPECT_TRUE(absl::IsInvalidArgument(GroupedLinear(*cuda, good)));
 }
 
 TEST(GroupedLinearCudaTest, OtherFormsAndDistancesAreNoGroups) {

@@ -3,11 +3,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/linear/linear.h"
 #include "kernels/moe/expert_rows.h"
+#include "kernels/moe/route.h"
 #include "kernels/moe/router.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -123,6 +128,162 @@ TEST(RouterCudaTest, MoreExpertsThanSharedMemoryHoldsAreRefused) {
   const EmulatedBackend cuda;
   const RouterCase large{4096, 2, RouterScore::kSoftmaxAll, false};
   EXPECT_TRUE(absl::IsInvalidArgument(Router(*cuda, ParamsOf(large, 1, 4096))));
+}
+
+// What Route writes, and in how many launches.
+struct Routed {
+  std::vector<float> logits;
+  std::vector<std::uint32_t> experts;
+  std::vector<float> weights;
+  std::vector<std::uint32_t> offsets;
+  std::vector<std::uint32_t> rows;
+  std::vector<float> row_weights;
+  std::vector<std::uint32_t> places;
+  std::uint64_t launches = 0;
+};
+
+// One matrix of bf16, the rows in bf16, a bias on the logits, choices as of `c`.
+class Routing {
+ public:
+  Routing(const EmulatedBackend& cuda, const RouterCase& c, std::uint32_t k, std::uint32_t rows)
+      : cuda_(cuda), case_(c), k_(k) {
+    const auto weights = Encode(RandomFloats(std::size_t{c.experts} * k, 11, 0.4f), DType::kBF16);
+    const WeightRows source{weights.data(), c.experts};
+    matrix_ =
+        *PackLinearWeights(*cuda, {&source, 1}, DType::kBF16, k, {.activations = DType::kBF16});
+    std::vector<float> values = RandomFloats(std::size_t{rows} * k, 12);
+    // Rows that are equal choose alike, of zeros by the bias alone.
+    if (rows > 2) std::copy_n(values.begin(), k, values.begin() + 2 * std::ptrdiff_t{k});
+    if (rows > 5) std::fill_n(values.begin() + 5 * std::ptrdiff_t{k}, k, 0.0f);
+    const auto bytes = Encode(values, DType::kBF16);
+    std::vector<BF16> x(values.size());
+    std::memcpy(x.data(), bytes.data(), bytes.size());
+    x_.emplace(cuda, x);
+    bias_.emplace(cuda, RandomFloats(c.experts, 13, 0.2f));
+    choice_bias_.emplace(cuda, RandomFloats(c.experts, 14, 0.3f));
+  }
+
+  // Of `count` rows from `first` on: by Route, or by the three ops that it is made of.
+  Routed Run(std::uint32_t first, std::uint32_t count, bool at_once) const {
+    const std::size_t choices = std::size_t{count} * case_.top_k;
+    const DeviceArray<float> logits(cuda_, std::size_t{count} * case_.experts);
+    const DeviceArray<std::uint32_t> experts(cuda_, choices), offsets(cuda_, case_.experts + 1);
+    const DeviceArray<std::uint32_t> rows(cuda_, choices), places(cuda_, choices);
+    const DeviceArray<float> weights(cuda_, choices), row_weights(cuda_, choices);
+    RouteParams params{.x = x_->data() + std::size_t{first} * k_,
+                       .weight = &matrix_,
+                       .bias = bias_->data(),
+                       .logits = logits.data(),
+                       .choice = ParamsOf(case_, count, case_.experts),
+                       .offsets = offsets.data(),
+                       .rows = rows.data(),
+                       .row_weights = row_weights.data(),
+                       .places = places.data(),
+                       .x_stride = k_};
+    params.choice.choice_bias = case_.bias ? choice_bias_->data() : nullptr;
+    params.choice.experts = experts.data();
+    params.choice.weights = weights.data();
+    const std::uint64_t before = cuda_emulator::LaunchCount();
+    EXPECT_TRUE((at_once ? Route(*cuda_, params) : OneByOne(params)).ok());
+    cuda_.Wait();
+    return {logits.Get(), experts.Get(),     weights.Get(), offsets.Get(),
+            rows.Get(),   row_weights.Get(), places.Get(),  cuda_emulator::LaunchCount() - before};
+  }
+
+ private:
+  absl::Status OneByOne(const RouteParams& params) const {
+    RouterParams choice = params.choice;
+    choice.logits = params.logits;
+    QUIRE_RETURN_IF_ERROR(Linear(*cuda_, {.x = params.x,
+                                          .weight = params.weight,
+                                          .bias = params.bias,
+                                          .y = params.logits,
+                                          .x_stride = params.x_stride,
+                                          .y_stride = choice.num_experts,
+                                          .num_rows = choice.num_rows}));
+    QUIRE_RETURN_IF_ERROR(Router(*cuda_, choice));
+    return SortByExpert(
+        *cuda_, {choice.experts, choice.weights, params.offsets, params.rows, params.row_weights,
+                 choice.num_rows, choice.top_k, choice.num_experts, params.places});
+  }
+
+  const EmulatedBackend& cuda_;
+  RouterCase case_;
+  std::uint32_t k_;
+  PackedLinear matrix_;
+  std::optional<DeviceArray<BF16>> x_;
+  std::optional<DeviceArray<float>> bias_;
+  std::optional<DeviceArray<float>> choice_bias_;
+};
+
+void ExpectSameRoute(const Routed& got, const Routed& want) {
+  EXPECT_EQ(got.logits, want.logits);
+  EXPECT_EQ(got.experts, want.experts);
+  EXPECT_EQ(got.weights, want.weights);
+  EXPECT_EQ(got.offsets, want.offsets);
+  EXPECT_EQ(got.rows, want.rows);
+  EXPECT_EQ(got.row_weights, want.row_weights);
+  EXPECT_EQ(got.places, want.places);
+}
+
+// K in one sub-range and in several, experts in one tile of features and in two.
+TEST(RouteCudaTest, OneLaunchHasTheBitsOfThree) {
+  for (const std::uint64_t seed : {1u, 7u}) {
+    const EmulatedBackend cuda(seed);
+    for (const RouterCase& c : kCases) {
+      for (const std::uint32_t k : {72u, 1088u}) {
+        SCOPED_TRACE(absl::StrCat(Describe(c), ", k ", k));
+        const Routing routing(cuda, c, k, 17);
+        for (const std::uint32_t rows : {1u, 7u, 16u, 17u}) {
+          SCOPED_TRACE(rows);
+          const Routed got = routing.Run(0, rows, /*at_once=*/true);
+          ExpectSameRoute(got, routing.Run(0, rows, /*at_once=*/false));
+          EXPECT_EQ(got.launches, rows <= 16 ? 1u : 3u);
+        }
+      }
+    }
+  }
+}
+
+TEST(RouteCudaTest, ARowIsRoutedAsItIsAlone) {
+  const EmulatedBackend cuda;
+  const RouterCase& c = kCases[5];
+  const Routing routing(cuda, c, 1088, 17);
+  const Routed all = routing.Run(0, 16, true);
+  const Routed more = routing.Run(0, 17, true);
+  for (std::uint32_t row = 0; row < 16; ++row) {
+    const Routed alone = routing.Run(row, 1, true);
+    for (std::uint32_t i = 0; i < c.top_k; ++i) {
+      const std::size_t at = std::size_t{row} * c.top_k + i;
+      EXPECT_EQ(alone.experts[i], all.experts[at]);
+      EXPECT_EQ(alone.weights[i], all.weights[at]);
+      EXPECT_EQ(alone.experts[i], more.experts[at]);
+      EXPECT_EQ(alone.weights[i], more.weights[at]);
+    }
+  }
+}
+
+// More scores than a block has room for go the long way.
+TEST(RouteCudaTest, ManyExpertsTakeThreeLaunches) {
+  const EmulatedBackend cuda;
+  const RouterCase many{1500, 2, RouterScore::kSoftmaxAll, false};
+  const Routing routing(cuda, many, 64, 3);
+  const Routed got = routing.Run(0, 3, true);
+  ExpectSameRoute(got, routing.Run(0, 3, false));
+  EXPECT_EQ(got.launches, 3u);
+}
+
+TEST(RouteCudaTest, WhatRouterRefusesIsRefused) {
+  const EmulatedBackend cuda;
+  RouterCase c = kCases[0];
+  c.top_k = 9;
+  const PackedLinear matrix;
+  RouteParams params{};
+  params.weight = &matrix;
+  params.choice = ParamsOf(c, 1, c.experts);
+  const std::uint64_t before = cuda_emulator::LaunchCount();
+  EXPECT_TRUE(absl::IsInvalidArgument(Route(*cuda, params)));
+  EXPECT_EQ(cuda_emulator::LaunchCount(), before);
 }
 
 TEST(ExpertRowsCudaTest, RowsAreSortedByExpertAscending) {
@@ -242,6 +403,48 @@ TEST(ExpertRowsCudaTest, ChosenRowsAddUpAsExpertAfterExpert) {
   EXPECT_EQ(stream.Get(), plain);
   for (std::size_t i = 0; i < plain.size(); ++i) {
     ASSERT_EQ(plain[i], i % kStride == kColumns ? before[i] : before[i] + want[i]) << i;
+  }
+}
+
+// A shared expert's result is added to the sum, and both to what is there.
+TEST(ExpertRowsCudaTest, AResultOfAllRowsIsAddedToTheSum) {
+  const EmulatedBackend cuda;
+  const TestBackend cpu(1);
+  constexpr std::uint32_t kRows = 3, kTopK = 2, kColumns = 300, kStride = 301;
+  const std::vector<std::uint32_t> places = {4, 1, 0, 5, 2, 3};
+  const auto weights = RandomFloats(kRows * kTopK, 2);
+  const auto x = RandomFloats(kRows * kTopK * kColumns, 3);
+  const auto before = RandomFloats(kRows * kStride, 4);
+  const auto shared = RandomFloats(kRows * kStride, 5);
+  const DeviceArray<std::uint32_t> device_places(cuda, places);
+  const DeviceArray<float> device_weights(cuda, weights), device_x(cuda, x), also(cuda, shared);
+  DeviceArray<float> stream(cuda, before);
+  ASSERT_TRUE(SumChosenRows(*cuda, {device_x.data(), device_places.data(), device_weights.data(),
+                                    stream.data(), kColumns, kStride, kRows, kTopK, kColumns, true,
+                                    also.data()})
+                  .ok());
+  std::vector<float> plain = before;
+  ASSERT_TRUE(SumChosenRows(*cpu, {x.data(), places.data(), weights.data(), plain.data(), kColumns,
+                                   kStride, kRows, kTopK, kColumns, true, shared.data()})
+                  .ok());
+  const std::vector<float> got = stream.Get();
+  EXPECT_EQ(got, plain);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::size_t m = i / kStride, column = i % kStride;
+    if (column == kColumns) {
+      EXPECT_EQ(got[i], before[i]);
+      continue;
+    }
+    float sum = 0;
+    for (std::size_t place = 0; place < places.size(); ++place) {
+      const auto choice = std::find(places.begin(), places.end(), place) - places.begin();
+      if (static_cast<std::size_t>(choice) / kTopK != m) continue;
+      const volatile float product =
+          weights[static_cast<std::size_t>(choice)] * x[place * kColumns + column];
+      sum += product;
+    }
+    const volatile float both = sum + shared[i];
+    ASSERT_EQ(got[i], before[i] + both) << i;
   }
 }
 
