@@ -23,7 +23,7 @@ inline constexpr std::uint32_t kColumns = 4;  // of a lane, side by side
 template <std::uint32_t kPieces>
 using HeadValues = float[kPieces][kColumns];
 template <std::uint32_t kPieces>
-inline constexpr std::uint32_t kMaxHeadSize = kPieces * kColumns * cuda::kWarpSize;
+inline constexpr std::uint32_t kMaxHeadSize = kPieces* kColumns* cuda::kWarpSize;
 
 // RopeParams without its rows.
 struct Rotation {

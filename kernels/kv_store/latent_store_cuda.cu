@@ -68,10 +68,10 @@ __global__ void __launch_bounds__(kThreads)
   rotation.first = columns - rotation.size;
   kv_head::HeadValues<kRowPieces> values;
   kv_head::ReadHead<kRowPieces>(rotation, args.latents + row * columns, columns, row, true, values);
-  kv_head::StoreHead<kRowPieces, E>(args.rows,
-                                    {static_cast<std::uint32_t>(batch_row), 0,
-                                     static_cast<std::uint32_t>(args.positions[row])},
-                                    values);
+  kv_head::StoreHead<kRowPieces, E>(
+      args.rows,
+      {static_cast<std::uint32_t>(batch_row), 0, static_cast<std::uint32_t>(args.positions[row])},
+      values);
 }
 
 template <typename T, typename E>

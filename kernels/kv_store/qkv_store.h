@@ -50,6 +50,8 @@ absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params);
 
 namespace internal {
 
+// The errors of QkvStoreCuda, types aside.
+absl::Status CheckQkvStore(const QkvStoreParams& params);
 absl::Status QkvStoreCuda(const CudaContext& context, const QkvStoreParams& params);
 
 }  // namespace internal

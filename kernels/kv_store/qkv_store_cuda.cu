@@ -1,6 +1,4 @@
-// Between the QKV product and attention: one warp per (token, head) reads the head once, norms it
-// where the model does, rotates it in f32, and writes a q head back in place or a k or v head into
-// its page (kv_head.cuh).
+// Between the QKV product and attention: one warp per (token, head) (qkv_head.cuh).
 //
 // A launch of its own, so that attention never reads through TMA what its own kernel wrote. Bound
 // by memory: a token's QKV row in, its q row and its page rows out.
@@ -10,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/kv_store/kv_head.cuh"
+#include "kernels/kv_store/qkv_head.cuh"
 #include "kernels/kv_store/qkv_store.h"
 
 namespace quire::kernels {
@@ -18,86 +16,35 @@ namespace {
 
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
-// Pieces of 32 lanes x 4 columns that a head may have.
-constexpr std::uint32_t kPieces = 2;
-constexpr std::uint32_t kMaxHeadSize = kv_head::kMaxHeadSize<kPieces>;
+constexpr std::uint32_t kMaxHeadSize = kv_head::kMaxHeadSize<kv_head::kQkvPieces>;
 using kv_head::kColumns;
 
 template <typename T, typename E>
-struct QkvStoreArgs {
-  KvView<E> keys;
-  KvView<E> values;
-  T* qkv;
-  kv_head::Rotation rotation;
-  kv_head::HeadNorm q_norm;
-  kv_head::HeadNorm k_norm;
-  const std::int32_t* token_rows;
-  const std::int32_t* positions;
-  std::int64_t qkv_stride;
-  std::uint32_t num_heads;
-};
-
-template <typename T, typename E>
 __global__ void __launch_bounds__(kThreads)
-    QkvStoreKernel(const __grid_constant__ QkvStoreArgs<T, E> args) {
+    QkvStoreKernel(const __grid_constant__ kv_head::QkvStoreArgs<T, E> args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  const std::int64_t row = cuda::BlockX();
-  const std::uint32_t head = cuda::BlockY() * kWarps + cuda::Warp();
-  const std::uint32_t kv_heads = args.keys.num_heads();
-  const std::uint32_t head_size = args.keys.head_size();
-  const std::int32_t batch_row = args.token_rows[row];
-  if (batch_row < 0 || head >= args.num_heads + 2 * kv_heads) return;
-  T* const x = args.qkv + row * args.qkv_stride + std::int64_t{head} * head_size;
-  const bool is_value = head >= args.num_heads + kv_heads;
-  kv_head::HeadNorm norm = head < args.num_heads ? args.q_norm : args.k_norm;
-  if (is_value) norm.weight = nullptr;
-  kv_head::HeadValues<kPieces> values;
-  kv_head::ReadHead<kPieces>(args.rotation, x, head_size, row, !is_value, values, norm);
-  cuda::SyncWarp();
-  if (head < args.num_heads) {
-#pragma unroll
-    for (std::uint32_t j = 0; j < kPieces; ++j) {
-      const std::uint32_t d = kv_head::FirstColumn(j);
-      if (d >= head_size) break;
-      Vec<T, kColumns> out;
-#pragma unroll
-      for (std::uint32_t c = 0; c < kColumns; ++c) out.lane[c] = FromFloat<T>(values[j][c]);
-      cache::StoreVector<kColumns>(x + d, out);
-    }
-    return;
-  }
-  kv_head::StoreHead<kPieces, E>(
-      is_value ? args.values : args.keys,
-      {static_cast<std::uint32_t>(batch_row), head - args.num_heads - (is_value ? kv_heads : 0),
-       static_cast<std::uint32_t>(args.positions[row])},
-      values);
+  kv_head::StoreQkvHead<T, E>(args, cuda::BlockX(), cuda::BlockY() * kWarps + cuda::Warp());
 }
 
 template <typename T, typename E>
 absl::Status LaunchQkvStore(const CudaContext& context, const QkvStoreParams& params,
                             const KvView<E>& keys) {
   const std::uint32_t heads = params.num_heads + 2 * keys.num_heads();
-  return cuda::Launch(
-      context, "qkv_store", QkvStoreKernel<T, E>,
-      {.blocks_x = params.num_rows,
-       .blocks_y = (heads + kWarps - 1) / kWarps,
-       .threads = kThreads,
-       .programmatic = true},
-      QkvStoreArgs<T, E>{
-          keys,
-          std::get<KvView<E>>(*params.values),
-          params.qkv.as<T>(),
-          {params.cosines, params.sines, params.rotary_size, params.rotary_first, params.style},
-          {params.q_norm, params.norm_epsilon},
-          {params.k_norm, params.norm_epsilon},
-          params.token_rows,
-          params.positions,
-          params.qkv_stride,
-          params.num_heads});
+  return cuda::Launch(context, "qkv_store", QkvStoreKernel<T, E>,
+                      {.blocks_x = params.num_rows,
+                       .blocks_y = (heads + kWarps - 1) / kWarps,
+                       .threads = kThreads,
+                       .programmatic = true},
+                      kv_head::QkvArgsOf<T, E>(params, keys, std::get<KvView<E>>(*params.values)));
 }
 
-absl::Status CheckShapes(const QkvStoreParams& params, const KvShape& shape) {
+}  // namespace
+
+namespace internal {
+
+absl::Status CheckQkvStore(const QkvStoreParams& params) {
+  const KvShape shape = KvShapeOf(*params.keys);
   if (!(shape == KvShapeOf(*params.values))) {
     return absl::InvalidArgumentError("key and value views differ in shape");
   }
@@ -124,13 +71,9 @@ absl::Status CheckShapes(const QkvStoreParams& params, const KvShape& shape) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-namespace internal {
-
 absl::Status QkvStoreCuda(const CudaContext& context, const QkvStoreParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
-  if (absl::Status status = CheckShapes(params, shape); !status.ok()) return status;
+  if (absl::Status status = CheckQkvStore(params); !status.ok()) return status;
   const absl::Status other = absl::InvalidArgumentError(
       absl::StrCat("qkv of ", DTypeName(params.qkv.dtype()), " does not go into pages of ",
                    DTypeName(shape.dtype), " with ", shape.granularity,

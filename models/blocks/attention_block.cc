@@ -2,6 +2,7 @@
 
 #include "base/status.h"
 #include "kernels/attention/attention.h"
+#include "kernels/kv_store/qkv_linear.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
@@ -18,20 +19,6 @@ struct QkvLayout {
   std::int64_t q_width;
   std::int64_t width;
 };
-
-// qkv = W norm(x) + bias
-absl::Status Project(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                     const QkvLayout& layout) {
-  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
-                         BranchInput(step, layer.attn_in, weights.attn_in));
-  return ApplyLinear(*step.backend, weights.qkv,
-                     {.x = input,
-                      .weight = nullptr,
-                      .y = step.buffers->qkv,
-                      .x_stride = step.hidden,
-                      .y_stride = layout.width,
-                      .num_rows = step.num_tokens});
-}
 
 // Whether QkvStore norms q and k by itself.
 bool StoreNorms(const StepContext& step, const AttentionSpec& heads) {
@@ -66,38 +53,68 @@ absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& he
   return absl::OkStatus();
 }
 
-// Rotates q and k, writes K and V of the step, then attended = attention(q, cache).
-absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
-                            const LayerWeights& weights, const LayerPlace& place,
-                            const QkvLayout& layout) {
+// qkv = W norm(x) + bias; q and k rotated, K and V of the step written.
+absl::Status ProjectAndStore(const StepContext& step, const AttentionSpec& heads,
+                             const LayerWeights& weights, kernels::ConstFloatPtr input,
+                             const kernels::QkvStoreParams& store) {
+  if (weights.qkv.matrices.size() == 1 &&
+      (heads.qk_norm.kind == NormKind::kNone || StoreNorms(step, heads))) {
+    return kernels::QkvLinear(*step.backend, {.x = input,
+                                              .weight = &weights.qkv.matrices.front(),
+                                              .bias = weights.qkv.bias,
+                                              .x_stride = step.hidden,
+                                              .store = store});
+  }
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.qkv,
+                                    {.x = input,
+                                     .weight = nullptr,
+                                     .y = store.qkv,
+                                     .x_stride = step.hidden,
+                                     .y_stride = store.qkv_stride,
+                                     .num_rows = step.num_tokens}));
+  QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, heads, weights, QkvLayout(heads)));
+  return kernels::QkvStore(*step.backend, store);
+}
+
+kernels::QkvStoreParams StoreParams(const StepContext& step, const AttentionSpec& heads,
+                                    const LayerWeights& weights, const kernels::AnyKvView& keys,
+                                    const kernels::AnyKvView& values) {
   const StepBuffers& b = *step.buffers;
-  const kernels::AnyKvView keys = kernels::KeyView(step.kv[place.group], place.slot);
-  const kernels::AnyKvView values = kernels::ValueView(step.kv[place.group], place.slot);
   const bool rotates = heads.rope >= 0;
   const bool norms = StoreNorms(step, heads);
   const RopeAngles angles =
       rotates ? step.angles[static_cast<std::size_t>(heads.rope)] : RopeAngles{nullptr, nullptr};
-  QUIRE_RETURN_IF_ERROR(kernels::QkvStore(
-      *step.backend,
-      {.keys = &keys,
-       .values = &values,
-       .qkv = b.qkv,
-       .qkv_stride = layout.width,
-       .cosines = angles.cosines,
-       .sines = angles.sines,
-       .row_offsets = b.row_offsets,
-       .token_rows = b.token_rows,
-       .positions = b.positions,
-       .batch_size = step.batch_size,
-       .num_rows = step.num_tokens,
-       .num_heads = heads.num_heads,
-       .rotary_size = rotates ? heads.rotary_size : 0,
-       .rotary_first = rotates ? heads.rotary_first : 0,
-       .style = heads.rope_style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf
-                                                     : kernels::RopeStyle::kInterleaved,
-       .q_norm = norms ? weights.q_norm : nullptr,
-       .k_norm = norms ? weights.k_norm : nullptr,
-       .norm_epsilon = heads.qk_norm.eps}));
+  return {.keys = &keys,
+          .values = &values,
+          .qkv = b.qkv,
+          .qkv_stride = QkvLayout(heads).width,
+          .cosines = angles.cosines,
+          .sines = angles.sines,
+          .row_offsets = b.row_offsets,
+          .token_rows = b.token_rows,
+          .positions = b.positions,
+          .batch_size = step.batch_size,
+          .num_rows = step.num_tokens,
+          .num_heads = heads.num_heads,
+          .rotary_size = rotates ? heads.rotary_size : 0,
+          .rotary_first = rotates ? heads.rotary_first : 0,
+          .style = heads.rope_style == RopeStyle::kHalf ? kernels::RopeStyle::kHalf
+                                                        : kernels::RopeStyle::kInterleaved,
+          .q_norm = norms ? weights.q_norm : nullptr,
+          .k_norm = norms ? weights.k_norm : nullptr,
+          .norm_epsilon = heads.qk_norm.eps};
+}
+
+// attended = attention(q, cache), the K and V of the step in their pages before.
+absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
+                            const LayerWeights& weights, const LayerPlace& place,
+                            kernels::ConstFloatPtr input) {
+  const StepBuffers& b = *step.buffers;
+  const QkvLayout layout(heads);
+  const kernels::AnyKvView keys = kernels::KeyView(step.kv[place.group], place.slot);
+  const kernels::AnyKvView values = kernels::ValueView(step.kv[place.group], place.slot);
+  QUIRE_RETURN_IF_ERROR(ProjectAndStore(step, heads, weights, input,
+                                        StoreParams(step, heads, weights, keys, values)));
   return kernels::PagedAttention(*step.backend,
                                  {.keys = &keys,
                                   .values = &values,
@@ -121,12 +138,11 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
 
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, const LayerPlace& place) {
-  const QkvLayout layout(layer.heads);
-  QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, layout));
-  QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, layer.heads, weights, layout));
-  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights, place, layout));
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
+                         BranchInput(step, layer.attn_in, weights.attn_in));
+  QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights, place, input));
   return JoinProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
-                     layout.q_width);
+                     QkvLayout(layer.heads).q_width);
 }
 
 }  // namespace quire::models

@@ -9,10 +9,13 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "cache_manager/views/kv_quantize.h"
 #include "kernels/kv_store/latent_store.h"
 #include "kernels/kv_store/page_copy.h"
+#include "kernels/kv_store/qkv_linear.h"
 #include "kernels/kv_store/qkv_store.h"
+#include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -74,9 +77,11 @@ class DevicePool {
     device_bytes_.Put(bytes_);
     device_scales_.Put(scales_);
   }
+  std::vector<std::byte> DeviceBytes() const { return device_bytes_.Get(); }
+  std::vector<std::byte> DeviceScales() const { return device_scales_.Get(); }
   void ExpectDeviceIsAsHere() const {
-    EXPECT_EQ(std::memcmp(device_bytes_.Get().data(), bytes_.data(), bytes_.size()), 0);
-    EXPECT_EQ(std::memcmp(device_scales_.Get().data(), scales_.data(), scales_.size()), 0);
+    EXPECT_EQ(DeviceBytes(), bytes_);
+    EXPECT_EQ(DeviceScales(), scales_);
   }
   // Element (page, kv, layer, token, head, 0), and its group's scale.
   std::byte* Head(std::uint32_t page, std::uint32_t kv, std::uint32_t layer, std::uint32_t token,
@@ -356,6 +361,140 @@ TEST(QkvStoreCudaRefusalTest, OtherCombinations) {
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.rotary_size = 18; }));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.qkv_stride = 47; }));
   EXPECT_TRUE(refused(DType::kF32, 16, [](auto& p) { p.token_rows = nullptr; }));
+}
+
+// The first `count` rows of a step from the input of attention on, into a pool of its own.
+struct QkvResult {
+  std::vector<BF16> qkv;
+  std::vector<std::byte> bytes;
+  std::vector<std::byte> scales;
+  std::uint64_t launches = 0;
+};
+
+class QkvProjection {
+ public:
+  QkvProjection(const EmulatedBackend& cuda, const QkvCase& of, std::uint32_t k)
+      : cuda_(cuda),
+        case_(of),
+        k_(k),
+        in_(of),
+        width_(in_.all_heads * of.head_size),
+        x_(cuda, Rows(k)),
+        bias_(cuda, RandomFloats(width_, 5)),
+        cosines_(cuda, in_.cosines),
+        sines_(cuda, in_.sines),
+        token_rows_(cuda, kTokenRows),
+        positions_(cuda, kPositions),
+        q_norm_(cuda, RandomFloats(of.head_size, 8)),
+        k_norm_(cuda, RandomFloats(of.head_size, 9)) {
+    const auto values = Encode(RandomFloats(std::size_t{width_} * k, 6, 0.2f), DType::kBF16);
+    const WeightRows source{values.data(), width_};
+    matrix_ =
+        *PackLinearWeights(*cuda, {&source, 1}, DType::kBF16, k, {.activations = DType::kBF16});
+  }
+
+  // Status of the op, and in `result` what it left.
+  absl::Status Run(std::uint32_t count, bool at_once, QkvResult* result) const {
+    DevicePool pool(cuda_, Geometry(case_.dtype, case_.kv_heads, case_.head_size), StepTable());
+    const DeviceArray<BF16> qkv(cuda_, std::size_t{count} * in_.stride);
+    const AnyKvView keys = KeyView(pool.collection(), 1);
+    const AnyKvView values = ValueView(pool.collection(), 1);
+    const QkvLinearParams params{.x = x_.data(),
+                                 .weight = &matrix_,
+                                 .bias = bias_.data(),
+                                 .x_stride = k_,
+                                 .store = {.keys = &keys,
+                                           .values = &values,
+                                           .qkv = qkv.data(),
+                                           .qkv_stride = in_.stride,
+                                           .cosines = cosines_.data(),
+                                           .sines = sines_.data(),
+                                           .row_offsets = nullptr,
+                                           .token_rows = token_rows_.data(),
+                                           .positions = positions_.data(),
+                                           .batch_size = 3,
+                                           .num_rows = count,
+                                           .num_heads = case_.heads,
+                                           .rotary_size = case_.rotary_size,
+                                           .rotary_first = case_.rotary_first,
+                                           .style = case_.style,
+                                           .q_norm = case_.norm ? q_norm_.data() : nullptr,
+                                           .k_norm = case_.norm ? k_norm_.data() : nullptr,
+                                           .norm_epsilon = kNormEpsilon}};
+    const std::uint64_t before = cuda_emulator::LaunchCount();
+    QUIRE_RETURN_IF_ERROR(at_once ? QkvLinear(*cuda_, params) : OneByOne(params));
+    cuda_.Wait();
+    *result = {qkv.Get(), pool.DeviceBytes(), pool.DeviceScales(),
+               cuda_emulator::LaunchCount() - before};
+    return absl::OkStatus();
+  }
+
+ private:
+  static std::vector<BF16> Rows(std::uint32_t k) {
+    std::vector<BF16> rows;
+    for (const float v : RandomFloats(kTokenRows.size() * k, 7)) rows.push_back(BF16::FromFloat(v));
+    return rows;
+  }
+  absl::Status OneByOne(const QkvLinearParams& params) const {
+    QUIRE_RETURN_IF_ERROR(Linear(*cuda_, {.x = params.x,
+                                          .weight = params.weight,
+                                          .bias = params.bias,
+                                          .y = params.store.qkv,
+                                          .x_stride = params.x_stride,
+                                          .y_stride = params.store.qkv_stride,
+                                          .num_rows = params.store.num_rows}));
+    return QkvStore(*cuda_, params.store);
+  }
+
+  const EmulatedBackend& cuda_;
+  QkvCase case_;
+  std::uint32_t k_;
+  QkvInputs<BF16> in_;
+  std::uint32_t width_;
+  DeviceArray<BF16> x_;
+  DeviceArray<float> bias_, cosines_, sines_;
+  DeviceArray<std::int32_t> token_rows_, positions_;
+  DeviceArray<float> q_norm_, k_norm_;
+  PackedLinear matrix_;
+};
+
+// Pages that are not bf16 and heads that a tile does not hold take two launches, K in one sub-range
+// and in several.
+TEST(QkvLinearCudaTest, OneLaunchHasTheBytesOfTwo) {
+  for (const std::uint64_t seed : {1u, 5u}) {
+    const EmulatedBackend cuda(seed);
+    for (const QkvCase& of : {QkvCase{DType::kBF16, 8, 2, 128, 128, 0, RopeStyle::kHalf},
+                              QkvCase{DType::kBF16, 3, 1, 64, 32, 32, RopeStyle::kInterleaved},
+                              QkvCase{DType::kBF16, 5, 2, 32, 32, 0, RopeStyle::kHalf, true},
+                              QkvCase{DType::kBF16, 2, 1, 128, 0, 0, RopeStyle::kHalf, true},
+                              QkvCase{DType::kBF16, 2, 1, 80, 80, 0, RopeStyle::kHalf},
+                              QkvCase{DType::kI8, 2, 1, 128, 128, 0, RopeStyle::kHalf},
+                              QkvCase{DType::kF16, 2, 1, 64, 64, 0, RopeStyle::kHalf}}) {
+      for (const std::uint32_t k : {72u, 576u}) {
+        SCOPED_TRACE(absl::StrCat(DTypeName(of.dtype), " heads of ", of.head_size, ", k ", k));
+        const QkvProjection projection(cuda, of, k);
+        for (const std::uint32_t rows : {1u, 5u, 8u, 9u}) {
+          SCOPED_TRACE(rows);
+          QkvResult got, want;
+          ASSERT_TRUE(projection.Run(rows, /*at_once=*/true, &got).ok());
+          ASSERT_TRUE(projection.Run(rows, /*at_once=*/false, &want).ok());
+          const bool fits = of.dtype == DType::kBF16 && 128 % of.head_size == 0;
+          EXPECT_EQ(got.launches, fits && rows <= 8 ? 1u : 2u);
+          EXPECT_EQ(std::memcmp(got.qkv.data(), want.qkv.data(), 2 * want.qkv.size()), 0);
+          EXPECT_EQ(got.bytes, want.bytes);
+          EXPECT_EQ(got.scales, want.scales);
+        }
+      }
+    }
+  }
+}
+
+TEST(QkvLinearCudaTest, WhatQkvStoreRefusesIsRefused) {
+  const EmulatedBackend cuda;
+  const QkvProjection odd(cuda, {DType::kBF16, 2, 1, 64, 66, 0, RopeStyle::kHalf}, 64);
+  QkvResult result;
+  EXPECT_TRUE(absl::IsInvalidArgument(odd.Run(1, /*at_once=*/true, &result)));
+  EXPECT_TRUE(absl::IsInvalidArgument(odd.Run(9, /*at_once=*/true, &result)));
 }
 
 struct LatentCase {

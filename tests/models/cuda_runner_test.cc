@@ -791,7 +791,7 @@ Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool gr
 // launches beside its layers.
 TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
   const Launches attention = {
-      {"rms_norm", 1}, {"linear", 2}, {"qkv_store", 1}, {"attention decode sm_90a", 1}};
+      {"rms_norm", 1}, {"qkv_linear", 1}, {"attention decode sm_90a", 1}, {"linear", 1}};
   Launches dense = attention;
   dense["rms_norm"] += 1;
   dense["linear"] += 2;  // gate and up with their product, and down

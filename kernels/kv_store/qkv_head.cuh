@@ -1,0 +1,83 @@
+#pragma once
+
+// A head of the QKV product on its way to attention, by a warp: normed where the model does,
+// rotated in f32, a q head written back in place, a k or v head into its page (kv_head.cuh).
+
+#include <cstdint>
+
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/thread.cuh"
+#include "kernels/kv_store/kv_head.cuh"
+#include "kernels/kv_store/qkv_store.h"
+
+namespace quire::kernels::kv_head {
+
+// Pieces of 32 lanes x 4 columns that a head may have.
+inline constexpr std::uint32_t kQkvPieces = 2;
+
+template <typename T, typename E>
+struct QkvStoreArgs {
+  KvView<E> keys;
+  KvView<E> values;
+  T* qkv;
+  Rotation rotation;
+  HeadNorm q_norm;
+  HeadNorm k_norm;
+  const std::int32_t* token_rows;
+  const std::int32_t* positions;
+  std::int64_t qkv_stride;
+  std::uint32_t num_heads;
+};
+
+// What QkvStore makes of the parameters.
+template <typename T, typename E>
+QkvStoreArgs<T, E> QkvArgsOf(const QkvStoreParams& params, const KvView<E>& keys,
+                             const KvView<E>& values) {
+  return {keys,
+          values,
+          params.qkv.as<T>(),
+          {params.cosines, params.sines, params.rotary_size, params.rotary_first, params.style},
+          {params.q_norm, params.norm_epsilon},
+          {params.k_norm, params.norm_epsilon},
+          params.token_rows,
+          params.positions,
+          params.qkv_stride,
+          params.num_heads};
+}
+
+// Head `head` of row `row`, counting those of q, k and v; padding and heads that there are not stay
+// as they are.
+template <typename T, typename E>
+__device__ __forceinline__ void StoreQkvHead(const QkvStoreArgs<T, E>& args, std::int64_t row,
+                                             std::uint32_t head) {
+  const std::uint32_t kv_heads = args.keys.num_heads();
+  const std::uint32_t head_size = args.keys.head_size();
+  const std::int32_t batch_row = args.token_rows[row];
+  if (batch_row < 0 || head >= args.num_heads + 2 * kv_heads) return;
+  T* const x = args.qkv + row * args.qkv_stride + std::int64_t{head} * head_size;
+  const bool is_value = head >= args.num_heads + kv_heads;
+  HeadNorm norm = head < args.num_heads ? args.q_norm : args.k_norm;
+  if (is_value) norm.weight = nullptr;
+  HeadValues<kQkvPieces> values;
+  ReadHead<kQkvPieces>(args.rotation, x, head_size, row, !is_value, values, norm);
+  cuda::SyncWarp();
+  if (head < args.num_heads) {
+#pragma unroll
+    for (std::uint32_t j = 0; j < kQkvPieces; ++j) {
+      const std::uint32_t d = FirstColumn(j);
+      if (d >= head_size) break;
+      Vec<T, kColumns> out;
+#pragma unroll
+      for (std::uint32_t c = 0; c < kColumns; ++c) out.lane[c] = FromFloat<T>(values[j][c]);
+      cache::StoreVector<kColumns>(x + d, out);
+    }
+    return;
+  }
+  StoreHead<kQkvPieces, E>(
+      is_value ? args.values : args.keys,
+      {static_cast<std::uint32_t>(batch_row), head - args.num_heads - (is_value ? kv_heads : 0),
+       static_cast<std::uint32_t>(args.positions[row])},
+      values);
+}
+
+}  // namespace quire::kernels::kv_head
