@@ -9,6 +9,7 @@
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
+#include "kernels/norm/norm.h"
 
 namespace quire::kernels {
 namespace {
@@ -240,11 +241,36 @@ float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
   return dtype_ == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
 }
 
+namespace {
+
+// Linear, then the norm of y.
+absl::Status LinearAndNorm(const Backend& backend, const LinearParams& params) {
+  LinearParams product = params;
+  product.norm = nullptr;
+  QUIRE_RETURN_IF_ERROR(Linear(backend, product));
+  return RmsNorm(backend, *params.norm);
+}
+
+}  // namespace
+
 namespace internal {
 
 bool OnTensorCores(const PackedLinear& weight, DType x) {
   return x == DType::kBF16 && weight.k() % 8 == 0 &&
          (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
+}
+
+bool NormsAtOnce(const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const RmsNormParams& norm = *params.norm;
+  return OnTensorCores(weight, params.x.dtype()) && weight.library_plans() == nullptr &&
+         weight.format() == WeightFormat::kPlain && !params.gate &&
+         params.num_rows <= kMaxNormedRows &&
+         cuda::LinearTilesN(weight.n()) < cuda::kLinearMaxPartials && params.y.is_f32() &&
+         norm.x.data() == params.y.data() && norm.x.is_f32() && norm.x_stride == params.y_stride &&
+         norm.hidden == weight.n() && norm.num_rows == params.num_rows &&
+         norm.y.dtype() == DType::kBF16 && norm.y_stride >= std::int64_t{norm.hidden} &&
+         norm.residual == nullptr && norm.row_indices == nullptr && norm.groups == 1;
 }
 
 }  // namespace internal
@@ -271,6 +297,9 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
         ", residual ", params.residual_stride, ", each must hold a row"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
+  if (params.norm != nullptr && (backend.cuda() == nullptr || !internal::NormsAtOnce(params))) {
+    return LinearAndNorm(backend, params);
+  }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);
   }

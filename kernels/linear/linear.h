@@ -22,6 +22,8 @@
 
 namespace quire::kernels {
 
+struct RmsNormParams;
+
 namespace cuda {
 struct LtPlans;
 }
@@ -166,6 +168,7 @@ struct LinearParams {
   // Features 0 .. N / 2 - 1 gate the others: y is [num_rows, N / 2]. Only with what TakesGate
   // says, without a residual.
   std::optional<GateShape> gate = {};
+  const RmsNormParams* norm = nullptr;  // of y, behind the product: norm->x is y; null: none
 };
 
 // Whether the halves of N can gate each other in the product itself: on the tensor cores of a GPU,
@@ -178,6 +181,10 @@ bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DTyp
 //
 // With a gate y[m][j] is GatedProduct of what would be y[m][j] and y[m][N / 2 + j], each rounded to
 // bf16 before: the bits of Linear and GatedProduct one after the other.
+//
+// With a norm RmsNorm comes behind, and its errors: bit for bit in a launch of its own, or on the
+// tensor cores of a GPU, for plain weights, f32 y and few rows (kMaxNormedRows), by the last block
+// of the product.
 //
 // f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
 // multiply-adds with k ascending; parts are added in order.
@@ -201,9 +208,13 @@ absl::Status Linear(const Backend& backend, const LinearParams& params);
 namespace internal {
 
 inline constexpr std::uint32_t kLinearPart = 256;
+// Rows that the last block of a product norms in less time than a launch takes.
+inline constexpr std::uint32_t kMaxNormedRows = 4;
 
 // Whether a product runs on the tensor cores of a GPU.
 bool OnTensorCores(const PackedLinear& weight, DType x);
+// Whether LinearTensorCoreCuda norms y. REQUIRES: params.norm.
+bool NormsAtOnce(const LinearParams& params);
 // Of the elements of a plain matrix on a GPU.
 constexpr DType CudaPlainType(DType dtype, DType activations) {
   return activations == DType::kBF16 ? DType::kBF16 : dtype;

@@ -15,6 +15,7 @@
 #include "kernels/linear/linear_groups.cuh"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/linear_tile.cuh"
+#include "kernels/norm/norm_row.cuh"
 
 namespace quire::kernels {
 namespace {
@@ -33,11 +34,36 @@ using linear_tile::UseWorkspace;
 using linear_tile::Work;
 using linear_tile::WorkOf;
 
+// Rows of a launch that may have a norm behind its product.
+constexpr std::uint32_t kFewRows = 8;
+static_assert(internal::kMaxNormedRows <= kFewRows);
+
+using NormArgs = norm_row::RmsNormArgs<float, BF16>;
+
+// The norm of all rows of y, by the last of the blocks that stored a tile of it.
+__device__ __forceinline__ void NormRows(const LinearArgs& args, const NormArgs& norm) {
+  auto* const shared = reinterpret_cast<float*>(cuda::SharedMemory());
+  const std::uint32_t tiles = cuda::GridX() / args.grid_splits;
+  if (tiles > 1 &&
+      !ArrivesLast(args.counters + tiles, tiles, reinterpret_cast<std::uint32_t*>(shared))) {
+    return;
+  }
+  for (std::uint32_t row = 0; row < args.num_rows; ++row) {
+    cuda::SyncBlock();
+    norm_row::WriteRow<float, BF16>(norm, row, shared);
+  }
+}
+
+// Without a norm its y is null. Kernels of codes have none: their loop would issue a tenth more
+// instructions, and that is what bounds them.
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
 __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
-    LinearKernel(const __grid_constant__ LinearArgs args) {
+    LinearKernel(const __grid_constant__ LinearArgs args, const __grid_constant__ NormArgs norm) {
   cuda::DependencyLaunch();
-  Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args), SameRow());
+  const bool stores = Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args), SameRow());
+  if constexpr (kFormat == WeightFormat::kPlain && kTokens == kFewRows) {
+    if (stores && norm.y != nullptr) NormRows(args, norm);
+  }
 }
 
 struct GroupedArgs {
@@ -88,6 +114,10 @@ __device__ __forceinline__ void AddChosen(const GroupedArgs& args) {
   }
 }
 
+// Of plain weights only, for the reason of norms.
+template <WeightFormat kFormat, std::uint32_t kTokens>
+inline constexpr bool kAddsChosen = kFormat == WeightFormat::kPlain&& kTokens == kFewGroupRows;
+
 // Linear for the rows of each group. A block waits before it knows its matrix, and adds all
 // sub-ranges of K itself: there are blocks enough, of several groups.
 template <WeightFormat kFormat, std::uint32_t kTokens>
@@ -97,27 +127,31 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::DependencyWait();
   const cuda::GroupTile tile =
       cuda::GroupTileOf<kTokens>(args.groups, args.linear.num_rows, cuda::BlockY());
-  if (tile.group < args.groups.count) {
-    LinearArgs own = args.linear;
-    own.w += tile.group * args.groups.data_distance;
-    own.scales += tile.group * args.groups.scale_distance;
-    if (own.zeros != nullptr) own.zeros += tile.group * args.groups.scale_distance;
-    if (own.bias != nullptr) own.bias += tile.group * args.groups.bias_distance;
-    own.num_rows = tile.end;
-    Work work = WorkOf<kTokens>(own);
-    work.m0 = tile.begin;
-    // Rows beyond the last are not read.
-    Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
-      return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
-    });
+  if (tile.group >= args.groups.count) {
+    if constexpr (kAddsChosen<kFormat, kTokens>) {
+      if (args.sum.y != nullptr) AddChosen(args);
+    }
+    return;
   }
-  if constexpr (kTokens == kFewGroupRows) {
+  LinearArgs own = args.linear;
+  own.w += tile.group * args.groups.data_distance;
+  own.scales += tile.group * args.groups.scale_distance;
+  if (own.zeros != nullptr) own.zeros += tile.group * args.groups.scale_distance;
+  if (own.bias != nullptr) own.bias += tile.group * args.groups.bias_distance;
+  own.num_rows = tile.end;
+  Work work = WorkOf<kTokens>(own);
+  work.m0 = tile.begin;
+  // Rows beyond the last are not read.
+  Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
+    return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
+  });
+  if constexpr (kAddsChosen<kFormat, kTokens>) {
     if (args.sum.y != nullptr) AddChosen(args);
   }
 }
 
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
-absl::Status LaunchTile(const CudaContext& context, LinearArgs args) {
+absl::Status LaunchTile(const CudaContext& context, LinearArgs args, const NormArgs& norm = {}) {
   using S = Shape<kFormat, kTokens>;
   const cuda::LinearReduction tree = cuda::LinearReductionOf(args.n, args.k);
   args.tiles_per_split = tree.tiles_per_split;
@@ -128,7 +162,7 @@ absl::Status LaunchTile(const CudaContext& context, LinearArgs args) {
                        .threads = kThreads,
                        .shared_bytes = S::kSharedBytes,
                        .programmatic = true},
-                      args);
+                      args, norm);
 }
 
 // Rows, a multiple of kLinearSmallRows, whose partial sums fit in the workspace.
@@ -136,9 +170,9 @@ std::uint32_t MaxSplitRows(std::uint32_t n, std::uint32_t splits) {
   return cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (cuda::LinearTilesN(n) * splits));
 }
 
-absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args) {
+absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args, const NormArgs& norm) {
   constexpr WeightFormat kFormat = WeightFormat::kPlain;
-  if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
+  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, norm);
   if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
   if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
   if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
@@ -177,7 +211,7 @@ absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args) 
 // is all the work.
 template <WeightFormat kFormat>
 absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
-  if (args.num_rows <= 8) return LaunchTile<kFormat, 8>(context, args);
+  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args);
   const std::uint32_t num_rows = args.num_rows;
   const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
   const std::uint32_t step = splits == 1 ? num_rows : MaxSplitRows(args.n, splits);
@@ -216,9 +250,11 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
   args.y_stride = params.y_stride;
   args.y_is_bf16 = params.y.dtype() == DType::kBF16;
   SetGate(params.gate, &args);
+  const NormArgs norm =
+      params.norm != nullptr ? norm_row::ArgsOf<float, BF16>(*params.norm) : NormArgs{};
   switch (params.weight->format()) {
     case WeightFormat::kPlain:
-      return LaunchPlain(context, args);
+      return LaunchPlain(context, args, norm);
     case WeightFormat::kInt8:
       return LaunchQuantized<WeightFormat::kInt8>(context, args);
     case WeightFormat::kFp8E4M3:

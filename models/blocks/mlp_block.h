@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "kernels/backend/float_ptr.h"
 #include "kernels/elementwise/activation.h"
+#include "models/blocks/branch.h"
 #include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
@@ -32,6 +33,7 @@ absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
 
 // x joins down(act(gate(norm(x))) * up(norm(x))), as branch.h says. Uses normed and gate_up.
 // REQUIRES: CheckBuilt.
-absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
+absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
+                      const BranchEdges& edges = {});
 
 }  // namespace quire::models

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "kernels/elementwise/activation.h"
+#include "kernels/kv_store/qkv_linear.h"
 #include "kernels/kv_store/qkv_store.h"
+#include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
 #include "kernels/sampling/device_sampler.h"
 #include "tools/bench/bench_cuda.h"
@@ -101,47 +103,94 @@ BENCHMARK(Run<SiluRows>)
     ->UseManualTime();
 BENCHMARK(Run<SiluRows>)->Name("BM_SiluProduct/tiny")->Args({2, 64})->UseManualTime();
 
-// Arguments: sequences of one new token each. Heads of Llama 3.1 8B.
+// Sequences of one new token each, with the heads of Llama 3.1 8B, and what QkvStore needs of them.
+struct NewTokens {
+  static constexpr std::uint32_t kHeads = 32, kKvHeads = 8, kHeadSize = 128;
+  static constexpr std::int64_t kWidth = std::int64_t{kHeads + 2 * kKvHeads} * kHeadSize;
+
+  static absl::StatusOr<NewTokens> Create(Gpu& gpu, std::uint32_t batch) {
+    NewTokens tokens;
+    QUIRE_ASSIGN_OR_RETURN(Sequences sequences, Sequences::Create(gpu, DType::kBF16,
+                                                                  {.batch = batch,
+                                                                   .cached = 63,
+                                                                   .rows = 1,
+                                                                   .kv_heads = kKvHeads,
+                                                                   .head_size = kHeadSize,
+                                                                   .is_prompt = false}));
+    tokens.sequences = std::make_unique<Sequences>(std::move(sequences));
+    QUIRE_ASSIGN_OR_RETURN(tokens.qkv, Random<BF16>(gpu, batch * kWidth));
+    QUIRE_ASSIGN_OR_RETURN(tokens.angles, Random<float>(gpu, std::int64_t{batch} * kHeadSize));
+    std::vector<std::int32_t> rows(batch);
+    for (std::uint32_t b = 0; b < batch; ++b) rows[b] = static_cast<std::int32_t>(b);
+    QUIRE_ASSIGN_OR_RETURN(tokens.token_rows, ToDevice(gpu, rows));
+    QUIRE_ASSIGN_OR_RETURN(tokens.positions, ToDevice(gpu, std::vector<std::int32_t>(batch, 63)));
+    tokens.keys = std::make_unique<AnyKvView>(KeyView(*tokens.sequences->collection, 0));
+    tokens.values = std::make_unique<AnyKvView>(ValueView(*tokens.sequences->collection, 0));
+    const auto* const cosines = static_cast<const float*>(tokens.angles.data());
+    tokens.params = {.keys = tokens.keys.get(),
+                     .values = tokens.values.get(),
+                     .qkv = static_cast<BF16*>(tokens.qkv.data()),
+                     .qkv_stride = kWidth,
+                     .cosines = cosines,
+                     .sines = cosines + std::int64_t{batch} * kHeadSize / 2,
+                     .row_offsets = tokens.sequences->Lengths(false).row_offsets,
+                     .token_rows = static_cast<const std::int32_t*>(tokens.token_rows.data()),
+                     .positions = static_cast<const std::int32_t*>(tokens.positions.data()),
+                     .batch_size = batch,
+                     .num_rows = batch,
+                     .num_heads = kHeads,
+                     .rotary_size = kHeadSize};
+    return tokens;
+  }
+
+  std::unique_ptr<Sequences> sequences;
+  DeviceBuffer qkv, angles, token_rows, positions;
+  std::unique_ptr<AnyKvView> keys, values;
+  QkvStoreParams params{};
+};
+
+// Argument: rows.
 absl::Status StoreRows(benchmark::State& state, Gpu& gpu) {
   const auto batch = static_cast<std::uint32_t>(state.range(0));
-  constexpr std::uint32_t kHeads = 32, kKvHeads = 8, kHeadSize = 128;
-  QUIRE_ASSIGN_OR_RETURN(const Sequences sequences, Sequences::Create(gpu, DType::kBF16,
-                                                                      {.batch = batch,
-                                                                       .cached = 63,
-                                                                       .rows = 1,
-                                                                       .kv_heads = kKvHeads,
-                                                                       .head_size = kHeadSize,
-                                                                       .is_prompt = false}));
-  constexpr std::int64_t kWidth = std::int64_t{kHeads + 2 * kKvHeads} * kHeadSize;
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer qkv, Random<BF16>(gpu, batch * kWidth));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer angles,
-                         Random<float>(gpu, std::int64_t{batch} * kHeadSize));
-  std::vector<std::int32_t> rows(batch);
-  for (std::uint32_t b = 0; b < batch; ++b) rows[b] = static_cast<std::int32_t>(b);
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer token_rows, ToDevice(gpu, rows));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer positions,
-                         ToDevice(gpu, std::vector<std::int32_t>(batch, 63)));
-  const AnyKvView k = KeyView(*sequences.collection, 0);
-  const AnyKvView v = ValueView(*sequences.collection, 0);
-  const auto* const cosines = static_cast<const float*>(angles.data());
-  return Measure(state, gpu, {.bytes = 2.0 * 2 * static_cast<double>(batch * kWidth)}, [&](int) {
-    return QkvStore(gpu.backend, {.keys = &k,
-                                  .values = &v,
-                                  .qkv = static_cast<BF16*>(qkv.data()),
-                                  .qkv_stride = kWidth,
-                                  .cosines = cosines,
-                                  .sines = cosines + std::int64_t{batch} * kHeadSize / 2,
-                                  .row_offsets = sequences.Lengths(false).row_offsets,
-                                  .token_rows = static_cast<const std::int32_t*>(token_rows.data()),
-                                  .positions = static_cast<const std::int32_t*>(positions.data()),
-                                  .batch_size = batch,
-                                  .num_rows = batch,
-                                  .num_heads = kHeads,
-                                  .rotary_size = kHeadSize});
-  });
+  QUIRE_ASSIGN_OR_RETURN(const NewTokens tokens, NewTokens::Create(gpu, batch));
+  return Measure(state, gpu, {.bytes = 2.0 * 2 * static_cast<double>(batch * NewTokens::kWidth)},
+                 [&](int) { return QkvStore(gpu.backend, tokens.params); });
 }
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore")->Arg(1)->Arg(4096)->ArgName("rows")->UseManualTime();
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore/tiny")->Arg(2)->UseManualTime();
+
+// Arguments: rows, K. The product in front with it, other weights each time.
+absl::Status ProjectAndStore(benchmark::State& state, Gpu& gpu) {
+  const auto batch = static_cast<std::uint32_t>(state.range(0));
+  const auto k = static_cast<std::uint32_t>(state.range(1));
+  constexpr auto kWidth = static_cast<std::uint32_t>(NewTokens::kWidth);
+  QUIRE_ASSIGN_OR_RETURN(const NewTokens tokens, NewTokens::Create(gpu, batch));
+  const std::int64_t bytes = std::int64_t{kWidth} * k * 2;
+  const auto host = RandomValues<BF16>(bytes / 2, 0.05f);
+  std::vector<PackedLinear> weights;
+  while (weights.size() < CopiesBeyondCache(gpu, bytes)) {
+    QUIRE_ASSIGN_OR_RETURN(PackedLinear packed,
+                           PackLinearWeight(gpu.backend, host.data(), DType::kBF16, kWidth, k));
+    weights.push_back(std::move(packed));
+  }
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{batch} * k));
+  return Measure(
+      state, gpu, {.bytes = static_cast<double>(bytes), .flops = 2.0 * kWidth * k * batch},
+      [&](int i) {
+        return QkvLinear(gpu.backend,
+                         {.x = static_cast<const BF16*>(x.data()),
+                          .weight = &weights[static_cast<std::size_t>(i) % weights.size()],
+                          .x_stride = k,
+                          .store = tokens.params});
+      });
+}
+BENCHMARK(Run<ProjectAndStore>)
+    ->Name("BM_QkvLinear")
+    ->Args({1, 4096})
+    ->Args({8, 4096})
+    ->ArgNames({"rows", "k"})
+    ->UseManualTime();
+BENCHMARK(Run<ProjectAndStore>)->Name("BM_QkvLinear/tiny")->Args({2, 64})->UseManualTime();
 
 // Arguments: rows, vocabulary, top_k, top_p and temperature in percent.
 absl::Status SampleRows(benchmark::State& state, Gpu& gpu) {
