@@ -274,8 +274,10 @@ absl::Status Daemon::Impl::Listen() {
   admin_ = std::make_unique<AdminService>(context_, &drain_, &live_);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
   GrpcTransportOptions transport = options_.transport;
-  transport.max_connections = LimitGrpcConnections(
+  const GrpcConnectionLimit limit = LimitGrpcConnections(
       transport.max_connections, admin_addresses.empty() ? 1 : 2, NumHttpConnections(options_));
+  transport.max_connections = limit.max_connections;
+  transport.max_descriptors = limit.max_descriptors;
   QUIRE_ASSIGN_OR_RETURN(data_listener_, GrpcListener::Start({.addresses = options_.grpc_listen,
                                                               .transport = transport,
                                                               .certificates = certificates_.get(),

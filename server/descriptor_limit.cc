@@ -17,8 +17,8 @@ namespace {
 // about to end or are told why they are refused, which have at most 160 in each of two listeners
 // (grpc_acceptor.cc).
 constexpr std::int64_t kOtherDescriptors = 512;
-constexpr std::int64_t kDescriptorsPerGrpcConnection = 3;  // its own and a socket pair
-constexpr std::int64_t kMinGrpcConnections = 16;
+constexpr std::int64_t kDescriptorsOfCall = 3;  // a connection's own and a socket pair
+constexpr std::int64_t kMinGrpcDescriptors = 16 * kDescriptorsOfCall;
 
 }  // namespace
 
@@ -39,23 +39,27 @@ void RaiseDescriptorLimit() {
              {"to", static_cast<std::uint64_t>(raised.rlim_cur)}});
 }
 
-std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
-                                  std::int32_t http_connections) {
+GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,
+                                         std::int32_t http_connections) {
   rlimit limit = {};
   QUIRE_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  if (limit.rlim_cur == RLIM_INFINITY) return wanted;
+  if (limit.rlim_cur == RLIM_INFINITY) return {wanted, kDescriptorsOfCall * wanted};
   const auto descriptors = static_cast<std::int64_t>(limit.rlim_cur);
-  const std::int64_t possible = std::max((descriptors - kOtherDescriptors - http_connections) /
-                                             (kDescriptorsPerGrpcConnection * num_listeners),
-                                         kMinGrpcConnections);
-  if (possible >= wanted) return wanted;
-  log::Warn("server", "fewer connections than server.grpc.max_connections, for want of descriptors",
-            {{"max_connections", wanted},
-             {"possible", possible},
-             {"grpc_listeners", num_listeners},
-             {"http_connections", http_connections},
-             {"descriptors", descriptors}});
-  return static_cast<std::int32_t>(possible);
+  const std::int64_t share = std::max(
+      (descriptors - kOtherDescriptors - http_connections) / num_listeners, kMinGrpcDescriptors);
+  if (share >= kDescriptorsOfCall * wanted) return {wanted, share};
+  const std::int64_t possible = std::min<std::int64_t>(wanted, share);
+  log::Warn(
+      "server",
+      "fewer connections than server.grpc.max_connections can be open, or have calls, for want "
+      "of descriptors",
+      {{"max_connections", wanted},
+       {"possible", possible},
+       {"possible_with_calls", share / kDescriptorsOfCall},
+       {"grpc_listeners", num_listeners},
+       {"http_connections", http_connections},
+       {"descriptors", descriptors}});
+  return {static_cast<std::int32_t>(possible), share};
 }
 
 }  // namespace quire::server

@@ -13,9 +13,15 @@ namespace quire::server {
 // it, and logs both.
 void RaiseDescriptorLimit();
 
-// How many connections each of `num_listeners` gRPC listeners may have beside `http_connections` of
-// the HTTP servers: `wanted`, or what descriptors allow, which is logged.
-std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
-                                  std::int32_t http_connections);
+struct GrpcConnectionLimit {
+  std::int32_t max_connections = 0;
+  std::int64_t max_descriptors = 0;  // of all of them
+};
+
+// What each of `num_listeners` gRPC listeners may have beside `http_connections` of the HTTP
+// servers: its share of the descriptors, and `wanted` connections, or as many as have one
+// descriptor each, which is logged.
+GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,
+                                         std::int32_t http_connections);
 
 }  // namespace quire::server

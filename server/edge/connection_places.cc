@@ -44,6 +44,7 @@ void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
   std::move(undo).Cancel();
   ++all_.staying;
   ++of_ip.staying;
+  descriptors_ += entry.descriptors;
 }
 
 void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
@@ -56,6 +57,7 @@ void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
     if (Order* const order = OrderOf(group, entry.phase)) order->erase({entry.since, number});
   };
   leave(all_);
+  descriptors_ -= entry.descriptors;
   if (entry.ip.empty()) return;
   const auto group = by_ip_.find(entry.ip);
   leave(group->second);
@@ -74,11 +76,22 @@ void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time no
   const auto found = entries_.find(number);
   if (found == entries_.end()) return;
   if (found->second.phase == phase && phase != Phase::kStalled) return;
-  Entry next = {.ip = found->second.ip, .phase = phase, .since = now};
+  Entry next = {.ip = found->second.ip,
+                .phase = phase,
+                .since = now,
+                .descriptors = found->second.descriptors};
   Leave(number, found->second);
   found->second.phase = Phase::kLeaving;
   Enter(number, next);
   found->second = std::move(next);
+}
+
+void ConnectionPlaces::SetDescriptors(std::uint64_t number, int descriptors) {
+  const auto found = entries_.find(number);
+  if (found == entries_.end()) return;
+  const int more = descriptors - found->second.descriptors;
+  found->second.descriptors = descriptors;
+  if (found->second.phase != Phase::kLeaving) descriptors_ += more;
 }
 
 void ConnectionPlaces::Remove(std::uint64_t number) {
@@ -96,16 +109,26 @@ std::optional<std::uint64_t> ConnectionPlaces::TakeOne(const std::string& ip, ab
     if (found == by_ip_.end()) return std::nullopt;
     group = &found->second;
   }
-  const Order* order = &group->silent;
+  return TakeOneOf(*group, kTimeBetweenCalls, now, was);
+}
+
+std::optional<std::uint64_t> ConnectionPlaces::TakeOneForCall(absl::Time now) {
+  return TakeOneOf(all_, /*idle_time=*/absl::ZeroDuration(), now, /*was=*/nullptr);
+}
+
+std::optional<std::uint64_t> ConnectionPlaces::TakeOneOf(const Group& group,
+                                                         absl::Duration idle_time, absl::Time now,
+                                                         Phase* was) {
+  const Order* order = &group.silent;
   const auto is_for = [now](const Order& waiting, absl::Duration time) {
     return !waiting.empty() && now - waiting.begin()->first >= time;
   };
-  if (!is_for(group->silent, kTimeToSpeak) &&
-      (is_for(group->idle, kTimeBetweenCalls) || group->silent.empty())) {
-    order = &group->idle;
+  if (!is_for(group.silent, kTimeToSpeak) &&
+      (is_for(group.idle, idle_time) || group.silent.empty())) {
+    order = &group.idle;
   }
   if (order->empty()) {
-    order = &group->stalled;
+    order = &group.stalled;
     if (order->empty() || now - order->begin()->first < kTimeToGoOn) return std::nullopt;
   }
   const std::uint64_t number = order->begin()->second;
@@ -133,6 +156,7 @@ absl::Status ConnectionPlaces::CheckIntegrity() const {
     return a.staying == b.staying && a.silent == b.silent && a.idle == b.idle &&
            a.stalled == b.stalled;
   };
+  if (descriptors_ != again.descriptors_) return absl::InternalError("descriptors do not add up");
   if (leaving_ != again.leaving_) return absl::InternalError("one that leaves is not in its order");
   if (!are_equal(all_, again.all_)) return absl::InternalError("the places of all are not theirs");
   if (by_ip_.size() != again.by_ip_.size()) return absl::InternalError("an address has no place");

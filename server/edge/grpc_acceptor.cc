@@ -52,6 +52,7 @@ using Error = boost::system::error_code;
 
 constexpr int kThreads = 2;
 constexpr std::chrono::seconds kTick{1};
+constexpr int kDescriptorsToGrpc = 2;  // a socket pair
 // After a failed accept, such as for want of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 // Refused connections that are being told so at once; more are closed without a word.
@@ -154,7 +155,9 @@ class GrpcAcceptor::Impl {
   };
   struct Known {
     bool is_turned_away = false;
+    bool is_own = false;
     bool is_ending = false;  // by EndLeaving
+    int descriptors = 1;
     std::string ip = {};
     std::weak_ptr<GuardedConnection> connection = {};
   };
@@ -172,8 +175,11 @@ class GrpcAcceptor::Impl {
   std::shared_ptr<GuardedConnection> Add(std::unique_ptr<Transport> transport, Peer peer,
                                          const std::string& ip, Kind kind);
   absl::Status MakeRoomFor(const std::string& ip);
-  void EndLeaving(std::int64_t most_connections, absl::Duration at_least);
-  bool CloseOne(const std::string& ip);
+  absl::Status MakeRoomToGrpc(std::uint64_t number);
+  void EndLeavingBeyond(int num_spared, absl::Duration at_least);
+  void EndLeaving(std::int64_t most_connections, std::int64_t most_descriptors,
+                  absl::Duration at_least);
+  bool CloseOne(const std::string& ip, bool for_call = false);
   void SetPhase(std::uint64_t number, Phase phase);
   absl::Duration Pace(std::uint64_t number, double num_calls);
   int NumTurnedAway() const {
@@ -184,7 +190,8 @@ class GrpcAcceptor::Impl {
   void Tick();
   void EndLargest();
   void Serve();
-  absl::StatusOr<GuardedConnectionHost::ToGrpc> Connect(const net::any_io_executor& executor,
+  absl::StatusOr<GuardedConnectionHost::ToGrpc> Connect(std::uint64_t number,
+                                                        const net::any_io_executor& executor,
                                                         Peer peer);
   void CountClosed(const Peer& peer, CloseCause cause, absl::string_view why);
   void Left(std::uint64_t number, const std::string& name);
@@ -208,6 +215,8 @@ class GrpcAcceptor::Impl {
   CallPace pace_ ABSL_GUARDED_BY(mutex_);
   int num_turned_away_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t num_ending_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of connections that are neither turned away nor ending.
+  std::int64_t num_descriptors_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
   net::io_context io_;
@@ -234,9 +243,10 @@ GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
                                               TlsProtocol::kHttp2)),
       work_(net::make_work_guard(io_)),
       tick_(strand_) {
-  host_.connect = [this](const net::any_io_executor& executor, Peer peer) {
-    return Connect(executor, std::move(peer));
+  host_.connect = [this](std::uint64_t number, const net::any_io_executor& executor, Peer peer) {
+    return Connect(number, executor, std::move(peer));
   };
+  host_.settings = SettingsFrame(options_.frames.max_streams, options_.max_metadata_bytes);
   host_.add_unfinished_bytes = [this](std::int64_t bytes) {
     if (unfinished_bytes_.fetch_add(bytes) + bytes > options_.max_unfinished_bytes) EndLargest();
   };
@@ -327,7 +337,7 @@ void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
         OnAccepted(std::move(socket));
       } else {
         const bool has_made_room = CloseOne(/*ip=*/"");
-        EndLeaving(/*most_connections=*/0, absl::ZeroDuration());
+        EndLeaving(/*most_connections=*/0, /*most_descriptors=*/0, absl::ZeroDuration());
         log::Warn("grpc", "connection not accepted",
                   {{"error", error.message()}, {"closed_an_idle_one", has_made_room}});
       }
@@ -379,8 +389,8 @@ void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
 // `may_tell`: a connection that is refused can be told, since no TLS is in the way.
 void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
                               bool may_tell) {
-  EndLeaving(options_.max_connections + kMaxLeaving, kTimeToLeave);
-  EndLeaving(options_.max_connections + kMaxWaitedFor, absl::ZeroDuration());
+  EndLeavingBeyond(kMaxLeaving, kTimeToLeave);
+  EndLeavingBeyond(kMaxWaitedFor, absl::ZeroDuration());
   const absl::Status room = MakeRoomFor(ip);
   if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
     return CountClosed(peer, CloseCause::kTooMany, room.message());
@@ -404,9 +414,12 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
   {
     MutexLock lock(&mutex_);
     const bool is_turned_away = kind == Kind::kTurnedAway;
-    connections_.emplace(
-        number, Known{.is_turned_away = is_turned_away, .ip = ip, .connection = connection});
+    connections_.emplace(number, Known{.is_turned_away = is_turned_away,
+                                       .is_own = kind == Kind::kOwn,
+                                       .ip = ip,
+                                       .connection = connection});
     num_turned_away_ += is_turned_away ? 1 : 0;
+    num_descriptors_ += is_turned_away ? 0 : 1;
     if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
   }
   if (is_closing_) connection->Abort();  // it may have come too late for StopAccepting
@@ -450,8 +463,15 @@ absl::StatusOr<int> GrpcAcceptor::Impl::ConnectToSelf() {
   return ConnectWithin(std::move(socket), to, kSelfConnectTimeout);
 }
 
-// Those that leave take no place but descriptors, until their clients close too.
-void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, absl::Duration at_least) {
+// Those that leave take no place but descriptors, until their clients close too. `num_spared` of
+// them may be there beyond the limits.
+void GrpcAcceptor::Impl::EndLeavingBeyond(int num_spared, absl::Duration at_least) {
+  EndLeaving(options_.max_connections + num_spared,
+             options_.max_descriptors + num_spared * (1 + kDescriptorsToGrpc), at_least);
+}
+
+void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, std::int64_t most_descriptors,
+                                    absl::Duration at_least) {
   const absl::Time since = MonotonicNow() - at_least;
   std::vector<std::shared_ptr<GuardedConnection>> ending;
   ending.reserve(kMaxLeaving);  // what fails with the lock held would come to Left here
@@ -462,12 +482,14 @@ void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, absl::Duratio
     const std::int64_t others = num_turned_away_ + num_ending_;
     const auto num_counted = static_cast<std::int64_t>(connections_.size()) - others;
     const auto num_ended = [&ending] { return static_cast<std::int64_t>(ending.size()); };
-    while (num_ended() < kMaxLeaving && num_counted - num_ended() > most_connections) {
+    while (num_ended() < kMaxLeaving &&
+           (num_counted - num_ended() > most_connections || num_descriptors_ > most_descriptors)) {
       const std::optional<std::uint64_t> number = places_.TakeLeaving(since);
       if (!number) break;
       Known& known = connections_.at(*number);
       ending.push_back(known.connection.lock());
       known.is_ending = true;
+      num_descriptors_ -= known.descriptors;
       ++num_ending_;
     }
   }
@@ -478,9 +500,10 @@ void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, absl::Duratio
 
 // RESOURCE_EXHAUSTED names the limit when every connection is in use.
 absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
-  std::int64_t total = 0, of_address = 0;
+  std::int64_t total = 0, of_address = 0, descriptors = 0;
   {
     MutexLock lock(&mutex_);
+    descriptors = places_.descriptors();
     total = static_cast<std::int64_t>(places_.size());
     of_address = static_cast<std::int64_t>(places_.size(ip));
   }
@@ -496,15 +519,46 @@ absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
         absl::StrCat(total, " connections are open, server.grpc.max_connections allows ",
                      options_.max_connections));
   }
+  if (descriptors >= options_.max_descriptors && !CloseOne(/*ip=*/"")) {
+    return absl::ResourceExhaustedError(absl::StrCat(total, " connections are open and take all ",
+                                                     options_.max_descriptors,
+                                                     " descriptors that the listener may have"));
+  }
   return absl::OkStatus();
 }
 
+// Connection `number` makes its first call. RESOURCE_EXHAUSTED: all others have calls too.
+absl::Status GrpcAcceptor::Impl::MakeRoomToGrpc(std::uint64_t number) {
+  EndLeavingBeyond(kMaxLeaving, kTimeToLeave);
+  EndLeavingBeyond(kMaxWaitedFor, absl::ZeroDuration());
+  {
+    MutexLock lock(&mutex_);
+    if (connections_.at(number).is_own) return absl::OkStatus();
+    places_.SetPhase(number, Phase::kBusy, MonotonicNow());  // it does not give way to itself
+  }
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      if (places_.descriptors() + kDescriptorsToGrpc <= options_.max_descriptors) {
+        places_.SetDescriptors(number, 1 + kDescriptorsToGrpc);
+        return absl::OkStatus();
+      }
+    }
+    if (CloseOne(/*ip=*/"", /*for_call=*/true)) continue;
+    return absl::ResourceExhaustedError(absl::StrCat("connections with calls take all ",
+                                                     options_.max_descriptors,
+                                                     " descriptors that the listener may have"));
+  }
+}
+
 // False when all connections are busy; those of one address, or of all if that is empty.
-bool GrpcAcceptor::Impl::CloseOne(const std::string& ip) {
+bool GrpcAcceptor::Impl::CloseOne(const std::string& ip, bool for_call) {
   std::shared_ptr<GuardedConnection> connection;
   {
     MutexLock lock(&mutex_);
-    const std::optional<std::uint64_t> number = places_.TakeOne(ip, MonotonicNow());
+    const absl::Time now = MonotonicNow();
+    const std::optional<std::uint64_t> number =
+        for_call ? places_.TakeOneForCall(now) : places_.TakeOne(ip, now);
     if (!number) return false;
     connection = connections_.at(*number).connection.lock();
   }
@@ -567,8 +621,9 @@ void GrpcAcceptor::Impl::EndLargest() {
 // Our end has a name, which gRPC gives to handlers as their peer; no other process can connect to
 // it, since it does not listen.
 absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Impl::Connect(
-    const net::any_io_executor& executor, Peer peer) {
+    std::uint64_t number, const net::any_io_executor& executor, Peer peer) {
   if (is_closing_) return absl::UnavailableError("the process ends");
+  QUIRE_RETURN_IF_ERROR(MakeRoomToGrpc(number));
   const std::string name = absl::StrCat(nonce_, next_name_.fetch_add(1));
   std::string grpc_name = absl::StrCat("unix-abstract:", name);
   Local::socket ours(executor), theirs(executor);
@@ -579,6 +634,12 @@ absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Impl::Connect(
   if (error) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no socket pair for a connection: ", error.message()));
+  }
+  {
+    MutexLock lock(&mutex_);
+    Known& known = connections_.at(number);
+    known.descriptors += kDescriptorsToGrpc;
+    if (!known.is_ending) num_descriptors_ += kDescriptorsToGrpc;
   }
   options_.peers->Add(grpc_name, std::move(peer));
   hand_over_(theirs.release());
@@ -603,6 +664,9 @@ void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   if (found == connections_.end()) return;  // there was no memory to add it
   num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
   num_ending_ -= found->second.is_ending ? 1 : 0;
+  if (!found->second.is_turned_away && !found->second.is_ending) {
+    num_descriptors_ -= found->second.descriptors;
+  }
   places_.Remove(number);
   connections_.erase(found);
   left_.NotifyAll();

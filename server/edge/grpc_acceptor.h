@@ -12,6 +12,8 @@
 //             of IPv6 one /64; beyond it another one gives way (connection_places.h), of the same
 //             address where that is at its limit, or the new one is refused, by a GOAWAY where no
 //             TLS is in the way.
+//             They have at most max_descriptors: one each, and two more from the first call on,
+//             for which others that have none give way too, or that call's connection ends.
 //             Without descriptors it waits, makes room, and goes on by itself. A port that another
 //             process holds is an error; a Unix socket that no process answers on is replaced, and
 //             is never open to more than its mode says.
@@ -42,7 +44,9 @@ struct GrpcAcceptorOptions {
   bool reuse_port = false;
   std::int32_t max_connections = 0;
   std::int32_t max_connections_per_address = 0;
+  std::int64_t max_descriptors = 0;
   std::int64_t max_unfinished_bytes = 0;  // of messages that are not complete, of all connections
+  std::int64_t max_metadata_bytes = 0;    // of a call; told to clients
   FrameLimits frames;
   ConnectionTimes times;
   const CertificateStore* certificates = nullptr;  // of TCP addresses; null: plain text

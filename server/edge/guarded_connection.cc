@@ -1,5 +1,6 @@
 #include "server/edge/guarded_connection.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <utility>
@@ -45,6 +46,13 @@ absl::string_view CloseCauseName(CloseCause cause) {
 
 std::span<const std::byte> GuardedConnection::Buffer::Filled(std::size_t size) const {
   return std::span(bytes_).first(size);
+}
+
+std::size_t GuardedConnection::Buffer::Filter(AcknowledgementFilter* filter, std::size_t size) {
+  const std::string passed = filter->Take(Filled(size));
+  bytes_.resize(std::max(bytes_.size(), passed.size()));
+  std::ranges::copy(std::as_bytes(std::span(passed)), bytes_.begin());
+  return passed.size();
 }
 
 void GuardedConnection::Buffer::Adapt(std::size_t size) {
@@ -129,12 +137,39 @@ void GuardedConnection::PassOn(std::size_t size) {
   if (Is(State::kClosed)) return;
   if (Is(State::kLingering)) return ReadClient();
   const std::span<const std::byte> bytes = from_client_.Filled(size);
-  if (Is(State::kRelaying)) return WriteServer(net::buffer(bytes.data(), size));
-  early_bytes_.append(reinterpret_cast<const char*>(bytes.data()), size);
+  if (Is(State::kRelaying)) return RelayToServer(size);
+  client_first_->Add(bytes);
   if (!guard_.has_preface()) return ReadClient();
+  if (!client_first_->needs_grpc()) {
+    AnswerFirstFrames();
+    return ReadClient();
+  }
   if (!ConnectToGrpc()) return ReadClient();
-  WriteServer(net::buffer(early_bytes_));
-  ReadServer();
+  BeginToRelay();
+}
+
+void GuardedConnection::RelayToServer(std::size_t size) {
+  if (client_filter_) size = from_client_.Filter(&*client_filter_, size);
+  if (client_filter_ && client_filter_->is_over()) client_filter_.reset();
+  if (size == 0) return ReadClient();
+  WriteServer(net::buffer(from_client_.Filled(size).data(), size));
+}
+
+// The client is ready to call, and gRPC hears of it when it does.
+void GuardedConnection::AnswerFirstFrames() {
+  const int num_new = client_first_->num_settings() - num_acknowledged_;
+  if (num_new == 0) return;
+  std::string frames;
+  if (Is(State::kPreface)) {
+    frames = host_->settings;
+    client_first_->NoteSettingsSent();
+    has_server_spoken_ = true;
+    Set(State::kWaiting);
+    host_->set_phase(number(), Phase::kIdle);
+  }
+  for (int i = 0; i < num_new; ++i) frames += SettingsAcknowledgement();
+  num_acknowledged_ += num_new;
+  Notify(frames);
 }
 
 // gRPC closes its end when it has read to here.
@@ -146,7 +181,7 @@ void GuardedConnection::OnClientEnd() {
 }
 
 bool GuardedConnection::ConnectToGrpc() {
-  auto connected = host_->connect(transport_->executor(), peer_);
+  auto connected = host_->connect(number(), transport_->executor(), peer_);
   if (!connected.ok()) {
     EndWith(CloseCause::kNoResource, connected.status());
     return false;
@@ -156,9 +191,43 @@ bool GuardedConnection::ConnectToGrpc() {
   server_->non_blocking(true, ignored);
   departure_.name = std::move(connected->name);
   Set(State::kRelaying);
-  host_->set_phase(number(), Phase::kIdle);
+  is_busy_ = true;  // the host takes it for that
   NoteCounts();
   return true;
+}
+
+// A client that has been answered gets its calls to gRPC behind gRPC's own SETTINGS.
+void GuardedConnection::BeginToRelay() {
+  if (num_acknowledged_ == 0) {
+    early_bytes_ = absl::StrCat(client_first_->opening(), client_first_->behind());
+    client_first_.reset();
+    WriteServer(net::buffer(early_bytes_));
+    return ReadServer();
+  }
+  holds_client_bytes_ = true;
+  const absl::string_view opening = client_first_->opening();
+  Error error;
+  if (server_->write_some(net::buffer(opening.data(), opening.size()), error) != opening.size()) {
+    EndWith(CloseCause::kNoResource, absl::InternalError("a new socket pair takes no bytes"));
+    return ReadClient();
+  }
+  server_filter_.emplace(/*num_passed=*/0, num_acknowledged_);
+  ReadServer();
+}
+
+// gRPC has spoken, and nothing of the client has been read meanwhile. What the client has
+// acknowledged, or will, is gRPC's to know if it holds for gRPC's SETTINGS too.
+void GuardedConnection::PassOnRest(std::size_t size) {
+  const bool holds = AllowsDefaultWindow(from_server_.Filled(size));
+  const bool is_acknowledged = client_first_->has_acknowledged();
+  std::string behind(client_first_->behind());
+  client_first_.reset();
+  if (holds || !is_acknowledged) {
+    client_filter_.emplace(/*num_passed=*/holds && !is_acknowledged ? 1 : 0, /*num_dropped=*/1);
+    behind = client_filter_->Take(std::as_bytes(std::span(behind)));
+  }
+  early_bytes_ = (holds && is_acknowledged ? SettingsAcknowledgement() : "") + behind;
+  WriteServer(net::buffer(early_bytes_));
 }
 
 void GuardedConnection::WriteServer(net::const_buffer bytes) {
@@ -186,16 +255,28 @@ void GuardedConnection::OnServerRead(Error error, std::size_t size) {
   if (!Is(State::kRelaying)) return;
   if (error && has_client_ended_) return Close();
   if (error) {
-    return BeginToLinger();
+    BeginToLinger();
+    if (client_first_) ReadClient();
+    return;
   }
   has_server_spoken_ = true;
+  if (client_first_) PassOnRest(size);
+  if (server_filter_) size = from_server_.Filter(&*server_filter_, size);
+  if (server_filter_ && server_filter_->is_over()) server_filter_.reset();
+  if (size == 0) return ReadServer();
+  OnServerBytes(size);
+  if (std::exchange(parts_when_server_has_spoken_, false) && guard_.num_streams() == 0) {
+    Part(/*makes_room=*/true);
+  }
+}
+
+void GuardedConnection::OnServerBytes(std::size_t size) {
   // A notice of ours that is being written stands between two frames, so these come behind it.
   if (is_writing_to_client_) {
     held_bytes_ = size;
   } else {
     RelayToClient(size);
   }
-  if (std::exchange(parts_when_server_has_spoken_, false) && guard_.num_streams() == 0) Part();
 }
 
 void GuardedConnection::RelayToClient(std::size_t size) {
@@ -245,16 +326,22 @@ void GuardedConnection::WriteNotice() {
 // The client is told to make no more calls here. One that it has begun meanwhile, or begins before
 // it knows, is served to its end. Clients of gRPC begin none before the server has spoken, so it is
 // told behind that.
-void GuardedConnection::Part() {
+void GuardedConnection::Part(bool makes_room) {
   if (is_parting_) return;
   if (!has_server_spoken_) {
     parts_when_server_has_spoken_ = true;
     return;
   }
-  host_->count_closed(peer_, CloseCause::kIdle, "");
+  if (makes_room) host_->count_closed(peer_, CloseCause::kIdle, "");
   is_parting_ = true;
   parting_since_ = MonotonicNow();
   Notify(GoAwayFrame(kAllStreams, Http2Code::kNoError, ""));
+}
+
+// gRPC does it from when it has heard of a connection.
+void GuardedConnection::PartForAge(absl::Time now) {
+  if (num_acknowledged_ == 0 || Is(State::kLingering)) return;
+  if (now - begun_ >= times_.age) Part(/*makes_room=*/false);
 }
 
 // Messages did not become complete in time: their calls end, and others of the connection go on,
@@ -305,6 +392,7 @@ void GuardedConnection::Tick(absl::Time now) {
         self->host_->count_closed(self->peer_, CloseCause::kSilent,
                                   "no HTTP/2 preface came in time");
         return self->Close();
+      case State::kWaiting:
       case State::kRelaying:
         if (self->is_writing_to_client_ && now - self->write_begun_ > self->times_.write_stall) {
           self->host_->count_closed(self->peer_, CloseCause::kTimeout,
@@ -312,6 +400,7 @@ void GuardedConnection::Tick(absl::Time now) {
           return self->Close();
         }
         if (const auto late = self->guard_.TakeLate(now); !late.empty()) self->EndLate(late);
+        self->PartForAge(now);
         if (self->is_parting_ && self->guard_.num_streams() == 0 &&
             now - self->parting_since_ > kLingerTime) {
           self->BeginToLinger();
@@ -328,10 +417,10 @@ void GuardedConnection::Tick(absl::Time now) {
 
 void GuardedConnection::Yield() {
   net::post(transport_->executor(), [self = shared_from_this()] {
-    if (self->Is(State::kRelaying)) {
+    if (self->Is(State::kWaiting) || self->Is(State::kRelaying)) {
       if (self->guard_.num_streams() > 0)
         return self->host_->set_phase(self->number(), Phase::kBusy);
-      return self->Part();
+      return self->Part(/*makes_room=*/true);
     }
     if (!self->Is(State::kHandshake) && !self->Is(State::kPreface)) return;
     self->host_->count_closed(self->peer_, CloseCause::kSilent, "a newer connection needs room");
@@ -348,6 +437,9 @@ void GuardedConnection::Refuse(CloseCause cause, absl::Status why) {
 void GuardedConnection::FinishSoon() {
   net::post(transport_->executor(), [self = shared_from_this()] {
     if (self->Is(State::kHandshake) || self->Is(State::kPreface)) self->Close();
+    if (!self->Is(State::kWaiting)) return;
+    self->goodbye_ = GoAwayFrame(self->guard_.last_stream(), Http2Code::kNoError, "");
+    self->BeginToLinger();
   });
 }
 
@@ -362,7 +454,7 @@ void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
   if (guard_.is_between_server_frames()) {
     goodbye_ = has_server_spoken_ ? "" : EmptySettingsFrame();
     goodbye_ +=
-        GoAwayFrame(guard_.last_stream(),
+        GoAwayFrame(server_ ? guard_.last_stream() : 0,  // gRPC has begun no other
                     why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
   }
   BeginToLinger();

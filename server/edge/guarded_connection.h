@@ -4,14 +4,15 @@
 //
 //   client <- TCP or Unix socket, TLS ends here -> GuardedConnection <- socket pair -> gRPC
 //
-//   handshake -> preface -> relaying -> lingering -> closed
+//   handshake -> preface -> waiting -> relaying -> lingering -> closed
 //
 // Place:      made by GrpcAcceptor for each connection that it accepts.
-// Invariants: gRPC gets nothing, and no descriptors are taken for it, before the client's HTTP/2
-//             preface is there. What is read in one direction is written before more is read, so a
-//             slow end slows the other, and a connection holds at most two buffers; they grow with
-//             what arrives at once and shrink again. A connection that is refused is told why by a
-//             GOAWAY frame, if it stands between two frames of the server.
+// Invariants: gRPC gets nothing, and no descriptors are taken for it, before the client begins its
+//             first call, or says something else that only gRPC answers (first_frames.h). What is
+//             read in one direction is written before more is read, so a slow end slows the other,
+//             and a connection holds at most two buffers; they grow with what arrives at once and
+//             shrink again. A connection that is refused is told why by a GOAWAY frame, if it
+//             stands between two frames of the server.
 // Threads:    the sequence of its transport; Begin, TurnAway, Tick, Yield, Refuse, FinishSoon and
 //             Abort from any.
 // Lifetime:   kept by its pending operations; `host` outlives it and learns of its end.
@@ -28,6 +29,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -37,6 +39,7 @@
 #include "server/api/peer_table.h"
 #include "server/edge/call_pace.h"
 #include "server/edge/connection_places.h"
+#include "server/edge/first_frames.h"
 #include "server/edge/frame_guard.h"
 #include "server/edge/transport.h"
 
@@ -62,12 +65,15 @@ absl::string_view CloseCauseName(CloseCause cause);
 // What connections ask of the acceptor that they belong to.
 struct GuardedConnectionHost {
   // Gives gRPC one end of a new socket pair; returns the other end and the name under which gRPC
-  // knows it.
+  // knows it. From then on the connection's phase is kBusy until it sets another one.
   struct ToGrpc {
     boost::asio::local::stream_protocol::socket socket;
     std::string name;
   };
-  std::function<absl::StatusOr<ToGrpc>(const boost::asio::any_io_executor&, Peer)> connect;
+  std::function<absl::StatusOr<ToGrpc>(std::uint64_t number, const boost::asio::any_io_executor&,
+                                       Peer)>
+      connect;
+  std::string settings;  // the frame for clients of which gRPC has not heard
   // Of messages that are not complete, over all connections.
   std::function<void(std::int64_t)> add_unfinished_bytes;
   std::function<void(const Peer&, CloseCause, absl::string_view)> count_closed;
@@ -81,6 +87,7 @@ struct GuardedConnectionHost {
 struct ConnectionTimes {
   absl::Duration preface;      // from the connection to the whole preface, TLS included
   absl::Duration write_stall;  // for the client to take what one read of gRPC gave
+  absl::Duration age = absl::InfiniteDuration();  // then the client is asked to go
 };
 
 class GuardedConnection final : public std::enable_shared_from_this<GuardedConnection> {
@@ -109,7 +116,14 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   const Peer& peer() const { return peer_; }
 
  private:
-  enum class State : std::uint8_t { kHandshake, kPreface, kRelaying, kLingering, kClosed };
+  enum class State : std::uint8_t {
+    kHandshake,
+    kPreface,
+    kWaiting,
+    kRelaying,
+    kLingering,
+    kClosed
+  };
   using Error = Transport::Error;
 
   // What one direction reads into.
@@ -118,6 +132,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
     Buffer() : bytes_(kMinBytes) {}
     boost::asio::mutable_buffer ForRead() { return boost::asio::buffer(bytes_); }
     std::span<const std::byte> Filled(std::size_t size) const;
+    // What passes of what was read takes its place; its size.
+    std::size_t Filter(AcknowledgementFilter* filter, std::size_t size);
     // Twice as large for the next read when this one filled it, half when it used little.
     void Adapt(std::size_t size);
 
@@ -133,17 +149,23 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   absl::Duration WaitForCalls(absl::Time now);
   void PassOn(std::size_t size);
   void OnClientEnd();
+  void AnswerFirstFrames();
+  void RelayToServer(std::size_t size);
   bool ConnectToGrpc();
+  void BeginToRelay();
+  void PassOnRest(std::size_t size);
   void WriteServer(boost::asio::const_buffer bytes);
   void ReadServer();
   void OnServerRead(Error error, std::size_t size);
+  void OnServerBytes(std::size_t size);
   void WriteClient(boost::asio::const_buffer bytes);
   void OnClientWritten(Error error);
   void RelayToClient(std::size_t size);
   void EndLate(const std::vector<std::uint32_t>& late);
   void Notify(absl::string_view frames);
   void WriteNotice();
-  void Part();
+  void Part(bool makes_room);
+  void PartForAge(absl::Time now);
   void BeginToLinger();
   void NoteCounts();
   void EndWith(CloseCause cause, const absl::Status& why);
@@ -170,7 +192,11 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   std::atomic<State> state_{State::kHandshake};
   FrameGuard guard_;
   std::optional<boost::asio::local::stream_protocol::socket> server_;  // our end of the pair
-  std::string early_bytes_;  // of the client, until gRPC gets them
+  std::optional<ClientFirstFrames> client_first_{std::in_place};  // until gRPC has them
+  int num_acknowledged_ = 0;  // SETTINGS of the client, by the guard; 0: it has not answered
+  // Of acknowledgements that the other side has had already.
+  std::optional<AcknowledgementFilter> client_filter_, server_filter_;
+  std::string early_bytes_;  // of the client, while gRPC gets them
   Buffer from_client_, from_server_;
   std::int64_t num_paced_ = 0;  // calls
   Allowance calls_ = CallPace::OfConnection();

@@ -97,11 +97,15 @@ GrpcAcceptorOptions AcceptorOptions(const GrpcListenerOptions& options) {
           .reuse_port = options.transport.reuse_port,
           .max_connections = options.transport.max_connections,
           .max_connections_per_address = options.transport.max_connections_per_address,
+          .max_descriptors = options.transport.max_descriptors,
           // The rest is for what gRPC reads and writes besides: it slows all connections down when
           // little is left.
           .max_unfinished_bytes = options.transport.memory_bytes / 2,
+          .max_metadata_bytes = options.transport.max_metadata_bytes,
           .frames = LimitsOf(options.transport),
-          .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},
+          .times = {.preface = kHandshakeTimeout,
+                    .write_stall = kWriteStall,
+                    .age = options.transport.max_connection_age},
           .certificates = options.certificates,
           .peers = options.peers,
           .probe = options.probe};

@@ -55,10 +55,10 @@ def percentile(values, share):
 class Scene:
     """The daemon and its neighbour. Attackers come from the same address, but are another tenant."""
 
-    def __init__(self, api, folder, case, settings=()):
+    def __init__(self, api, folder, case, settings=(), prefix=()):
         self.api, self.folder, self.case = api, folder, case
         self.files = Files(folder)
-        self.settings = list(settings)
+        self.settings, self.prefix = list(settings), prefix
         self.authority = Authority() if case == "silent_tls_connections" else None
 
     @contextlib.contextmanager
@@ -68,7 +68,7 @@ class Scene:
                     *self.settings]
         if self.authority:
             settings += self.files.pair(self.authority.issue("server"))
-        with Daemon(self.folder, settings=settings) as self.daemon:
+        with Daemon(self.folder, settings=settings, prefix=self.prefix) as self.daemon:
             self.daemon.wait_listening()
             self.pid = self.daemon.process.pid
             with self.channel() as channel:
@@ -118,7 +118,8 @@ class Scene:
         long_request.output.logprobs = 20
         entry = next(json.loads(line) for line in self.daemon.lines if '"listening"' in line)
         return json.dumps({"grpc": self.daemon.grpc_address, "http": self.daemon.http_address, "openai": entry["openai"],
-                           "token": "a", "long_request": long_request.SerializeToString().hex()})
+                           "token": "a", "long_request": long_request.SerializeToString().hex(),
+                           "short_request": request_of(self.api).SerializeToString().hex()})
 
     @contextlib.contextmanager
     def attack(self):

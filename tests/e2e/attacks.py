@@ -10,7 +10,8 @@ import struct
 import threading
 import time
 
-from http2_client import CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame
+from http2_client import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS,
+                          frame)
 
 MIB = 1 << 20
 
@@ -79,6 +80,13 @@ def begin(address, **options):
     """A connection of a client that never acknowledges the server's settings."""
     connection = connect(address, **options)
     send_quietly(connection, PREFACE + frame(SETTINGS))
+    return connection
+
+
+def begin_with_ping(address, **options):
+    """One that gRPC itself knows, since it answers the ping."""
+    connection = begin(address, **options)
+    send_quietly(connection, frame(PING, 0, 0, bytes(8)))
     return connection
 
 

@@ -13,8 +13,8 @@ import time
 import grpc
 import pytest
 from attack_tools import Neighbour, failure, generate, http_get
-from attacks import (GRPC_HEADERS, begin, begin_messages, compressed_call, connect, is_closed, send_endless_headers,
-                     send_large_headers, send_references, send_resets, send_streams)
+from attacks import (GRPC_HEADERS, begin, begin_messages, begin_with_ping, compressed_call, connect, is_closed,
+                     send_endless_headers, send_large_headers, send_references, send_resets, send_streams)
 from daemon import Daemon
 from http2_client import GOAWAY, Http2Client, frame
 from process_figures import MIB, peak_memory, resident_bytes
@@ -23,6 +23,9 @@ from test_attacks import streams
 from waiting import wait_until
 
 ENHANCE_YOUR_CALM = 11
+# Of a call that stays open without a message.
+BATCH_HEADERS = GRPC_HEADERS.replace(b"\x24/quire.v1.GenerationService/Generate",
+                                     b"\x29/quire.v1.GenerationService/BatchGenerate")
 
 
 def closed_connections(daemon, cause):
@@ -190,12 +193,10 @@ def test_connections_without_calls_give_way_the_oldest_first(api, small):
 
 
 def test_connections_in_use_stay_and_the_next_is_refused(api, small):
-    block = GRPC_HEADERS.replace(b"\x24/quire.v1.GenerationService/Generate",
-                                 b"\x29/quire.v1.GenerationService/BatchGenerate")
     with contextlib.ExitStack() as stack:
         busy = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
         for client in busy:
-            assert client.open(1, block)
+            assert client.open(1, BATCH_HEADERS)
         wait_until(lambda: streams(small) == 5, "a call is open on each")
         with connect(small.grpc_address) as connection:
             code, text = goaway_of(connection)
@@ -219,9 +220,9 @@ def test_a_flood_of_connects_loses_no_call(api, tmp_path):
             wait_until(lambda: closed_connections(daemon, "silent") > 1000, "most are closed")
 
 
-@pytest.mark.parametrize("opened", [connect, begin])
+@pytest.mark.parametrize("opened", [connect, begin, begin_with_ping])
 def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, opened):
-    """Silent ones, or HTTP/2 that stays when it is asked to go; more than the process may have descriptors."""
+    """Silent ones, or HTTP/2 that stays when it is asked to go, known to gRPC or not; more than there are descriptors."""
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
         daemon.wait_serving()
         with contextlib.ExitStack() as stack:
@@ -236,6 +237,56 @@ def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, open
             assert generate(api, channel)
         assert http_get(daemon.http_address, "/readyz")[0] == 200
         assert "fewer connections than server.grpc.max_connections" in daemon.log
+
+
+def num_descriptors(daemon):
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+
+def test_a_connection_takes_nothing_of_grpc_before_its_first_call(api, daemon):
+    assert answer(api, daemon)  # so that the guard has seen how gRPC begins
+    wait_until(lambda: connections(daemon) == 0, "that connection is closed")
+    before = num_descriptors(daemon)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(Http2Client(daemon.grpc_address)) for _ in range(20)]
+        assert all(client.wait_begun() for client in idle)
+        assert num_descriptors(daemon) <= before + 20 + 3, "one each, and those of a call from inside"
+        for client in idle:
+            assert client.open(1, BATCH_HEADERS)
+        wait_until(lambda: streams(daemon) == 20, "a call is open on each")
+        assert num_descriptors(daemon) >= before + 60
+        assert all(client.goaway is None for client in idle)
+
+
+def test_connections_that_begin_to_call_share_what_descriptors_there_are(api, tmp_path):
+    """Idle ones give way to those that call. Where all others have calls, one that begins is told so; they go on."""
+    share = 65  # descriptors of the data listener: 21 connections with a call, and two without
+    with Daemon(tmp_path, prefix=["prlimit", f"--nofile={512 + 256 + 2 * share}"]) as daemon:
+        daemon.wait_serving()
+        assert answer(api, daemon)
+        wait_until(lambda: connections(daemon) == 0, "that connection is closed")
+        with contextlib.ExitStack() as stack:
+            idle = []
+            for _ in range(50):
+                idle.append(stack.enter_context(Http2Client(daemon.grpc_address)))
+                assert idle[-1].wait_begun()
+            busy = idle[29:]
+            for count, client in enumerate(reversed(busy), 1):
+                assert client.open(1, BATCH_HEADERS)
+                wait_until(lambda count=count: streams(daemon) == count, "the call is open")
+                if count == 10:
+                    assert answer(api, daemon), "a neighbour is served"
+            wait_until(lambda: all(client.goaway == (0, "") for client in idle[:27]), "the oldest are asked to go")
+            assert all(client.goaway is None for client in idle[27:])
+            assert idle[28].open(1, BATCH_HEADERS)
+            wait_until(lambda: idle[28].goaway, "it is told why it has no place")
+            code, text = idle[28].goaway
+            assert code == ENHANCE_YOUR_CALM
+            assert text == f"connections with calls take all {share} descriptors that the listener may have"
+            assert streams(daemon) == 21 and all(client.goaway is None for client in busy)
+            busy[0].close()
+            wait_until(lambda: streams(daemon) == 20, "a call is over")
+            assert answer(api, daemon)
 
 
 def test_a_client_that_says_goodbye_is_closed(daemon):

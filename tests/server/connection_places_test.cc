@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
 #include <random>
 #include <string>
@@ -36,6 +35,19 @@ TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGive
   EXPECT_EQ(places.TakeOne("", At(0.105)), std::nullopt) << "in use";
   EXPECT_EQ(places.size(), 1u);
   EXPECT_TRUE(places.CheckIntegrity().ok());
+}
+
+TEST(ConnectionPlacesTest, ThoseThatMayStillSpeakGiveWayToAFirstCallLast) {
+  ConnectionPlaces places;
+  for (std::uint64_t number = 0; number < 4; ++number) places.Add(number, "a", At(0));
+  places.SetPhase(1, Phase::kIdle, At(0.15));
+  places.SetPhase(2, Phase::kBusy, At(0.15));
+  places.Add(4, "a", At(0.16));
+  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 0u) << "silent for 0.1 s";
+  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 3u);
+  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 1u);
+  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 4u);
+  EXPECT_EQ(places.TakeOneForCall(At(0.2)), std::nullopt);
 }
 
 TEST(ConnectionPlacesTest, OneThatIsBusyAfterAllStays) {
@@ -78,10 +90,26 @@ TEST(ConnectionPlacesTest, TheOneThatLeavesForLongestIsKnown) {
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
 
+TEST(ConnectionPlacesTest, DescriptorsCountWhileTheirConnectionStays) {
+  ConnectionPlaces places;
+  for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
+  EXPECT_EQ(places.descriptors(), 3);
+  places.SetDescriptors(1, 3);
+  EXPECT_EQ(places.descriptors(), 5);
+  places.SetPhase(1, Phase::kLeaving, At(1));
+  EXPECT_EQ(places.descriptors(), 2);
+  places.SetPhase(1, Phase::kBusy, At(2));
+  places.SetPhase(1, Phase::kIdle, At(3));
+  EXPECT_EQ(places.descriptors(), 5) << "it stays after all";
+  places.Remove(1);
+  EXPECT_EQ(places.descriptors(), 2);
+}
+
 struct Listed {
   std::string ip;
   Phase phase;
   absl::Time since;
+  int descriptors = 1;
 };
 using List = std::map<std::uint64_t, Listed>;
 
@@ -108,6 +136,19 @@ List::iterator GivesWay(List& list, const std::string& ip, absl::Time now) {
   return is_for(stalled, absl::Seconds(1)) ? stalled : list.end();
 }
 
+void ExpectCounts(const ConnectionPlaces& places, const List& list) {
+  std::size_t staying = 0;
+  std::int64_t descriptors = 0;
+  for (const auto& [number, listed] : list) {
+    if (listed.phase == Phase::kLeaving) continue;
+    ++staying;
+    descriptors += listed.descriptors;
+  }
+  ASSERT_EQ(places.size(), staying);
+  ASSERT_EQ(places.descriptors(), descriptors);
+  ASSERT_TRUE(places.CheckIntegrity().ok()) << places.CheckIntegrity();
+}
+
 // All operations in random order, against a list that is searched.
 TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
   const std::uint32_t seed = std::random_device()();
@@ -120,7 +161,7 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
     now += absl::Milliseconds(random() % 40);
     const std::string ip(1, "abc"[random() % 3]);
     const std::uint64_t any = number == 0 ? 0 : random() % number;
-    switch (random() % 6) {
+    switch (random() % 7) {
       case 0:
       case 1:
         places.Add(number, ip, now);
@@ -135,9 +176,13 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
         places.SetPhase(any, phase, now);
         if (!list.contains(any)) break;
         if (list[any].phase == phase && phase != Phase::kStalled) break;
-        list[any] = {list[any].ip, phase, now};
+        list[any] = {list[any].ip, phase, now, list[any].descriptors};
         break;
       }
+      case 5:
+        places.SetDescriptors(any, 3);
+        if (list.contains(any)) list[any].descriptors = 3;
+        break;
       case 4: {
         const absl::Time since = now - absl::Milliseconds(random() % 400);
         const auto wanted = First(list, "", Phase::kLeaving);
@@ -157,12 +202,10 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
         Listed& given_way = list.at(*taken);  // several may be equally old
         ASSERT_EQ(given_way.since, wanted->second.since);
         ASSERT_EQ(given_way.phase, wanted->second.phase);
-        given_way = {given_way.ip, Phase::kLeaving, now};
+        given_way = {given_way.ip, Phase::kLeaving, now, given_way.descriptors};
       }
     }
-    const auto stays = [](const auto& entry) { return entry.second.phase != Phase::kLeaving; };
-    ASSERT_EQ(places.size(), static_cast<std::size_t>(std::ranges::count_if(list, stays)));
-    ASSERT_TRUE(places.CheckIntegrity().ok()) << places.CheckIntegrity();
+    ASSERT_NO_FATAL_FAILURE(ExpectCounts(places, list));
   }
 }
 

@@ -41,6 +41,8 @@ std::string Begun(std::uint32_t stream) {
                       Frame(kData, 0, stream, absl::string_view("\0\0\0\0\x64half", 9)));
 }
 
+const std::string kGuardSettings = SettingsFrame(10, 1000);
+
 struct Pair {
   explicit Pair(boost::asio::io_context& io) : ours(io), theirs(io) {
     boost::asio::local::connect_pair(ours, theirs);
@@ -49,20 +51,25 @@ struct Pair {
   Local::socket ours, theirs;
 };
 
-class GuardedConnectionTest : public ::testing::Test {
+class ConnectionFixture : public ::testing::Test {
  protected:
-  GuardedConnectionTest() {
-    host_.connect = [this](const boost::asio::any_io_executor&, Peer) {
+  ConnectionFixture() {
+    host_.connect = [this](std::uint64_t, const boost::asio::any_io_executor&,
+                           Peer) -> absl::StatusOr<GuardedConnectionHost::ToGrpc> {
+      if (!connect_.ok()) return connect_;
+      is_connected_ = true;
+      phase_ = Phase::kBusy;
       to_grpc_ = FileDescriptor(dup(grpc_.theirs.native_handle()));
       return GuardedConnectionHost::ToGrpc{.socket = std::move(grpc_.theirs), .name = "name"};
     };
+    host_.settings = kGuardSettings;
     host_.add_unfinished_bytes = [this](std::int64_t bytes) { unfinished_ += bytes; };
     host_.count_closed = [](const Peer&, CloseCause, absl::string_view) {};
     host_.pace = [this](std::uint64_t, double) {
       has_waited_ = true;
       return absl::Hours(1);
     };
-    host_.set_phase = [](std::uint64_t, Phase) {};
+    host_.set_phase = [this](std::uint64_t, Phase phase) { phase_ = phase; };
     host_.left = [this](std::uint64_t, const std::string&) { has_left_ = true; };
     FrameLimits limits = {.max_streams = 10,
                           .max_header_block_bytes = 1000,
@@ -74,14 +81,13 @@ class GuardedConnectionTest : public ::testing::Test {
                           .message_timeout = absl::Seconds(60)};
     connection_ = std::make_shared<GuardedConnection>(
         &host_, 1, NewPlainTransport(std::move(client_.theirs)), Peer{}, limits,
-        ConnectionTimes{.preface = absl::Seconds(10), .write_stall = absl::Minutes(10)});
+        ConnectionTimes{.preface = absl::Seconds(10),
+                        .write_stall = absl::Minutes(10),
+                        .age = absl::Minutes(5)});
     connection_->Begin();
-    Send(client_, kPreface);
-    EXPECT_TRUE(Becomes([this] { return from_client_ == kPreface; }));
-    from_client_.clear();
   }
 
-  ~GuardedConnectionTest() override {
+  ~ConnectionFixture() override {
     connection_->Abort();
     connection_.reset();
     EXPECT_TRUE(Becomes([this] { return has_left_; }));
@@ -108,8 +114,9 @@ class GuardedConnectionTest : public ::testing::Test {
   }
   void TickLater() {
     to_grpc_ = FileDescriptor();
-    connection_->Tick(MonotonicNow() + absl::Seconds(61));
+    TickAfter(absl::Seconds(61));
   }
+  void TickAfter(absl::Duration time) { connection_->Tick(MonotonicNow() + time); }
 
   // True at the end of the stream.
   static bool Read(Pair& pair, std::string* out) {
@@ -126,8 +133,19 @@ class GuardedConnectionTest : public ::testing::Test {
   std::shared_ptr<GuardedConnection> connection_;
   std::string from_client_, from_server_;
   bool has_grpc_ended_ = false, has_client_ended_ = false, has_left_ = false;
-  bool has_waited_ = false;
+  bool has_waited_ = false, is_connected_ = false;
+  absl::Status connect_;  // the host's answer
+  Phase phase_ = Phase::kSilent;
   std::int64_t unfinished_ = 0;
+};
+
+// gRPC has the connection.
+class GuardedConnectionTest : public ConnectionFixture {
+ protected:
+  GuardedConnectionTest() {
+    // Only gRPC answers what does not begin with SETTINGS.
+    SendThrough(absl::StrCat(kPreface, Frame(http2::kPriority, 0, 1, "12345")));
+  }
 };
 
 const std::string kReset = RstStreamFrame(1, Http2Code::kEnhanceYourCalm);
@@ -216,6 +234,129 @@ TEST_F(GuardedConnectionTest, OneThatHasBegunACallMeanwhileStays) {
   const std::string answer = Frame(kData, 0, 1, "answer");
   Send(grpc_, kSettings + answer);
   EXPECT_TRUE(Becomes([&] { return from_server_ == kSettings + answer; }));
+}
+
+const std::string kServerSettings = Frame(http2::kSettings, 0, 0, "abcdef");
+const std::string kClientSettings = Frame(http2::kSettings, 0, 0, "ghijkl");
+const std::string kAcknowledged = Frame(http2::kSettings, 1, 0, "");
+const std::string kCall = Frame(kHeaders, kEndHeaders, 1, "h");
+
+class WaitingConnectionTest : public ConnectionFixture {
+ protected:
+  void BeginWithoutACall() {
+    Send(client_, absl::StrCat(kPreface, kClientSettings));
+    EXPECT_TRUE(Becomes([this] { return from_server_ == kGuardSettings + kAcknowledged; }));
+    from_server_.clear();
+  }
+  // gRPC has the opening, and will have the call behind its own SETTINGS.
+  void Call() {
+    Send(client_, kAcknowledged + kCall);
+    EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kClientSettings); }));
+    EXPECT_EQ(from_client_, absl::StrCat(kPreface, kClientSettings));
+    from_client_.clear();
+  }
+};
+
+TEST_F(WaitingConnectionTest, AClientWithoutACallTakesNothingOfGrpc) {
+  BeginWithoutACall();
+  Send(client_, kAcknowledged + Frame(http2::kWindow, 0, 0, "more") + kClientSettings);
+  EXPECT_TRUE(Becomes([this] { return from_server_ == kAcknowledged; }));
+  TickLater();
+  EXPECT_TRUE(Becomes([this] { return phase_ == Phase::kIdle; }));
+  EXPECT_FALSE(is_connected_ || has_client_ended_);
+}
+
+TEST_F(WaitingConnectionTest, GrpcHearsOfItWithTheFirstCall) {
+  BeginWithoutACall();
+  Call();
+  const std::string answer = Frame(kData, 0, 1, "answer");
+  Send(grpc_, kServerSettings + kAcknowledged.substr(0, 3));
+  EXPECT_TRUE(Becomes([this] {
+    return from_server_ == kServerSettings && from_client_ == kAcknowledged + kCall;
+  })) << "acknowledged before the call";
+  Send(grpc_, kAcknowledged.substr(3) + answer.substr(0, 12));
+  EXPECT_TRUE(Becomes([&] { return from_server_ == kServerSettings + answer.substr(0, 12); }))
+      << "the client has had the acknowledgement";
+  Send(grpc_, answer.substr(12));
+  EXPECT_TRUE(Becomes([&] { return from_server_ == kServerSettings + answer; }));
+  from_client_.clear();
+  const std::string more = Frame(kData, 0, 1, absl::string_view("\0\0\0\0\x01x", 6));
+  Send(client_, kAcknowledged + more + kAcknowledged);
+  EXPECT_TRUE(Becomes([&] { return from_client_ == more + kAcknowledged; })) << "gRPC has had one";
+  EXPECT_EQ(phase_, Phase::kBusy);
+}
+
+TEST_F(WaitingConnectionTest, ALateAcknowledgementIsTheOneForGrpc) {
+  BeginWithoutACall();
+  Send(client_, kCall);
+  EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kClientSettings); }));
+  from_client_.clear();
+  Send(grpc_, kServerSettings);
+  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall; }));
+  Send(client_, kAcknowledged + kAcknowledged + kAcknowledged);
+  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall + kAcknowledged + kAcknowledged; }));
+}
+
+// The client may send more than gRPC takes, until it knows better.
+TEST_F(WaitingConnectionTest, SmallerWindowsAreNotAcknowledgedForTheClient) {
+  BeginWithoutACall();
+  Call();
+  Send(grpc_, Frame(http2::kSettings, 0, 0, absl::string_view("\0\4\0\0\0\1", 6)));
+  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall; }));
+  Send(client_, kAcknowledged);
+  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall + kAcknowledged; }));
+}
+
+TEST_F(WaitingConnectionTest, ACallAtOnceGoesToGrpcWhole) {
+  Send(client_, absl::StrCat(kPreface, kClientSettings, kCall));
+  EXPECT_TRUE(
+      Becomes([this] { return from_client_ == absl::StrCat(kPreface, kClientSettings, kCall); }));
+  Send(grpc_, kServerSettings + kAcknowledged);
+  EXPECT_TRUE(Becomes([this] { return from_server_ == kServerSettings + kAcknowledged; }));
+}
+
+TEST_F(WaitingConnectionTest, OneWithoutSettingsEnds) {
+  Send(client_, kPreface);
+  Send(client_, kClientSettings.substr(0, 12));
+  TickAfter(absl::Seconds(11));
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_FALSE(is_connected_);
+}
+
+TEST_F(WaitingConnectionTest, GivesWayUnlessItCalls) {
+  BeginWithoutACall();
+  connection_->Yield();
+  EXPECT_TRUE(Becomes([this] { return from_server_ == kGoAway; }));
+  Call();
+  TickAfter(absl::Seconds(10));
+  Send(grpc_,
+       kServerSettings + kAcknowledged + Frame(kHeaders, http2::kEndStream | kEndHeaders, 1, "h"));
+  EXPECT_TRUE(Becomes([this] { return phase_ == Phase::kLeaving; }));
+  TickAfter(absl::Seconds(10));
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+}
+
+TEST_F(WaitingConnectionTest, OneOfAgeEnds) {
+  BeginWithoutACall();
+  TickAfter(absl::Minutes(6));
+  EXPECT_TRUE(Becomes([this] { return from_server_ == kGoAway; }));
+  TickAfter(absl::Minutes(7));
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+}
+
+TEST_F(WaitingConnectionTest, TheEndOfTheProcessIsSaid) {
+  BeginWithoutACall();
+  connection_->FinishSoon();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_, GoAwayFrame(0, Http2Code::kNoError, ""));
+}
+
+TEST_F(WaitingConnectionTest, ACallWithoutRoomIsToldWhy) {
+  BeginWithoutACall();
+  connect_ = absl::ResourceExhaustedError("no room");
+  Send(client_, kAcknowledged + kCall);
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_, GoAwayFrame(0, Http2Code::kEnhanceYourCalm, "no room"));
 }
 
 }  // namespace
