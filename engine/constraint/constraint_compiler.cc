@@ -20,7 +20,6 @@
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/thread_name.h"
-#include "base/thread_priority.h"
 #include "base/within_memory.h"
 #include "text/tools/tool_format.h"
 
@@ -304,7 +303,6 @@ void ConstraintCompiler::Impl::StartWorker() {
 
 void ConstraintCompiler::Impl::Work(int id) {
   SetThreadName("constraint");
-  LowerThreadPriority();
   for (;;) {
     std::shared_ptr<Job> job;
     {
