@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import pathlib
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 17, 0x4206, 0x4207, 0x40000000
 
@@ -20,10 +21,27 @@ def stop_thread(tid):
     assert os.waitpid(tid, WALL)[0] == tid
 
 
+def _waits(tid):
+    """Whether a stopped thread is in a call that waits: epoll_wait, epoll_pwait or futex of x86-64."""
+    return pathlib.Path(f"/proc/{tid}/syscall").read_text().split()[0] in ("232", "281", "202")
+
+
+def stop_waiting_thread(tid):
+    """Where it waits, so that it holds no lock that others need, as one of the allocator."""
+    stop_thread(tid)
+    for _ in range(10_000):
+        if _waits(tid):
+            return
+        _ptrace(PTRACE_DETACH, tid)
+        os.sched_yield()
+        stop_thread(tid)
+    raise AssertionError(f"thread {tid} never waits")
+
+
 @contextlib.contextmanager
 def stopped_threads(tids):
     for tid in tids:
-        stop_thread(tid)
+        stop_waiting_thread(tid)
     try:
         yield
     finally:
