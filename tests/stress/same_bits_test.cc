@@ -6,6 +6,7 @@
 #include <bit>
 #include <optional>
 #include <random>
+#include <stop_token>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -118,7 +119,10 @@ struct Running {
     const auto vocab = static_cast<std::uint32_t>(options.vocab_size);
     compiler = std::make_unique<ConstraintCompiler>(
         ConstraintOptions{},
-        [vocab](const ConstraintSpec&) { return std::make_shared<const Stripes>(vocab); }, nullptr);
+        [vocab](const ConstraintSpec&, const std::stop_token&) {
+          return std::make_shared<const Stripes>(vocab);
+        },
+        nullptr);
     options.constraints = compiler.get();
     options.admission = mode;
     options.step_time_target = step_time_target;
