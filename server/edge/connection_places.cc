@@ -45,6 +45,7 @@ void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
   ++all_.staying;
   ++of_ip.staying;
   descriptors_ += entry.descriptors;
+  if (entry.phase == Phase::kBusy) busy_descriptors_ += entry.descriptors;
 }
 
 void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
@@ -58,6 +59,7 @@ void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
   };
   leave(all_);
   descriptors_ -= entry.descriptors;
+  if (entry.phase == Phase::kBusy) busy_descriptors_ -= entry.descriptors;
   if (entry.ip.empty()) return;
   const auto group = by_ip_.find(entry.ip);
   leave(group->second);
@@ -92,6 +94,7 @@ void ConnectionPlaces::SetDescriptors(std::uint64_t number, int descriptors) {
   const int more = descriptors - found->second.descriptors;
   found->second.descriptors = descriptors;
   if (found->second.phase != Phase::kLeaving) descriptors_ += more;
+  if (found->second.phase == Phase::kBusy) busy_descriptors_ += more;
 }
 
 void ConnectionPlaces::Remove(std::uint64_t number) {
@@ -156,7 +159,8 @@ absl::Status ConnectionPlaces::CheckIntegrity() const {
     return a.staying == b.staying && a.silent == b.silent && a.idle == b.idle &&
            a.stalled == b.stalled;
   };
-  if (descriptors_ != again.descriptors_) return absl::InternalError("descriptors do not add up");
+  if (descriptors_ != again.descriptors_ || busy_descriptors_ != again.busy_descriptors_)
+    return absl::InternalError("descriptors do not add up");
   if (leaving_ != again.leaving_) return absl::InternalError("one that leaves is not in its order");
   if (!are_equal(all_, again.all_)) return absl::InternalError("the places of all are not theirs");
   if (by_ip_.size() != again.by_ip_.size()) return absl::InternalError("an address has no place");

@@ -57,6 +57,7 @@ class ConnectionPlaces {
   std::size_t size() const { return all_.staying; }
   std::size_t size(const std::string& ip) const;
   std::int64_t descriptors() const { return descriptors_; }
+  std::int64_t busy_descriptors() const { return busy_descriptors_; }  // of those with calls
 
   absl::Status CheckIntegrity() const;
 
@@ -82,6 +83,7 @@ class ConnectionPlaces {
   std::map<std::uint64_t, Entry> entries_;
   Group all_;
   std::int64_t descriptors_ = 0;
+  std::int64_t busy_descriptors_ = 0;
   Order leaving_;
   std::map<std::string, Group> by_ip_;  // with at least one that stays
 };

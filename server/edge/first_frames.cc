@@ -13,7 +13,7 @@ constexpr std::size_t kWindowBytes = 4;
 
 // The header of a frame (RFC 9113, section 4.1).
 struct FrameHead {
-  enum Type : std::uint8_t { kSettingsFrame = 4, kWindowFrame = 8 };
+  enum Type : std::uint8_t { kSettingsFrame = 4, kGoAwayFrame = 7, kWindowFrame = 8 };
 
   explicit FrameHead(absl::string_view bytes) {
     const auto at = [&](std::size_t i) { return std::size_t{static_cast<std::uint8_t>(bytes[i])}; };
@@ -66,6 +66,7 @@ bool ClientFirstFrames::TakeFrame() {
   const bool is_kept = head.IsSettings() || (head.IsWindow() && num_settings_ > 0);
   if ((!is_awaited && !is_kept) || opening_.size() + head.frame_bytes > kMaxFirstBytes) {
     needs_grpc_ = true;
+    says_goodbye_ = head.type == FrameHead::kGoAwayFrame;
     return false;
   }
   if (behind_.size() < head.frame_bytes) return false;

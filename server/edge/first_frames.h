@@ -42,6 +42,8 @@ class ClientFirstFrames {
 
   // A call has begun, or something else has come that only gRPC answers.
   bool needs_grpc() const { return needs_grpc_; }
+  // It is a GOAWAY: no call of the client follows.
+  bool says_goodbye() const { return says_goodbye_; }
   // Complete SETTINGS frames, each to be acknowledged.
   int num_settings() const { return num_settings_; }
   bool has_acknowledged() const { return has_acknowledged_; }
@@ -60,6 +62,7 @@ class ClientFirstFrames {
   bool has_settings_ = false;
   bool has_acknowledged_ = false;
   bool needs_grpc_ = false;
+  bool says_goodbye_ = false;
 };
 
 // Leaves acknowledgements of SETTINGS out of a direction's frames.

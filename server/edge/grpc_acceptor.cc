@@ -409,8 +409,6 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
   const std::uint64_t number = next_number_.fetch_add(1);
   auto connection = std::make_shared<GuardedConnection>(
       &host_, number, std::move(transport), std::move(peer), options_.frames, options_.times);
-  options_.probe->ConnectionOpened();
-  watched_.Add();
   {
     MutexLock lock(&mutex_);
     const bool is_turned_away = kind == Kind::kTurnedAway;
@@ -418,6 +416,8 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Trans
                                        .is_own = kind == Kind::kOwn,
                                        .ip = ip,
                                        .connection = connection});
+    options_.probe->ConnectionOpened();
+    watched_.Add();
     num_turned_away_ += is_turned_away ? 1 : 0;
     num_descriptors_ += is_turned_away ? 0 : 1;
     if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
@@ -500,42 +500,53 @@ void GrpcAcceptor::Impl::EndLeaving(std::int64_t most_connections, std::int64_t 
 
 // RESOURCE_EXHAUSTED names the limit when every connection is in use.
 absl::Status GrpcAcceptor::Impl::MakeRoomFor(const std::string& ip) {
-  std::int64_t total = 0, of_address = 0, descriptors = 0;
+  std::int64_t of_address = 0;
   {
     MutexLock lock(&mutex_);
-    descriptors = places_.descriptors();
-    total = static_cast<std::int64_t>(places_.size());
     of_address = static_cast<std::int64_t>(places_.size(ip));
   }
   // An address at its limit makes room among its own, and takes no place from others.
-  if (!ip.empty() && of_address >= options_.max_connections_per_address) {
-    if (CloseOne(ip)) return absl::OkStatus();
+  if (!ip.empty() && of_address >= options_.max_connections_per_address && !CloseOne(ip)) {
     return absl::ResourceExhaustedError(absl::StrCat(
         of_address, " connections of this address are open, ",
         "server.grpc.max_connections_per_address is ", options_.max_connections_per_address));
   }
-  if (total >= options_.max_connections && !CloseOne(/*ip=*/"")) {
+  // More than one gives way where some that were asked to go have stayed.
+  for (;;) {
+    std::int64_t total = 0, descriptors = 0;
+    {
+      MutexLock lock(&mutex_);
+      total = static_cast<std::int64_t>(places_.size());
+      descriptors = places_.descriptors();
+    }
+    const bool are_too_many = total >= options_.max_connections;
+    if (!are_too_many && descriptors < options_.max_descriptors) return absl::OkStatus();
+    if (CloseOne(/*ip=*/"")) continue;
     return absl::ResourceExhaustedError(
-        absl::StrCat(total, " connections are open, server.grpc.max_connections allows ",
-                     options_.max_connections));
+        are_too_many
+            ? absl::StrCat(total, " connections are open, server.grpc.max_connections allows ",
+                           options_.max_connections)
+            : absl::StrCat(total, " connections are open and take all ", options_.max_descriptors,
+                           " descriptors that the listener may have"));
   }
-  if (descriptors >= options_.max_descriptors && !CloseOne(/*ip=*/"")) {
-    return absl::ResourceExhaustedError(absl::StrCat(total, " connections are open and take all ",
-                                                     options_.max_descriptors,
-                                                     " descriptors that the listener may have"));
-  }
-  return absl::OkStatus();
 }
 
-// Connection `number` makes its first call. RESOURCE_EXHAUSTED: all others have calls too.
+// Connection `number` makes its first call. RESOURCE_EXHAUSTED, and none gives way: all that others
+// could give would not do.
 absl::Status GrpcAcceptor::Impl::MakeRoomToGrpc(std::uint64_t number) {
-  EndLeavingBeyond(kMaxLeaving, kTimeToLeave);
-  EndLeavingBeyond(kMaxWaitedFor, absl::ZeroDuration());
+  const absl::Status none = absl::ResourceExhaustedError(
+      absl::StrCat("connections with calls take all ", options_.max_descriptors,
+                   " descriptors that the listener may have"));
   {
     MutexLock lock(&mutex_);
-    if (connections_.at(number).is_own) return absl::OkStatus();
+    const Known& known = connections_.at(number);
+    if (known.is_own) return absl::OkStatus();
+    if (known.is_ending) return absl::UnavailableError("the connection is being ended");
     places_.SetPhase(number, Phase::kBusy, MonotonicNow());  // it does not give way to itself
+    if (places_.busy_descriptors() + kDescriptorsToGrpc > options_.max_descriptors) return none;
   }
+  EndLeavingBeyond(kMaxLeaving, kTimeToLeave);
+  EndLeavingBeyond(kMaxWaitedFor, absl::ZeroDuration());
   for (;;) {
     {
       MutexLock lock(&mutex_);
@@ -544,10 +555,7 @@ absl::Status GrpcAcceptor::Impl::MakeRoomToGrpc(std::uint64_t number) {
         return absl::OkStatus();
       }
     }
-    if (CloseOne(/*ip=*/"", /*for_call=*/true)) continue;
-    return absl::ResourceExhaustedError(absl::StrCat("connections with calls take all ",
-                                                     options_.max_descriptors,
-                                                     " descriptors that the listener may have"));
+    if (!CloseOne(/*ip=*/"", /*for_call=*/true)) return none;
   }
 }
 
@@ -656,12 +664,12 @@ void GrpcAcceptor::Impl::CountClosed(const Peer& peer, CloseCause cause, absl::s
 
 void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   if (!name.empty()) options_.peers->Remove(name);
-  options_.probe->ConnectionClosed();
-  watched_.Remove();
-  if (!name.empty()) watched_.Remove();
   MutexLock lock(&mutex_);
   const auto found = connections_.find(number);
   if (found == connections_.end()) return;  // there was no memory to add it
+  options_.probe->ConnectionClosed();
+  watched_.Remove();
+  if (!name.empty()) watched_.Remove();
   num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
   num_ending_ -= found->second.is_ending ? 1 : 0;
   if (!found->second.is_turned_away && !found->second.is_ending) {

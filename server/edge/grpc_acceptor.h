@@ -12,8 +12,9 @@
 //             of IPv6 one /64; beyond it another one gives way (connection_places.h), of the same
 //             address where that is at its limit, or the new one is refused, by a GOAWAY where no
 //             TLS is in the way.
-//             They have at most max_descriptors: one each, and two more from the first call on,
-//             for which others that have none give way too, or that call's connection ends.
+//             Those that stay have at most max_descriptors: one each, and two more from the first
+//             call on, for which others that have none give way too, or that call's connection
+//             ends. Those that leave have at most 96 more.
 //             Without descriptors it waits, makes room, and goes on by itself. A port that another
 //             process holds is an error; a Unix socket that no process answers on is replaced, and
 //             is never open to more than its mode says.

@@ -144,6 +144,10 @@ void GuardedConnection::PassOn(std::size_t size) {
     AnswerFirstFrames();
     return ReadClient();
   }
+  if (Is(State::kWaiting) && client_first_->says_goodbye()) {
+    BeginToLinger();
+    return ReadClient();
+  }
   if (!ConnectToGrpc()) return ReadClient();
   BeginToRelay();
 }
@@ -182,6 +186,11 @@ void GuardedConnection::OnClientEnd() {
 
 bool GuardedConnection::ConnectToGrpc() {
   auto connected = host_->connect(number(), transport_->executor(), peer_);
+  if (absl::IsUnavailable(connected.status())) {  // the process or the connection ends already
+    if (num_acknowledged_ > 0) goodbye_ = GoAwayFrame(0, Http2Code::kNoError, "");
+    BeginToLinger();
+    return false;
+  }
   if (!connected.ok()) {
     EndWith(CloseCause::kNoResource, connected.status());
     return false;
@@ -252,7 +261,10 @@ void GuardedConnection::ReadServer() {
 }
 
 void GuardedConnection::OnServerRead(Error error, std::size_t size) {
-  if (!Is(State::kRelaying)) return;
+  if (!Is(State::kRelaying)) {
+    if (client_first_) ReadClient();  // it waited for gRPC's first words
+    return;
+  }
   if (error && has_client_ended_) return Close();
   if (error) {
     BeginToLinger();
@@ -338,7 +350,8 @@ void GuardedConnection::Part(bool makes_room) {
   Notify(GoAwayFrame(kAllStreams, Http2Code::kNoError, ""));
 }
 
-// gRPC does it from when it has heard of a connection.
+// gRPC does it alone for a connection of which it has heard from the start; of others it counts
+// from their first call.
 void GuardedConnection::PartForAge(absl::Time now) {
   if (num_acknowledged_ == 0 || Is(State::kLingering)) return;
   if (now - begun_ >= times_.age) Part(/*makes_room=*/false);
@@ -438,7 +451,7 @@ void GuardedConnection::FinishSoon() {
   net::post(transport_->executor(), [self = shared_from_this()] {
     if (self->Is(State::kHandshake) || self->Is(State::kPreface)) self->Close();
     if (!self->Is(State::kWaiting)) return;
-    self->goodbye_ = GoAwayFrame(self->guard_.last_stream(), Http2Code::kNoError, "");
+    self->goodbye_ = GoAwayFrame(0, Http2Code::kNoError, "");
     self->BeginToLinger();
   });
 }
@@ -454,7 +467,7 @@ void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
   if (guard_.is_between_server_frames()) {
     goodbye_ = has_server_spoken_ ? "" : EmptySettingsFrame();
     goodbye_ +=
-        GoAwayFrame(server_ ? guard_.last_stream() : 0,  // gRPC has begun no other
+        GoAwayFrame(server_ && !client_first_ ? guard_.last_stream() : 0,  // gRPC knows no other
                     why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
   }
   BeginToLinger();

@@ -192,7 +192,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   std::atomic<State> state_{State::kHandshake};
   FrameGuard guard_;
   std::optional<boost::asio::local::stream_protocol::socket> server_;  // our end of the pair
-  std::optional<ClientFirstFrames> client_first_{std::in_place};  // until gRPC has them
+  std::optional<ClientFirstFrames> client_first_{std::in_place};       // until gRPC has them
   int num_acknowledged_ = 0;  // SETTINGS of the client, by the guard; 0: it has not answered
   // Of acknowledgements that the other side has had already.
   std::optional<AcknowledgementFilter> client_filter_, server_filter_;

@@ -27,7 +27,7 @@ def _waits(tid):
 
 
 def stop_waiting_thread(tid):
-    """Where it waits, so that it holds no lock that others need, as one of the allocator."""
+    """Where it waits, and thus hardly holds a lock that others need, such as one of the allocator."""
     stop_thread(tid)
     for _ in range(10_000):
         if _waits(tid):
