@@ -268,8 +268,11 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
     }
     if (!answer) {
       misses_.Increment();
-      found->second->waiters.emplace_back(++last_ticket_, std::move(done));
-      tickets_.emplace(last_ticket_, found->second.get());
+      // Behind what needs memory: a caller that learns of none must not be answered as well.
+      auto& waiters = found->second->waiters;
+      if (waiters.size() == waiters.capacity()) waiters.reserve(2 * waiters.size() + 1);
+      tickets_.emplace(++last_ticket_, found->second.get());
+      waiters.emplace_back(last_ticket_, std::move(done));
       return last_ticket_;
     }
   }
@@ -345,7 +348,7 @@ bool ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
     jobs_.erase(job->key);
     if (result.ok()) {
       Keep(job->key, result);
-    } else {
+    } else if (!stopping_) {
       errors_.Increment();
     }
   }

@@ -79,7 +79,10 @@ class InForce {
     library_budget = *budget;
     xgrammar::steps_until_asked = 0;
   }
-  ~InForce() { budget_ = std::exchange(library_budget, LibraryBudget{}); }
+  ~InForce() {
+    library_budget.steps.left += std::exchange(xgrammar::steps_until_asked, 0);
+    budget_ = std::exchange(library_budget, LibraryBudget{});
+  }
   InForce(const InForce&) = delete;
   InForce& operator=(const InForce&) = delete;
 

@@ -18,6 +18,7 @@
 
 #include "absl/time/time.h"
 #include "engine/request/request.h"
+#include "engine/request/signal.h"
 
 namespace quire::engine {
 
@@ -45,7 +46,9 @@ struct AcceptedRequest {
         arrival(number),
         queue_deadline(request.accept_time + request.queue_timeout),
         output_worker(worker),
-        stream(std::move(output)) {}
+        stream(std::move(output)) {
+    prepared.emplace_back().kind = Signal::Kind::kPrepared;
+  }
   AcceptedRequest(const AcceptedRequest&) = delete;
   AcceptedRequest& operator=(const AcceptedRequest&) = delete;
 
@@ -59,6 +62,9 @@ struct AcceptedRequest {
   std::atomic<bool> cancel_requested{false};  // by the first thread that cancels it
   // ConstraintCompiler::Ticket of its constraint, by the text worker; 0: none yet.
   std::atomic<std::uint64_t> compile_ticket{0};
+  // kPrepared, until it is posted; made here, so that the text worker, or the compiler's thread
+  // after it, can tell that there is no memory. Its `request` is set as it is posted.
+  Signals prepared;
   // On their way to the output worker: the engine thread adds, the worker subtracts.
   std::atomic<std::int32_t> in_ring_tokens{0};
 };

@@ -11,36 +11,12 @@
 // Threads:    Post, Wake and Close from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
 
-#include <cstdint>
-#include <functional>
-#include <list>
-#include <memory>
-#include <string>
-
-#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "engine/request/accepted_request.h"
-#include "engine/request/prepared_prompt.h"
-#include "engine/request/request.h"
+#include "engine/request/signal.h"
 
 namespace quire::engine {
-
-struct Signal {
-  enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kCall };
-  Kind kind = Kind::kCall;
-  std::shared_ptr<AcceptedRequest> request = nullptr;
-  absl::Status status = {};  // kPrepared: what its text worker says, or the compiler
-  // kPrepared with an OK status, or when the constraint was refused.
-  std::unique_ptr<PreparedPrompt> prompt = nullptr;
-  CancelSource source = CancelSource::kClient;  // kCancel
-  std::string reason_text = {};                 // kCancel by kAdmin
-  std::int32_t choice = 0;                      // kStopMatched
-  std::function<void()> call = {};  // kCall: runs on the engine thread between two steps
-};
-
-// Signals with memory of their own: what was made before cannot fail to be posted.
-using Signals = std::list<Signal>;
 
 class Inbox {
  public:

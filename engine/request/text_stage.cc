@@ -275,6 +275,14 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   return absl::OkStatus();
 }
 
+// Nothing where it has been posted, as by a compiler that then found no memory for itself.
+void PostPrepared(Inbox* inbox, const std::shared_ptr<AcceptedRequest>& accepted) {
+  Signals prepared = std::move(accepted->prepared);
+  if (prepared.empty()) return;
+  prepared.front().request = accepted;
+  inbox->Post(std::move(prepared));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
@@ -399,54 +407,53 @@ std::shared_ptr<const TokenTexts> TextStage::TextsOfTokens() {
   return token_texts_;
 }
 
-void TextStage::AwaitConstraint(Signal signal) {
-  const std::shared_ptr<AcceptedRequest> accepted = signal.request;
+void TextStage::AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted) {
   RequestState preparing = RequestState::kPreparing;
   accepted->progress.state.compare_exchange_strong(preparing, RequestState::kQueued);
-  const auto waiting = std::make_shared<Signal>(std::move(signal));
-  const auto done = [inbox = inbox_, vocab_size = options_.vocab_size,
-                     waiting](ConstraintCompiler::Result constraint) {
-    waiting->status = constraint.status();
+  Signal& waiting = accepted->prepared.front();
+  const auto done = [inbox = inbox_, vocab_size = options_.vocab_size, accepted,
+                     &waiting](ConstraintCompiler::Result constraint) {
+    waiting.status = constraint.status();
     if (constraint.ok() && (*constraint)->vocab_size() != static_cast<std::uint32_t>(vocab_size)) {
-      waiting->status = absl::InternalError(
+      waiting.status = absl::InternalError(
           absl::StrCat("a constraint was compiled for ", (*constraint)->vocab_size(),
                        " tokens, the vocabulary has ", vocab_size));
     }
-    if (waiting->status.ok()) waiting->prompt->mask_rules.constraint = *std::move(constraint);
-    inbox->Post(std::move(*waiting));
+    if (waiting.status.ok()) waiting.prompt->mask_rules.constraint = *std::move(constraint);
+    PostPrepared(inbox.get(), accepted);
   };
   // The compiler has a copy of what the client sent.
   const absl::StatusOr<ConstraintCompiler::Ticket> ticket =
       WithinMemory([&]() -> absl::StatusOr<ConstraintCompiler::Ticket> {
         return options_.constraints->Compile(
-            ResolveConstraint(*accepted->request.constraint, *waiting->prompt), done);
+            ResolveConstraint(*accepted->request.constraint, *waiting.prompt), done);
       });
   if (ticket.ok()) {
     accepted->compile_ticket.store(*ticket, std::memory_order_release);
   } else {
-    waiting->status = ticket.status();
-    inbox_->Post(std::move(*waiting));
+    waiting.status = ticket.status();
+    PostPrepared(inbox_.get(), accepted);
   }
 }
 
 void TextStage::Work() {
   SetThreadName("text");
-  while (std::shared_ptr<AcceptedRequest> next = prompts_.Pop()) {
-    Signal signal{.kind = Signal::Kind::kPrepared, .request = std::move(next)};
-    if (!signal.request->cancel_requested.load(std::memory_order_acquire)) {
+  while (const std::shared_ptr<AcceptedRequest> next = prompts_.Pop()) {
+    Signal& signal = next->prepared.front();
+    if (!next->cancel_requested.load(std::memory_order_acquire)) {
       const absl::Time start = clock_->Now();
-      absl::StatusOr<std::unique_ptr<PreparedPrompt>> prompt = Prepare(*signal.request);
+      absl::StatusOr<std::unique_ptr<PreparedPrompt>> prompt = Prepare(*next);
       probe_->ObserveTokenize(clock_->Now() - start);
       signal.status = prompt.status();
       if (prompt.ok()) signal.prompt = *std::move(prompt);
-      if (prompt.ok() && signal.request->request.constraint.has_value()) {
-        AwaitConstraint(std::move(signal));
+      if (signal.status.ok() && next->request.constraint.has_value()) {
+        AwaitConstraint(next);
         continue;
       }
     } else {
       signal.status = absl::CancelledError("request was cancelled while it was prepared");
     }
-    inbox_->Post(std::move(signal));
+    PostPrepared(inbox_.get(), next);
   }
 }
 

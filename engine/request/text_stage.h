@@ -79,7 +79,7 @@ class TextStage {
  private:
   void Work();
   // Posts a prompt when the constraint of its request is compiled.
-  void AwaitConstraint(Signal signal);
+  void AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted);
   // PrepareRequest, or NO_MEMORY when memory does not suffice for this request.
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
   // Made by the first request that needs them.
