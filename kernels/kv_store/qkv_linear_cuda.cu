@@ -59,7 +59,8 @@ bool StoresAtOnce(const QkvLinearParams& params) {
   const QkvStoreParams& store = params.store;
   return store.num_rows > 0 && store.num_rows <= kMaxQkvRows && weight.format() == kFormat &&
          OnTensorCores(weight, params.x.dtype()) && weight.library_plans() == nullptr &&
-         params.x_stride >= std::int64_t{weight.k()} && store.qkv.dtype() == DType::kBF16 &&
+         params.x_stride >= std::int64_t{weight.k()} &&
+         store.qkv_stride >= std::int64_t{weight.n()} && store.qkv.dtype() == DType::kBF16 &&
          std::holds_alternative<KvView<BF16>>(*store.keys) &&
          cuda::kLinearTileN % KvShapeOf(*store.keys).head_size == 0;
 }

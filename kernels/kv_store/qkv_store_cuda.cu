@@ -1,7 +1,7 @@
 // Between the QKV product and attention: one warp per (token, head) (qkv_head.cuh).
 //
-// A launch of its own, so that attention never reads through TMA what its own kernel wrote. Bound
-// by memory: a token's QKV row in, its q row and its page rows out.
+// Never in the kernel of attention, which would read through TMA what it wrote itself. Bound by
+// memory: a token's QKV row in, its q row and its page rows out.
 
 #include <cstdint>
 #include <variant>

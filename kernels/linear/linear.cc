@@ -266,6 +266,7 @@ bool NormsAtOnce(const LinearParams& params) {
   return OnTensorCores(weight, params.x.dtype()) && weight.library_plans() == nullptr &&
          weight.format() == WeightFormat::kPlain && !params.gate &&
          params.num_rows <= kMaxNormedRows &&
+         // One counter more than tiles: of all of them.
          cuda::LinearTilesN(weight.n()) < cuda::kLinearMaxPartials && params.y.is_f32() &&
          norm.x.data() == params.y.data() && norm.x.is_f32() && norm.x_stride == params.y_stride &&
          norm.hidden == weight.n() && norm.num_rows == params.num_rows &&

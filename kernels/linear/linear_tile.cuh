@@ -60,7 +60,7 @@ struct LinearArgs {
   const float* residual;
   void* y;
   float* partials;          // [output tile][split of the grid][register][thread]
-  std::uint32_t* counters;  // [output tile], 0 between launches
+  std::uint32_t* counters;  // [output tile], then one of all tiles; 0 between launches
   std::int64_t x_stride;
   std::int64_t residual_stride;
   std::int64_t y_stride;

@@ -105,6 +105,7 @@ bool RoutesAtOnce(const RouteParams& params) {
   return params.choice.num_rows > 0 && params.choice.num_rows <= kMaxRouteRows &&
          weight.format() == kFormat && OnTensorCores(weight, params.x.dtype()) &&
          weight.library_plans() == nullptr && params.x_stride >= std::int64_t{weight.k()} &&
+         weight.n() == params.choice.num_experts &&
          ChoiceBytes(params.choice) <= Tile::kSharedBytes - cuda::kSharedAlignment;
 }
 

@@ -415,7 +415,13 @@ TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
                        .top_k = 3};
   EXPECT_TRUE(GroupsTakeSum(good, *good.sum));
   const Experts coded(cuda, 33, {.format = WeightFormat::kInt8, .n = 16, .k = 64, .group = 64});
-  std::vector<GroupedLinearParams> bad(9, good);
+  const Experts uneven(cuda, 33, 18, 64);  // whose rows end within four floats
+  const DeviceRows wide_y(cuda, DType::kF32, 12, 20, 20), wide_sums(cuda, DType::kF32, 4, 20, 20);
+  std::vector<GroupedLinearParams> bad(10, good);
+  bad[9].weights = *uneven.Groups();
+  bad[9].y = wide_y.ptr();
+  bad[9].y_stride = bad[9].sum->y_stride = 20;
+  bad[9].sum->y = wide_sums.f32();
   bad[8].weights = *coded.Groups();
   bad[0].sum->top_k = 65;  // 260 choices
   bad[1].sum->y_stride = 18;

@@ -286,6 +286,29 @@ TEST(RouteCudaTest, WhatRouterRefusesIsRefused) {
   EXPECT_EQ(cuda_emulator::LaunchCount(), before);
 }
 
+TEST(RouteCudaTest, AMatrixOfMoreExpertsIsRefusedForAnyNumberOfRows) {
+  const EmulatedBackend cuda;
+  const RouterCase& c = kCases[0];
+  const std::uint32_t k = 64;
+  const auto weights = Encode(RandomFloats(std::size_t{c.experts + 1} * k, 11), DType::kBF16);
+  const WeightRows source{weights.data(), c.experts + 1};
+  const PackedLinear matrix =
+      *PackLinearWeights(*cuda, {&source, 1}, DType::kBF16, k, {.activations = DType::kBF16});
+  for (const std::uint32_t rows : {1u, 17u}) {
+    const DeviceArray<BF16> x(cuda, std::size_t{rows} * k);
+    const DeviceArray<float> logits(cuda, std::size_t{rows} * c.experts);
+    RouteParams params{};
+    params.x = x.data();
+    params.weight = &matrix;
+    params.logits = logits.data();
+    params.choice = ParamsOf(c, rows, c.experts);
+    params.x_stride = k;
+    const std::uint64_t before = cuda_emulator::LaunchCount();
+    EXPECT_TRUE(absl::IsInvalidArgument(Route(*cuda, params))) << rows;
+    EXPECT_EQ(cuda_emulator::LaunchCount(), before);
+  }
+}
+
 TEST(ExpertRowsCudaTest, RowsAreSortedByExpertAscending) {
   const EmulatedBackend cuda;
   const TestBackend cpu(1);

@@ -373,12 +373,13 @@ struct QkvResult {
 
 class QkvProjection {
  public:
-  QkvProjection(const EmulatedBackend& cuda, const QkvCase& of, std::uint32_t k)
+  QkvProjection(const EmulatedBackend& cuda, const QkvCase& of, std::uint32_t k,
+                std::uint32_t more_features = 0)
       : cuda_(cuda),
         case_(of),
         k_(k),
         in_(of),
-        width_(in_.all_heads * of.head_size),
+        width_(in_.all_heads * of.head_size + more_features),
         x_(cuda, Rows(k)),
         bias_(cuda, RandomFloats(width_, 5)),
         cosines_(cuda, in_.cosines),
@@ -495,6 +496,15 @@ TEST(QkvLinearCudaTest, WhatQkvStoreRefusesIsRefused) {
   QkvResult result;
   EXPECT_TRUE(absl::IsInvalidArgument(odd.Run(1, /*at_once=*/true, &result)));
   EXPECT_TRUE(absl::IsInvalidArgument(odd.Run(9, /*at_once=*/true, &result)));
+}
+
+TEST(QkvLinearCudaTest, AMatrixOfMoreFeaturesThanARowHoldsIsRefused) {
+  const EmulatedBackend cuda;
+  const QkvProjection wide(cuda, {DType::kBF16, 2, 1, 64, 64, 0, RopeStyle::kHalf}, 64,
+                           /*more_features=*/128);
+  QkvResult result;
+  EXPECT_TRUE(absl::IsInvalidArgument(wide.Run(1, /*at_once=*/true, &result)));
+  EXPECT_TRUE(absl::IsInvalidArgument(wide.Run(9, /*at_once=*/true, &result)));
 }
 
 struct LatentCase {

@@ -72,7 +72,7 @@ class Stage {
     return absl::OkStatus();
   }
 
-  absl::Status MakePool() {
+  absl::Status MakePool(std::uint32_t max_rows = kRows) {
     QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                            KvGeometryFor(model_->spec, kPageSize, dtype_, kBlocks));
     QUIRE_ASSIGN_OR_RETURN(
@@ -83,7 +83,7 @@ class Stage {
     QUIRE_ASSIGN_OR_RETURN(
         cache_, cache::CacheManager::Create({.geometry = geometry,
                                              .groups = CacheGroupsOf(PlanLayerGroups(model_->spec)),
-                                             .max_rows = kRows,
+                                             .max_rows = max_rows,
                                              .max_context_tokens = model_->spec.max_position,
                                              .max_row_overlap_tokens = kStepTokens}));
     return absl::OkStatus();
@@ -775,8 +775,9 @@ Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool gr
   Stage stage(true, DType::kBF16);
   RunnerOptions options = Options(DType::kBF16);
   options.graphs = graphs;
+  options.max_rows = std::max(kRows, rows);
   EXPECT_TRUE(stage.Load(files.Files(), LoadMode::kDummy).ok());
-  EXPECT_TRUE(stage.MakePool().ok());
+  EXPECT_TRUE(stage.MakePool(options.max_rows).ok());
   EXPECT_TRUE(stage.MakeRunner(options).ok());
   const std::vector<std::int32_t> prompt = {5, 6, 7};
   for (std::uint32_t row = 0; row < rows; ++row) {
@@ -816,6 +817,20 @@ TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
     EXPECT_EQ(layer, experts == 0 ? dense : mixture);
     outside["rms_norm"] = experts == 0 ? 2 : 1;
     EXPECT_EQ(Beyond(one, layer), outside);
+  }
+}
+
+// Beyond the rows that the last block of a launch goes on with, there are more.
+TEST_F(CudaRunnerTest, LaunchesOfMoreRowsAreHeld) {
+  const std::tuple<int, std::uint32_t, std::uint64_t> cases[] = {
+      {0, 4, 5}, {0, 5, 7}, {0, 9, 8}, {8, 4, 7}, {8, 5, 8}, {8, 9, 9}, {8, 17, 11}, {8, 33, 12}};
+  for (const auto& [experts, rows, want] : cases) {
+    const Launches layer =
+        Beyond(LaunchesOfDecode(CountedConfig(2, experts, false), rows, /*graphs=*/false),
+               LaunchesOfDecode(CountedConfig(1, experts, false), rows, /*graphs=*/false));
+    std::uint64_t count = 0;
+    for (const auto& [kernel, launches] : layer) count += launches;
+    EXPECT_EQ(count, want) << experts << " experts, " << rows << " rows";
   }
 }
 

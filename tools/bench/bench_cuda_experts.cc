@@ -70,7 +70,8 @@ BENCHMARK(Run<RouteRows>)
 BENCHMARK(Run<RouteRows>)->Name("BM_Route/tiny")->Args({144, 2, 576, 3})->UseManualTime();
 
 // Arguments: experts, how many a row chooses, N, K, rows. Down of the experts and the sums of their
-// results; row m goes to experts m * top_k and after it, others each time.
+// results; row m goes to experts m * top_k and after it, others each time while they are
+// fewer than the experts.
 absl::Status DownAndSum(benchmark::State& state, Gpu& gpu) {
   const auto experts = static_cast<std::uint32_t>(state.range(0));
   const auto top_k = static_cast<std::uint32_t>(state.range(1));
