@@ -170,6 +170,7 @@ bool Evaluation::SubmitNext(std::size_t index) {
   }
   part.stream = *std::move(stream);
   ++num_live_;
+  if (part.item.takes_context) parts_[*part.item.after].prompt_ids = {};  // no other takes them
   // Called at once, it only notes the news.
   part.stream->SetReadyCallback(std::move(on_ready));
   part.item.request.prompt = engine::TokenPrompt();  // which the engine has

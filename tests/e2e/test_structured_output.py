@@ -246,10 +246,9 @@ def test_the_command_line_has_all_forms(served, tmp_path):
     three.write_text('{"enum": [[1, 2, 3]]}')
     assert quire("--schema", str(three), "--constraint-whitespace", "compact") == "[1, 2, 3]"
     assert "constraint.whitespace" in quire("--regex", "a", "--constraint-whitespace", "compact", code=1)
-    assert "a constraint behind reasoning" in quire("--regex", "a", "--constraint-start", "after_reasoning", code=1)
-    assert "no kind is set" in quire("--constraint-start", "at_start", code=1)
-    for option in ("--constraint-start", "--constraint-whitespace"):
-        assert option in quire("--regex", "a", option, "behind", code=2)
+    assert "no kind is set" in quire("--constraint-whitespace", "compact", code=1)
+    assert "--constraint-whitespace" in quire("--regex", "a", "--constraint-whitespace", "behind", code=2)
+    assert "--constraint-start" in quire("--regex", "a", "--constraint-start", "at_start", code=2), "it is of chats"
 
 
 class Mood(enum.Enum):

@@ -281,6 +281,7 @@ void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code) {
   chat->add_option("--seed", options->seed, "same seed, same answers");
   chat->add_option("--stop", options->stop, "text that ends an answer; may be given again");
   AddConstraintOptions(chat, &options->constraint);
+  AddConstraintStart(chat, &options->constraint);
   chat->add_flag("--quiet", options->quiet, "no prompt on standard error");
   chat->callback([=] { *exit_code = RunChat(*common, *options); });
 

@@ -45,15 +45,19 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
   regex->excludes(grammar)->excludes(choice);
   grammar->excludes(choice);
   // What lacks a form is refused by the server, which names it.
-  AddWord(cmd, "--constraint-start",
-          "with reasoning: where that form begins; at_start or "
-          "after_reasoning",
-          {{"at_start", v1::CONSTRAINT_START_AT_START},
-           {"after_reasoning", v1::CONSTRAINT_START_AFTER_REASONING}},
-          [=](int value) { constraint->set_start(static_cast<v1::ConstraintStart>(value)); });
   AddWord(cmd, "--constraint-whitespace", "between the tokens of JSON; bounded or compact",
           {{"bounded", v1::WHITESPACE_POLICY_BOUNDED}, {"compact", v1::WHITESPACE_POLICY_COMPACT}},
           [=](int value) { constraint->set_whitespace(static_cast<v1::WhitespacePolicy>(value)); });
+}
+
+void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint) {
+  AddWord(
+      cmd, "--constraint-start",
+      "where that form begins; at_start or after_reasoning; default: behind the reasoning where "
+      "the model reasons",
+      {{"at_start", v1::CONSTRAINT_START_AT_START},
+       {"after_reasoning", v1::CONSTRAINT_START_AFTER_REASONING}},
+      [=](int value) { constraint->set_start(static_cast<v1::ConstraintStart>(value)); });
 }
 
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request) {

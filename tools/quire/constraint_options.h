@@ -16,6 +16,8 @@ namespace quire::client {
 
 // Their flags, on `cmd`. The constraint outlives the parsing.
 void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint);
+// Where it begins, for answers that are parsed.
+void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint);
 
 // Nothing where none of the options was given.
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request);
