@@ -1,12 +1,14 @@
 #include "engine/output/output_stage.h"
 
 #include <deque>
+#include <map>
+#include <new>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "base/thread_name.h"
+#include "base/within_memory.h"
 #include "engine/output/output_state.h"
 #include "engine/output/token_stream.h"
 
@@ -20,7 +22,8 @@ struct OutputStage::Ring {
   std::atomic<bool> engine_waits{false};
   std::uint64_t pushed = 0;  // items, without the late ones
   std::atomic<std::uint64_t> done{0};
-  absl::flat_hash_map<std::uint64_t, std::unique_ptr<OutputState>> states;  // by arrival
+  // By arrival. A map of Abseil is broken by an insertion that finds no memory.
+  std::map<std::uint64_t, std::unique_ptr<OutputState>> states;
 };
 
 OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,
@@ -33,7 +36,8 @@ OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenize
       inbox_(std::move(inbox)),
       half_(options.ring_items / 2),
       stream_queue_tokens_(options.stream_queue_tokens),
-      id_key_(options.id_key) {
+      id_key_(options.id_key),
+      no_memory_(NoMemoryError()) {
   for (std::int32_t i = 0; i < options.num_workers; ++i) {
     rings_.push_back(std::make_unique<Ring>(options.ring_items));
     workers_.emplace_back([this, ring = rings_.back().get()] { Work(*ring); });
@@ -131,6 +135,33 @@ void OutputStage::Work(Ring& ring) {
 
 void OutputStage::Process(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
+  if (item.kind == OutputItem::Kind::kToken) {
+    // The engine passes over a request with that many tokens on their way.
+    const std::int32_t in_ring = request.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
+    if (in_ring == stream_queue_tokens_) inbox_->Wake();
+  }
+  if (!request.no_memory.empty()) {
+    try {
+      MakeEvents(ring, item);
+    } catch (const std::bad_alloc&) {
+      Signals signals = std::move(request.no_memory);
+      signals.front().request = item.request;
+      signals.front().status = no_memory_;
+      inbox_->Post(std::move(signals));
+    }
+  } else if (item.kind == OutputItem::Kind::kToken) {
+    const auto state = ring.states.find(request.arrival);
+    // Without memory even for a state nothing of the answer is counted.
+    if (state != ring.states.end() && state->second != nullptr) {
+      state->second->CountToken(item, *clock_, *probe_);
+    }
+  }
+  if (item.kind == OutputItem::Kind::kRequestEnd) FinishStream(ring, item);
+}
+
+// Whatever needs memory.
+void OutputStage::MakeEvents(Ring& ring, OutputItem& item) {
+  AcceptedRequest& request = *item.request;
   std::unique_ptr<OutputState>& state = ring.states[request.arrival];
   if (state == nullptr) state = std::make_unique<OutputState>(item.request, *tokenizer_, id_key_);
   OutputState& output = *state;
@@ -145,9 +176,6 @@ void OutputStage::Process(Ring& ring, OutputItem& item) {
       request.stream->Write(PooledEvent{std::move(item.pooled)});
       return;
     case OutputItem::Kind::kToken: {
-      // The engine passes over a request with that many tokens on their way.
-      const std::int32_t in_ring = request.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
-      if (in_ring == stream_queue_tokens_) inbox_->Wake();
       const bool matched = output.AddToken(item, *clock_, *probe_);
       if (item.finish.has_value()) {
         output.EndChoice(item);
@@ -160,14 +188,27 @@ void OutputStage::Process(Ring& ring, OutputItem& item) {
     case OutputItem::Kind::kChoiceEnd:
       output.EndChoice(item);
       return;
-    case OutputItem::Kind::kRequestEnd: {
-      // A client that sees the end finds it counted, and the id free.
-      const Usage usage = output.EndRequest(item, clock_->Now(), *probe_);
-      table_->Remove(request);
-      ring.states.erase(request.arrival);
-      request.stream->Finish(item.status, usage);
+    case OutputItem::Kind::kRequestEnd:
+      output.EndRequest(item, clock_->Now(), *probe_);
       return;
-    }
+  }
+}
+
+// A client that sees the end finds it counted, and the id free.
+void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
+  AcceptedRequest& request = *item.request;
+  Usage usage = {.prompt_tokens = request.progress.prompt_tokens.load(std::memory_order_relaxed)};
+  const auto state = ring.states.find(request.arrival);
+  if (state != ring.states.end()) {
+    if (state->second != nullptr) usage = state->second->TotalUsage();
+    ring.states.erase(state);
+  }
+  table_->Remove(request);
+  const bool is_cut = request.no_memory.empty() && item.status.ok();
+  try {
+    request.stream->Finish(is_cut ? no_memory_ : std::move(item.status), usage);
+  } catch (const std::bad_alloc&) {
+    // The stream is finished; its reader, whom no news reached, looks later or is given up.
   }
 }
 

@@ -97,12 +97,9 @@ void OutputState::AddPromptLogprobs(const OutputItem& item) {
   }
 }
 
-bool OutputState::AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe) {
+void OutputState::CountToken(const OutputItem& item, const Clock& clock, EngineProbe& probe) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
-  if (choice.ended) {
-    probe.AddDiscarded(DiscardCause::kAfterStop, 1);
-    return false;
-  }
+  if (choice.ended) return probe.AddDiscarded(DiscardCause::kAfterStop, 1);
   if (choice.tokens == 0) {
     first_handed_over_ = std::min(first_handed_over_, clock.Now());
     choice.first_token_time = item.time;
@@ -113,6 +110,12 @@ bool OutputState::AddToken(const OutputItem& item, const Clock& clock, EnginePro
   choice.last_token_time = item.time;
   ++choice.tokens;
   probe.AddGenerated(1);
+}
+
+bool OutputState::AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe) {
+  Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
+  CountToken(item, clock, probe);
+  if (choice.ended) return false;
   DeltaEvent& pending = choice.pending;
   ++pending.num_tokens;
   if (params_.token_ids) pending.token_ids.push_back(item.token.token);
@@ -278,12 +281,19 @@ Usage OutputState::UsageOf(const Choice& choice) const {
           .reasoning_tokens = choice.reasoning_tokens};
 }
 
-Usage OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe) {
+Usage OutputState::TotalUsage() const {
   Usage usage{
       .prompt_tokens = prompt_tokens(), .completion_tokens = 0, .cached_tokens = cached_tokens_};
   for (const Choice& choice : choices_) {
     usage.completion_tokens += choice.tokens;
     usage.reasoning_tokens += choice.reasoning_tokens;
+  }
+  return usage;
+}
+
+void OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe) {
+  const Usage usage = TotalUsage();
+  for (const Choice& choice : choices_) {
     if (choice.parser == nullptr) continue;
     probe.ToolsParsed(request_.parsing->format->name, choice.num_calls, choice.num_failed);
   }
@@ -304,13 +314,12 @@ Usage OutputState::EndRequest(const OutputItem& item, absl::Time now, EngineProb
   }
   if (item.status.ok()) {
     probe.ObserveCompleted(usage.prompt_tokens, request_.deadline - now);
-    if (!request_.generates()) return usage;
+    if (!request_.generates()) return;
     for (const Choice& choice : choices_) {
       probe.ObserveChoice(*choice.reason, choice.tokens,
                           choice.last_token_time - choice.first_token_time);
     }
   }
-  return usage;
 }
 
 }  // namespace quire::engine

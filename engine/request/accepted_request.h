@@ -48,6 +48,7 @@ struct AcceptedRequest {
         output_worker(worker),
         stream(std::move(output)) {
     prepared.emplace_back().kind = Signal::Kind::kPrepared;
+    no_memory.emplace_back().kind = Signal::Kind::kNoMemory;
   }
   AcceptedRequest(const AcceptedRequest&) = delete;
   AcceptedRequest& operator=(const AcceptedRequest&) = delete;
@@ -65,6 +66,9 @@ struct AcceptedRequest {
   // kPrepared, until it is posted; made here, so that the text worker, or the compiler's thread
   // after it, can tell that there is no memory. Its `request` is set as it is posted.
   Signals prepared;
+  // kNoMemory, made here for the same reason, until the output worker posts it: from then on it has
+  // no more events of this request.
+  Signals no_memory;
   // On their way to the output worker: the engine thread adds, the worker subtracts.
   std::atomic<std::int32_t> in_ring_tokens{0};
 };

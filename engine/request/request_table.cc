@@ -40,7 +40,9 @@ void RequestTable::Reserve(std::size_t capacity) {
 
 void RequestTable::Remove(const AcceptedRequest& accepted) {
   MutexLock lock(&mutex_);
-  requests_.erase(KeyOf(accepted.request.caller(), accepted.request.id));
+  const Request& request = accepted.request;
+  const auto it = requests_.find(std::tie(request.tenant, request.principal, request.id));
+  if (it != requests_.end()) requests_.erase(it);
   if (requests_.empty()) emptied_.NotifyAll();
 }
 

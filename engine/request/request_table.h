@@ -10,6 +10,7 @@
 // Lifetime:   the engine's.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,6 +38,7 @@ class RequestTable {
   // REQUIRES: `admit` does not call this table.
   absl::Status Insert(std::shared_ptr<AcceptedRequest> accepted, absl::Duration retry_delay,
                       absl::FunctionRef<absl::Status()> admit);
+  // Needs no memory.
   void Remove(const AcceptedRequest& accepted);
   std::shared_ptr<AcceptedRequest> Find(const Caller& caller, absl::string_view id) const;
   std::vector<std::shared_ptr<AcceptedRequest>> All() const;  // by accept time, id, tenant
@@ -53,7 +55,7 @@ class RequestTable {
   mutable Mutex mutex_;
   std::size_t capacity_ ABSL_GUARDED_BY(mutex_);
   mutable CondVar emptied_;
-  std::map<Key, std::shared_ptr<AcceptedRequest>> requests_ ABSL_GUARDED_BY(mutex_);
+  std::map<Key, std::shared_ptr<AcceptedRequest>, std::less<>> requests_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::engine

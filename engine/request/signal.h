@@ -17,10 +17,11 @@ namespace quire::engine {
 struct AcceptedRequest;
 
 struct Signal {
-  enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kCall };
+  enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kNoMemory, kCall };
   Kind kind = Kind::kCall;
   std::shared_ptr<AcceptedRequest> request = nullptr;
-  absl::Status status = {};  // kPrepared: what its text worker says, or the compiler
+  // kPrepared: what its text worker says, or the compiler; kNoMemory: how the request ends.
+  absl::Status status = {};
   // kPrepared with an OK status, or when the constraint was refused.
   std::unique_ptr<PreparedPrompt> prompt = nullptr;
   CancelSource source = CancelSource::kClient;  // kCancel

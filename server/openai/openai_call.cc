@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <new>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "server/api/status_mapping.h"
 #include "server/config/live_config.h"
 #include "server/config/options.h"
+#include "server/edge/wait_for_memory.h"
 #include "server/openai/openai_error.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -139,10 +141,13 @@ void OpenAiCall::Run() {
 
 void OpenAiCall::OnReady() {
   if (is_posted_.exchange(true)) return;
-  exchange_->Post([self = shared_from_this()] {
-    self->is_posted_.store(false);
-    self->Pump();
+  std::function<void()> pump = WaitForMemory([this]() -> std::function<void()> {
+    return [self = shared_from_this()] {
+      self->is_posted_.store(false);
+      self->Pump();
+    };
   });
+  exchange_->Post(std::move(pump));
 }
 
 void OpenAiCall::OnGone() {

@@ -380,6 +380,33 @@ TEST_P(EngineTest, WhereverMemoryEndsARequestIsRefusedOrRuns) {
   ExpectIdle();
 }
 
+TEST_P(EngineTest, AnAnswerThatGrowsBeyondTheMemoryEndsItsRequestAlone) {
+  Start();
+  Request large = TextRequest("large", "prompt", 900);
+  large.stopping.ignore_eos = true;
+  large.output.stream = false;
+  Request small = large;
+  small.id = "small";
+  large.output.logprobs = 2;
+  const auto large_stream = engine_->Accept(std::move(large));
+  const auto small_stream = engine_->Accept(std::move(small));
+  ASSERT_TRUE(large_stream.ok() && small_stream.ok());
+  {
+    const FailingAllocation none(400 * sizeof(TokenLogprob));
+    EXPECT_EQ(ReasonOf(ReadAll(**large_stream).status), "NO_MEMORY");
+    const Reading reading = ReadAll(**small_stream);
+    EXPECT_TRUE(reading.status.ok()) << reading.status;
+    EXPECT_EQ(reading.usage.completion_tokens, 900);
+  }
+  ExpectIdle();
+  EXPECT_EQ(MetricSum(registry_, "quire_requests_failed_total"), 1);
+  EXPECT_EQ(
+      MetricSum(registry_, "quire_engine_step_tokens_sum"),
+      MetricValue(registry_, "quire_prompt_tokens_total{model_name=\"m\",source=\"compute\"}") +
+          MetricSum(registry_, "quire_generation_tokens_total") +
+          MetricSum(registry_, "quire_discarded_tokens_total") - 2);
+}
+
 TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {
   Start();
   Gate(true);

@@ -12,9 +12,13 @@ constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 std::atomic<std::size_t> refused_bytes{kNone};  // in every thread
 thread_local std::size_t refused_bytes_here = kNone;
 thread_local int left_here = 0;
+std::atomic<std::size_t> refused_bytes_where_marked{kNone};
+std::atomic<int> left_where_marked{0};
+thread_local bool is_marked = false;
 
 bool IsRefused(std::size_t size) {
   if (size >= refused_bytes) return true;
+  if (is_marked && size >= refused_bytes_where_marked) return left_where_marked.fetch_sub(1) <= 0;
   return size >= refused_bytes_here && left_here-- <= 0;
 }
 
@@ -39,14 +43,24 @@ FailingAllocation::FailingAllocation(std::size_t bytes) {
   refused_bytes = bytes;
 }
 
-FailingAllocation::FailingAllocation(std::size_t bytes, int after) {
-  left_here = after;
-  refused_bytes_here = bytes;
+FailingAllocation::FailingAllocation(std::size_t bytes, int after, In threads) {
+  if (threads == In::kThisThread) {
+    left_here = after;
+    refused_bytes_here = bytes;
+    return;
+  }
+  left_where_marked = after;
+  refused_bytes_where_marked = bytes;
 }
 
 FailingAllocation::~FailingAllocation() {
   refused_bytes = kNone;
   refused_bytes_here = kNone;
+  refused_bytes_where_marked = kNone;
+}
+
+void FailingAllocation::MarkThisThread() {
+  is_marked = true;
 }
 
 }  // namespace quire::engine

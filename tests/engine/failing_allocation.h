@@ -5,13 +5,15 @@
 namespace quire::engine {
 
 // While one lives, operator new throws std::bad_alloc for `bytes` and more; linking
-// failing_allocation.cc makes it so. In every thread, or, with `after`, in the thread that made it,
-// where the first `after` such allocations succeed. One at a time.
+// failing_allocation.cc makes it so. In every thread, or, with `after`, in the thread that made it
+// or in those that are marked, where the first `after` such allocations succeed. One at a time.
 class FailingAllocation {
  public:
   explicit FailingAllocation(std::size_t bytes);
-  FailingAllocation(std::size_t bytes, int after);
+  enum class In { kThisThread, kMarkedThreads };
+  FailingAllocation(std::size_t bytes, int after, In threads = In::kThisThread);
   ~FailingAllocation();
+  static void MarkThisThread();
   FailingAllocation(const FailingAllocation&) = delete;
   FailingAllocation& operator=(const FailingAllocation&) = delete;
 };
