@@ -76,9 +76,9 @@ struct ConstraintSpec {
   const text::ToolFormat* tool_format = nullptr;
   bool opens_reasoning = false;
   bool calls_are_optional = false;
-  // Of other kinds, with tool_format: the constraint begins behind the section of reasoning; and
-  // whether it does so unless the prompt shows that there is none, which is known, and this false,
-  // before anything is compiled.
+  // With tool_format: the constraint begins behind the section of reasoning; and whether it does so
+  // unless the prompt shows that there is none, which is known, and this false, before anything is
+  // compiled.
   bool starts_after_reasoning = false;
   bool start_follows_prompt = false;
 

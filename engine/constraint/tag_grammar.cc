@@ -252,10 +252,8 @@ absl::StatusOr<Expression> WriteToolCalls(const ConstraintSpec& spec, const Spec
   parts.push_back(special.Write(writing.end));
   const std::string opening = absl::StrCat(writing.begin, writing.call_begin);
   const Expression calls = GrammarText::Sequence(parts);
-  const Expression answer = spec.calls_are_optional
-                                ? WriteCallsInText(format, special, opening, calls, grammar)
-                                : GrammarText::Sequence({special.Write(opening), calls});
-  return WriteAfterReasoning(spec, special, answer, grammar);
+  if (spec.calls_are_optional) return WriteCallsInText(format, special, opening, calls, grammar);
+  return GrammarText::Sequence({special.Write(opening), calls});
 }
 
 Expression WriteAfterReasoning(const ConstraintSpec& spec, const SpecialTokens& special,

@@ -344,12 +344,12 @@ void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> text
   std::ranges::sort(rules.bias, {}, &kernels::LogitBias::token);
 }
 
-// What the end of the prompt says of the reasoning of the answer.
+// What the end of the prompt says of the reasoning of the answer. The format is that of calls, too.
 ConstraintSpec ResolveConstraint(ConstraintSpec spec, const PreparedPrompt& prompt) {
   spec.opens_reasoning = prompt.opens_reasoning;
   if (std::exchange(spec.start_follows_prompt, false) && prompt.is_behind_reasoning) {
     spec.starts_after_reasoning = false;
-    spec.tool_format = nullptr;
+    if (spec.kind != ConstraintKind::kToolCalls) spec.tool_format = nullptr;
   }
   return spec;
 }

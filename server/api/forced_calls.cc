@@ -76,6 +76,15 @@ absl::StatusOr<engine::ConstraintTag> TagOf(const text::ChatTool& tool, std::siz
   return tag;
 }
 
+engine::ConstraintSpec CallsOf(const text::ToolFormat& format) {
+  engine::ConstraintSpec spec;
+  spec.kind = engine::ConstraintKind::kToolCalls;
+  spec.tool_format = &format;
+  spec.starts_after_reasoning = true;
+  spec.start_follows_prompt = true;
+  return spec;
+}
+
 }  // namespace
 
 bool ForcesCalls(const v1::ChatPrompt& chat) {
@@ -94,9 +103,7 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
         "chat.tool_choice");
   }
   const bool is_named = chat.tool_choice() == v1::TOOL_CHOICE_NAMED;
-  engine::ConstraintSpec spec;
-  spec.kind = engine::ConstraintKind::kToolCalls;
-  spec.tool_format = format;
+  engine::ConstraintSpec spec = CallsOf(*format);
   spec.stop_after_first_tag =
       is_named || (chat.has_parallel_tool_calls() && !chat.parallel_tool_calls());
   for (std::size_t i = 0; i < input.tools.size(); ++i) {
@@ -115,9 +122,7 @@ bool HoldsCalls(const v1::ChatPrompt& chat) {
 absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const v1::ChatPrompt& chat,
                                                    const text::ChatInput& input,
                                                    const text::ToolFormat& format) {
-  engine::ConstraintSpec spec;
-  spec.kind = engine::ConstraintKind::kToolCalls;
-  spec.tool_format = &format;
+  engine::ConstraintSpec spec = CallsOf(format);
   spec.calls_are_optional = true;
   for (std::size_t i = 0; i < input.tools.size(); ++i) {
     const bool is_strict = chat.tools(static_cast<int>(i)).strict();

@@ -94,7 +94,7 @@ void FillModel(const ServedModel& served, v1::Model* model) {
     const text::ToolFormat& format = *options->tool_format;
     const bool is_harmony = format.shape == text::CallShape::kHarmony;
     if (format.shape != text::CallShape::kNone) model->add_capabilities("tools");
-    if (is_harmony || !format.reasoning_begin.empty()) model->add_capabilities("reasoning");
+    if (is_harmony || options->has_reasoning) model->add_capabilities("reasoning");
   }
   if (description.batch_invariant) model->add_capabilities("batch_invariant");
   ToProto(options->sampling_defaults, model->mutable_sampling_defaults());

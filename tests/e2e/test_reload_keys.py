@@ -518,6 +518,9 @@ def test_chat(api, tmp_path):
         assert reason_of(error.value)[0] == "BAD_CHAT_TEMPLATE_INPUT"
         assert not {"tools", "reasoning"} & capabilities()
         live.set(chat__tool_format="hermes")
+        assert {"tools", "reasoning"} & capabilities() == {"tools"}  # the template has no markers of reasoning
+        file.write_text("G {{ messages[0].content }}{% if false %}<think>{% endif %}")
+        live.set(chat__tool_format="hermes", chat__template_file=str(file))
         assert {"tools", "reasoning"} <= capabilities()
         special = render("<|endoftext|>").token_ids
         live.set(chat__escape_special_in_content="true")

@@ -255,6 +255,16 @@ def test_a_format_of_the_answer_holds_what_is_behind_the_reasoning(client, strea
 
 
 @needs_structured_output
+@pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"tools": STRICT}])
+def test_held_calls_have_no_reasoning_behind_a_prompt_that_closed_it(client, more):
+    first = ask(client, QUESTIONS[3], max_tokens=60, **more).choices[0].message
+    assert first.reasoning_content.startswith("Rain needs clouds, and </thin air has none.")
+    closed = {"chat_template_kwargs": {"closes": True}}
+    behind = ask(client, QUESTIONS[3], max_tokens=60, extra_body=closed, **more).choices[0].message
+    assert not getattr(behind, "reasoning_content", None) and (behind.content or behind.tool_calls)
+
+
+@needs_structured_output
 def test_preloaded_forms_are_ready_behind_reasoning(model, tmp_path):
     preload = json.dumps([{"regex": "It stays (?:dry|wet)\\."}])
     with started(tmp_path, f"model.path={model}", f"structured.preload={preload}") as running:

@@ -260,6 +260,8 @@ TEST(RequestTranslatorTest, ForcedCallsBecomeAConstraint) {
   ASSERT_TRUE(required->constraint.has_value());
   EXPECT_EQ(required->constraint->kind, engine::ConstraintKind::kToolCalls);
   EXPECT_EQ(required->constraint->tool_format->name, "hermes");
+  EXPECT_TRUE(required->constraint->starts_after_reasoning);
+  EXPECT_TRUE(required->constraint->start_follows_prompt);
   EXPECT_FALSE(required->constraint->stop_after_first_tag);
   ASSERT_EQ(required->constraint->tags.size(), 2u);
   EXPECT_EQ(required->constraint->tags[0].begin, "f");
@@ -302,6 +304,8 @@ TEST(RequestTranslatorTest, StrictToolsHoldCallsThatNeedNotBe) {
   ASSERT_TRUE(held->constraint.has_value());
   EXPECT_EQ(held->constraint->kind, engine::ConstraintKind::kToolCalls);
   EXPECT_TRUE(held->constraint->calls_are_optional);
+  EXPECT_TRUE(held->constraint->starts_after_reasoning);
+  EXPECT_TRUE(held->constraint->start_follows_prompt);
   ASSERT_EQ(held->constraint->tags.size(), 2u);
   EXPECT_EQ(held->constraint->tags[0].text, R"({"type":"object"})");
   EXPECT_EQ(held->constraint->tags[1].text,

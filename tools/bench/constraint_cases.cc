@@ -66,6 +66,7 @@ std::vector<ForcedCallsCase> ForcedCallsCases() {
       added.name = absl::StrCat(format, ", tools: ", tools);
       added.spec.kind = ConstraintKind::kToolCalls;
       added.spec.tool_format = text::FindToolFormat(format);
+      added.spec.starts_after_reasoning = true;
       for (int i = 0; i < tools; ++i) {
         added.spec.tags.push_back({.begin = ToolName(i), .text = ToolArguments().dump()});
       }

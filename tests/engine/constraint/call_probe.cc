@@ -91,6 +91,7 @@ Json Answer(const Json& question) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kToolCalls;
   spec.tool_format = format;
+  spec.starts_after_reasoning = true;
   spec.opens_reasoning = question.at("opens").get<bool>();
   spec.stop_after_first_tag = question.at("one").get<bool>();
   spec.calls_are_optional = question.at("optional").get<bool>();

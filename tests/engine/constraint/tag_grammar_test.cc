@@ -444,5 +444,26 @@ TEST_F(TagGrammarTest, AConstraintMayBeginBehindReasoning) {
   for (const char* answer : {"a", "", "x</think>", "x</think>x"}) EXPECT_FALSE(allows(answer));
 }
 
+TEST_F(TagGrammarTest, CallsMayBeginBehindReasoning) {
+  ConstraintSpec spec;
+  spec.kind = ConstraintKind::kToolCalls;
+  spec.tool_format = text::FindToolFormat("hermes");
+  spec.tags = {{.begin = "f", .text = R"({"type": "object", "additionalProperties": false})"}};
+  const std::string call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+  for (const bool is_optional : {false, true}) {
+    spec.calls_are_optional = is_optional;
+    for (const bool is_behind : {false, true}) {
+      spec.starts_after_reasoning = is_behind;
+      const auto allows = [&](const std::string& answer) {
+        const auto matcher = Matcher(spec);
+        return Accept(*matcher, answer) && matcher->Accept(kEnd).ok();
+      };
+      EXPECT_TRUE(allows(call));
+      EXPECT_EQ(allows("<think>x</think>\n\n" + call), is_behind);
+      EXPECT_FALSE(allows("<think>x</think><think>x</think>" + call));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace quire::engine
