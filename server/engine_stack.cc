@@ -75,11 +75,11 @@ std::optional<std::int32_t> BosTokenOf(const models::ModelStack& loaded) {
 
 // The bytes of each row of the output matrix, empty where no text reaches it: an end of an answer,
 // padding, and special tokens, which are markers at most.
-engine::ConstraintVocabulary VocabularyOf(const models::ModelStack& loaded) {
-  const text::Tokenizer& tokenizer = loaded.tokenizer();
-  const std::vector<std::int32_t>& ends = loaded.model().config.eos_ids;
+engine::ConstraintVocabulary VocabularyOf(const models::ModelConfig& config,
+                                          const text::Tokenizer& tokenizer) {
+  const std::vector<std::int32_t>& ends = config.eos_ids;
   engine::ConstraintVocabulary vocabulary;
-  vocabulary.tokens.resize(static_cast<std::size_t>(loaded.model().config.vocab_size));
+  vocabulary.tokens.resize(static_cast<std::size_t>(config.vocab_size));
   for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i) {
     const auto id = static_cast<std::int32_t>(i);
     const bool is_end = std::find(ends.begin(), ends.end(), id) != ends.end();
@@ -92,6 +92,19 @@ engine::ConstraintVocabulary VocabularyOf(const models::ModelStack& loaded) {
     }
   }
   return vocabulary;
+}
+
+// Null for a model that generates nothing, and in a build without structured output.
+absl::StatusOr<std::unique_ptr<engine::ConstraintCompiler>> MakeCompiler(
+    const DaemonOptions& options, const models::ModelConfig& config, bool has_head,
+    const text::Tokenizer& tokenizer, probe::Registry* metrics) {
+  std::unique_ptr<engine::ConstraintCompiler> compiler;
+  if (!has_head || engine::GrammarLibrary::Version().empty()) return compiler;
+  QUIRE_ASSIGN_OR_RETURN(engine::ConstraintCompiler::Build build,
+                         engine::MakeConstraintBuild(VocabularyOf(config, tokenizer)));
+  compiler =
+      std::make_unique<engine::ConstraintCompiler>(options.constraints, std::move(build), metrics);
+  return compiler;
 }
 
 }  // namespace
@@ -115,8 +128,16 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
                          models::OpenTokenizer(options.model, files));
   QUIRE_RETURN_IF_ERROR(CheckPreload(options.preload));
-  QUIRE_RETURN_IF_ERROR(LoadChatTemplates(options.chat, files, *tokenizer).status());
-  return models::CheckPlan(RuntimeOptionsFor(options, device), files, model, device);
+  QUIRE_ASSIGN_OR_RETURN(const LoadedChat chat, LoadChatTemplates(options.chat, files, *tokenizer));
+  QUIRE_RETURN_IF_ERROR(
+      models::CheckPlan(RuntimeOptionsFor(options, device), files, model, device));
+  // What a preloaded constraint needs, and whether all of them are kept, compiling them tells.
+  if (options.preload.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<engine::ConstraintCompiler> compiler,
+                         MakeCompiler(options, model.config, model.spec.has_head, *tokenizer,
+                                      /*metrics=*/nullptr));
+  return PreloadConstraints(options.preload, chat.has_reasoning ? chat.tool_format : nullptr,
+                            compiler.get());
 }
 
 absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOptions& options,
@@ -131,12 +152,9 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
   QUIRE_ASSIGN_OR_RETURN(stack->loaded_,
                          models::ModelStack::Build(runtime, files, std::move(device)));
   models::ModelStack& loaded = *stack->loaded_;
-  if (loaded.model().spec.has_head && !engine::GrammarLibrary::Version().empty()) {
-    QUIRE_ASSIGN_OR_RETURN(engine::ConstraintCompiler::Build build,
-                           engine::MakeConstraintBuild(VocabularyOf(loaded)));
-    stack->constraints_ = std::make_unique<engine::ConstraintCompiler>(options.constraints,
-                                                                       std::move(build), metrics);
-  }
+  QUIRE_ASSIGN_OR_RETURN(stack->constraints_,
+                         MakeCompiler(options, loaded.model().config, loaded.model().spec.has_head,
+                                      loaded.tokenizer(), metrics));
   QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, stack->TranslationFor(options));
   QUIRE_RETURN_IF_ERROR(PreloadConstraints(
       options.preload, translation.has_reasoning ? translation.tool_format : nullptr,
