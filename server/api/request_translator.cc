@@ -359,8 +359,7 @@ absl::Status ReadWhitespace(const v1::Constraint& constraint, engine::Constraint
     return BadParameter("constraint.whitespace", absl::StrCat(constraint.whitespace()), "0 to 2");
   }
   if (constraint.whitespace() == v1::WHITESPACE_POLICY_UNSPECIFIED) return absl::OkStatus();
-  if (!constraint.has_json_schema() && !constraint.has_json_object() &&
-      !constraint.has_structural_tags()) {
+  if (!HasJson(constraint)) {
     return BadParameter("constraint.whitespace", v1::WhitespacePolicy_Name(constraint.whitespace()),
                         "absent for a constraint without JSON");
   }
@@ -441,6 +440,11 @@ absl::Status CheckModelName(const TranslatorOptions& options, absl::string_view 
 }
 
 }  // namespace
+
+bool HasJson(const v1::Constraint& constraint) {
+  return constraint.has_json_schema() || constraint.has_json_object() ||
+         constraint.has_structural_tags();
+}
 
 absl::Status RequestTranslator::CheckModel(absl::string_view name) const {
   return CheckModelName(*options(), name);

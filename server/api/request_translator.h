@@ -32,6 +32,7 @@ class ChatTemplates;
 struct ToolFormat;
 }  // namespace quire::text
 namespace quire::v1 {
+class Constraint;
 class GenerateRequest;
 }
 
@@ -87,6 +88,9 @@ class RequestTranslator {
 absl::Status CheckRequestId(absl::string_view id, absl::string_view field);
 // A random UUID, version 4.
 std::string NewRequestId();
+
+// Whether the constraint may have JSON in it, whose white space may be chosen then.
+bool HasJson(const v1::Constraint& constraint);
 
 // The value of a Duration field; BAD_PARAMETER when it is malformed, negative, or zero while zero
 // is not allowed.

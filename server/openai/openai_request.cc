@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "formats/json_value.h"
 #include "formats/ordered_json.h"
+#include "server/api/request_translator.h"
 #include "server/api/structural_tag_json.h"
 #include "server/openai/chat_messages.h"
 #include "server/openai/json_fields.h"
@@ -286,11 +287,6 @@ absl::StatusOr<bool> ReadWord(const JsonValue& value, absl::string_view first,
   if (*word == first || *word == second) return *word == second;
   return BadField(
       value, absl::StrCat("is ", JsonQuoted(CutLabel(*word)), ", must be ", first, " or ", second));
-}
-
-bool HasJson(const v1::Constraint& constraint) {
-  return constraint.has_json_schema() || constraint.has_json_object() ||
-         constraint.has_structural_tags();
 }
 
 // Where the constraint begins, and the white space of its JSON: our own fields, which go with
