@@ -32,7 +32,7 @@ absl::Status Allowance::CheckIntegrity() const {
 
 absl::Duration CallPace::Begin(const std::string& ip, double num_calls, absl::Time now) {
   if (ip.empty()) return absl::ZeroDuration();
-  return by_ip_.try_emplace(ip, kCallsPerSecond, kCallsPerSecond, kCallsPerSecond)
+  return by_ip_.try_emplace(ip, kCallsAtOnce, kCallsAtOnce, kCallsPerSecond)
       .first->second.Use(num_calls, now);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace quire::server {
 namespace {
@@ -10,16 +11,24 @@ constexpr std::size_t kClientPrefaceBytes = 24;
 constexpr std::size_t kHeadBytes = 9;
 constexpr std::size_t kSettingBytes = 6;
 constexpr std::size_t kWindowBytes = 4;
+constexpr std::size_t kPingBytes = kPingFrameBytes - kHeadBytes;
+constexpr std::size_t kFlagsAt = 4;  // in the header of a frame
+constexpr char kAcknowledges = 1;    // a flag
 
 // The header of a frame (RFC 9113, section 4.1).
 struct FrameHead {
-  enum Type : std::uint8_t { kSettingsFrame = 4, kGoAwayFrame = 7, kWindowFrame = 8 };
+  enum Type : std::uint8_t {
+    kSettingsFrame = 4,
+    kPingFrame = 6,
+    kGoAwayFrame = 7,
+    kWindowFrame = 8
+  };
 
   explicit FrameHead(absl::string_view bytes) {
     const auto at = [&](std::size_t i) { return std::size_t{static_cast<std::uint8_t>(bytes[i])}; };
     frame_bytes = kHeadBytes + (at(0) << 16 | at(1) << 8 | at(2));
     type = static_cast<std::uint8_t>(at(3));
-    is_acknowledgement = (at(4) & 1) != 0;
+    is_acknowledgement = (at(kFlagsAt) & kAcknowledges) != 0;
     is_of_connection = ((at(5) & 0x7f) | at(6) | at(7) | at(8)) == 0;
   }
 
@@ -33,6 +42,10 @@ struct FrameHead {
   }
   bool IsWindow() const {
     return type == kWindowFrame && is_of_connection && payload_bytes() == kWindowBytes;
+  }
+  bool IsPing() const {
+    return type == kPingFrame && is_of_connection && !is_acknowledgement &&
+           payload_bytes() == kPingBytes;
   }
 
   std::size_t frame_bytes = 0;
@@ -63,18 +76,31 @@ bool ClientFirstFrames::TakeFrame() {
   if (behind_.size() < kHeadBytes) return false;
   const FrameHead head(behind_);
   const bool is_awaited = head.IsAcknowledgement() && has_settings_ && !has_acknowledged_;
+  const bool is_ping = head.IsPing() && num_settings_ > 0;
   const bool is_kept = head.IsSettings() || (head.IsWindow() && num_settings_ > 0);
-  if ((!is_awaited && !is_kept) || opening_.size() + head.frame_bytes > kMaxFirstBytes) {
+  const std::size_t kept_bytes = opening_.size() + (is_kept ? head.frame_bytes : 0);
+  if ((!is_awaited && !is_kept && !is_ping) || kept_bytes > kMaxFirstBytes) {
     needs_grpc_ = true;
+    behind_.insert(0, std::exchange(pings_, {}));
     says_goodbye_ = head.type == FrameHead::kGoAwayFrame;
     return false;
   }
   if (behind_.size() < head.frame_bytes) return false;
   if (is_kept) opening_.append(behind_, 0, head.frame_bytes);
+  if (is_ping) pings_.append(behind_, 0, head.frame_bytes);
   behind_.erase(0, head.frame_bytes);
   num_settings_ += head.IsSettings() ? 1 : 0;
   has_acknowledged_ |= is_awaited;
   return true;
+}
+
+// A ping comes back as it is, but for the flag (RFC 9113, section 6.7).
+std::string ClientFirstFrames::TakePingAnswers() {
+  std::string answers = std::exchange(pings_, {});
+  for (std::size_t at = 0; at < answers.size(); at += kPingFrameBytes) {
+    answers[at + kFlagsAt] |= kAcknowledges;
+  }
+  return answers;
 }
 
 std::string AcknowledgementFilter::Take(std::span<const std::byte> bytes) {

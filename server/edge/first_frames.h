@@ -1,8 +1,8 @@
 #pragma once
 
 // The frames with which an HTTP/2 connection begins, as far as the guard answers them in gRPC's
-// place: a client that has no call to make says nothing else, and gRPC would take two descriptors
-// and about 20 KiB for it.
+// place: a client that has no call to make says nothing else than these and pings, and gRPC would
+// take two descriptors and about 20 KiB for it.
 //
 // A client need not wait for the server's preface before it sends its own and calls (RFC 9113,
 // section 3.4), but gRPC's clients begin no call before they have the server's SETTINGS, and others
@@ -31,6 +31,7 @@
 namespace quire::server {
 
 constexpr std::size_t kMaxFirstBytes = 512;
+constexpr std::size_t kPingFrameBytes = 17;  // RFC 9113, section 6.7
 
 // Of the client, which is to be answered once its SETTINGS are there.
 class ClientFirstFrames {
@@ -47,10 +48,12 @@ class ClientFirstFrames {
   // Complete SETTINGS frames, each to be acknowledged.
   int num_settings() const { return num_settings_; }
   bool has_acknowledged() const { return has_acknowledged_; }
+  // The answers to pings that have come since the last time.
+  std::string TakePingAnswers();
 
   // The preface, SETTINGS and windows of the connection.
   absl::string_view opening() const { return opening_; }
-  // All that came behind, but for the acknowledgement.
+  // All that came behind, but for the acknowledgement and pings whose answers were taken.
   absl::string_view behind() const { return behind_; }
 
  private:
@@ -58,6 +61,7 @@ class ClientFirstFrames {
 
   std::string opening_;
   std::string behind_;  // not yet looked at, or for gRPC
+  std::string pings_;   // frames without an answer; empty once gRPC is needed
   int num_settings_ = 0;
   bool has_settings_ = false;
   bool has_acknowledged_ = false;

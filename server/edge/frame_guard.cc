@@ -25,6 +25,7 @@ enum FrameType : std::uint8_t {
   kContinuation = 9,
 };
 constexpr std::uint8_t kEndStream = 0x1;
+constexpr std::uint8_t kAcknowledges = 0x1;
 constexpr std::uint8_t kEndHeaders = 0x4;
 constexpr std::uint8_t kPadded = 0x8;
 
@@ -140,6 +141,9 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
       }
       if (client_.payload_left > 0 || (client_.flags & kEndStream)) return absl::OkStatus();
       break;
+    case kSettings:
+      has_acknowledged_ |= (client_.flags & kAcknowledges) != 0;
+      break;
     default:
       break;
   }
@@ -152,10 +156,16 @@ absl::Status FrameGuard::OnHeaders(absl::Time now) {
     last_stream_ = client_.stream;
     streams_.try_emplace(client_.stream);
     ++num_begun_;
-    if (static_cast<std::int64_t>(streams_.size()) > limits_.max_streams) {
+    const auto open = static_cast<std::int64_t>(streams_.size());
+    if (open > limits_.max_streams) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "the connection opened ", streams_.size(),
+          "the connection opened ", open,
           " streams at once, server.grpc.max_concurrent_streams is ", limits_.max_streams));
+    }
+    if (!has_acknowledged_ && open > limits_.max_early_streams) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the connection opened ", open,
+          " streams at once and has not acknowledged SETTINGS, limit ", limits_.max_early_streams));
     }
   }
   return OnHeaderBlock(now);

@@ -10,7 +10,8 @@
 //
 // Place:      inside GuardedConnection, one for each connection.
 // Invariants: a stream counts from the client's first HEADERS until either side has reset it, the
-//             server has ended it or TakeLate has named it; at most max_streams count.
+//             server has ended it or TakeLate has named it; at most max_streams count, and at
+//             most max_early_streams at first.
 //             unfinished_bytes() is the sum over all streams of what arrived of messages that are
 //             not complete. After an error the connection is to be closed, and no more is counted.
 // Threads:    one at a time.
@@ -31,13 +32,19 @@
 namespace quire::server {
 
 struct FrameLimits {
-  std::int64_t max_streams = 0;             // as the server announces it
+  std::int64_t max_streams = 0;  // as the server announces it
+  // Of those, before the client has acknowledged the server's SETTINGS. Clients count on 100 until
+  // they know the limit (RFC 9113, section 6.5.2).
+  std::int64_t max_early_streams = 100;
   std::int64_t max_header_block_bytes = 0;  // of HEADERS with its CONTINUATIONs, as sent
   // Of one second:
   std::int64_t max_resets = 0;
   std::int64_t max_control_frames = 0;  // SETTINGS, PING, PRIORITY, empty DATA and unknown ones
   std::int64_t max_window_updates = 0;
   std::int64_t max_header_bytes = 0;
+  // Of a client that gRPC does not know yet: as many pings in a row, and then one in each interval.
+  int max_pings = 0;
+  absl::Duration ping_interval = absl::InfiniteDuration();
   // Of messages that are not complete:
   std::int64_t max_unfinished_bytes = 0;
   absl::Duration message_timeout;  // from its first byte to its last
@@ -121,6 +128,7 @@ class FrameGuard {
   std::size_t preface_bytes_ = 0;
   Frames client_, server_;
   absl::flat_hash_map<std::uint32_t, Stream> streams_;
+  bool has_acknowledged_ = false;  // SETTINGS of the server
   std::uint32_t last_stream_ = 0;
   std::int64_t num_begun_ = 0;
   std::int64_t block_bytes_ = 0;  // of the header block under way

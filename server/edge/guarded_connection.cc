@@ -19,6 +19,9 @@ namespace net = boost::asio;
 constexpr absl::Duration kLingerTime = absl::Seconds(1);
 // What a GOAWAY names as the last stream while more may come (RFC 9113, section 6.8).
 constexpr std::uint32_t kAllStreams = 0x7fffffff;
+// Of a read while calls are more than the connection's allowance: their wait is for few of them at
+// a time, where 64 KiB are a thousand.
+constexpr std::size_t kBytesOfManyCalls = 4 << 10;
 
 }  // namespace
 
@@ -72,7 +75,8 @@ GuardedConnection::GuardedConnection(const GuardedConnectionHost* host, std::uin
       peer_(std::move(peer)),
       times_(times),
       begun_(MonotonicNow()),
-      guard_(limits) {}
+      guard_(limits),
+      pings_(limits.max_pings, limits.max_pings, 1 / absl::ToDoubleSeconds(limits.ping_interval)) {}
 
 void GuardedConnection::Begin() {
   net::post(transport_->executor(), [self = shared_from_this()] {
@@ -98,7 +102,8 @@ void GuardedConnection::TurnAway(CloseCause cause, const absl::Status& why) {
 
 void GuardedConnection::ReadClient() {
   if (Is(State::kClosed)) return;
-  transport_->ReadSome(from_client_.ForRead(),
+  const auto room = from_client_.ForRead();
+  transport_->ReadSome(begins_many_calls_ ? net::buffer(room, kBytesOfManyCalls) : room,
                        [self = shared_from_this()](Error error, std::size_t size) {
                          self->OnClientRead(error, size);
                        });
@@ -127,8 +132,10 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
 
 absl::Duration GuardedConnection::WaitForCalls(absl::Time now) {
   const std::int64_t begun = guard_.num_begun() - std::exchange(num_paced_, guard_.num_begun());
+  begins_many_calls_ = false;
   if (begun == 0) return absl::ZeroDuration();
   const double beyond = calls_.UseWhatIsThere(static_cast<double>(begun), now);
+  begins_many_calls_ = beyond > 0;
   return beyond == 0 ? absl::ZeroDuration() : host_->pace(number(), beyond);
 }
 
@@ -162,7 +169,16 @@ void GuardedConnection::RelayToServer(std::size_t size) {
 // The client is ready to call, and gRPC hears of it when it does.
 void GuardedConnection::AnswerFirstFrames() {
   const int num_new = client_first_->num_settings() - num_acknowledged_;
-  if (num_new == 0) return;
+  const std::string pongs = client_first_->TakePingAnswers();
+  if (num_new == 0 && pongs.empty()) return;
+  const auto num_pings = static_cast<double>(pongs.size() / kPingFrameBytes);
+  if (pings_.UseWhatIsThere(num_pings, MonotonicNow()) > 0) {
+    const FrameLimits& limits = guard_.limits();
+    return EndWith(CloseCause::kFrames,
+                   absl::ResourceExhaustedError(absl::StrCat(
+                       "the connection pings without a call, limit ", limits.max_pings,
+                       " in a row and one in ", absl::FormatDuration(limits.ping_interval))));
+  }
   std::string frames;
   if (Is(State::kPreface)) {
     frames = host_->settings;
@@ -173,7 +189,7 @@ void GuardedConnection::AnswerFirstFrames() {
   }
   for (int i = 0; i < num_new; ++i) frames += SettingsAcknowledgement();
   num_acknowledged_ += num_new;
-  Notify(frames);
+  Notify(frames + pongs);
 }
 
 // gRPC closes its end when it has read to here.

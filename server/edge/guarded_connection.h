@@ -200,6 +200,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   Buffer from_client_, from_server_;
   std::int64_t num_paced_ = 0;  // calls
   Allowance calls_ = CallPace::OfConnection();
+  bool begins_many_calls_ = false;  // more than its allowance, when it was last read
   std::optional<boost::asio::steady_timer> pause_;  // before more is read of the client
   bool has_client_ended_ = false;                   // it sends nothing more
   bool has_server_spoken_ = false;
@@ -209,6 +210,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   std::size_t held_bytes_ = 0;  // in from_server_, while a notice is being written
   // Frames of ours after which calls go on, between two frames of the server.
   std::string notice_, notice_being_written_;
+  Allowance pings_;  // before the first call
   bool parts_when_server_has_spoken_ = false;
   bool is_parting_ = false;  // the client has been asked to make its calls elsewhere
   absl::Time parting_since_;

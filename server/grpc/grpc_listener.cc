@@ -37,7 +37,10 @@ constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
 constexpr absl::Duration kWriteStall = absl::Seconds(60);
 // For clients to take what gRPC has sent them when it ends.
 constexpr absl::Duration kLastWords = absl::Seconds(2);
-constexpr int kMaxIdlePings = 100;  // in a row, with no answer sent between them
+// In a row, with no answer sent between them.
+int MaxIdlePings(const KeepaliveOptions& keepalive) {
+  return keepalive.permit_without_calls ? 100 : 2;
+}
 
 int Milliseconds(absl::Duration duration) {
   return duration == absl::InfiniteDuration()
@@ -69,7 +72,7 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
       // nothing until their next call, and closing those fails that call ("Socket closed"). So
       // pings on them are accepted by counting more of them before they are too many.
       {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0},
-      {GRPC_ARG_HTTP2_MAX_PING_STRIKES, keepalive.permit_without_calls ? kMaxIdlePings : 2},
+      {GRPC_ARG_HTTP2_MAX_PING_STRIKES, MaxIdlePings(keepalive)},
       {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTimeout)},
       {GRPC_ARG_MAX_CONNECTION_AGE_MS, Milliseconds(options.max_connection_age)},
       {GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, Milliseconds(options.max_connection_age_grace)},
@@ -83,10 +86,12 @@ FrameLimits LimitsOf(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
-          .max_resets = 100 + 2 * std::int64_t{options.max_concurrent_streams},
+          .max_resets = 100 + std::int64_t{options.max_concurrent_streams},
           .max_control_frames = 1000,
           .max_window_updates = 50'000,
           .max_header_bytes = 16 << 20,
+          .max_pings = MaxIdlePings(options.keepalive),
+          .ping_interval = options.keepalive.min_ping_interval,
           .max_unfinished_bytes = 4 * options.max_receive_message_bytes,
           .message_timeout = kMessageTimeout};
 }

@@ -16,7 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "e2e"), str(HERE.parent / "testing")]
 
 import attacks  # noqa: E402
-from attacks import MIB, begin, begin_with_ping, connect, send_quietly  # noqa: E402
+from attacks import MIB, begin, begin_known, connect, send_quietly  # noqa: E402
 from http2_client import Http2Client  # noqa: E402
 from waiting import pace  # noqa: E402
 
@@ -91,9 +91,9 @@ def idle_connections(target):
     return hold(lambda: begin(target.grpc), 1500)
 
 
-def pinging_connections(target):
+def known_connections(target):
     """Without a call, too, but gRPC knows them; each takes three descriptors of the daemon."""
-    return hold(lambda: begin_with_ping(target.grpc), 1500)
+    return hold(lambda: begin_known(target.grpc), 1500)
 
 
 def disconnects(target):
@@ -232,7 +232,7 @@ def overload(target):
 
 ATTACKS = {
     attack.__name__: attack
-    for attack in (silent_connections, idle_connections, pinging_connections, disconnects, unacknowledged_streams,
+    for attack in (silent_connections, idle_connections, known_connections, disconnects, unacknowledged_streams,
                    large_headers, header_references, endless_headers, rapid_resets, unfinished_messages,
                    compressed_messages, chunked_heads, large_json, unread_answers, large_prompts, urgent_priorities)
 }

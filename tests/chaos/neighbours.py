@@ -23,7 +23,7 @@ from waiting import comes_true, pace  # noqa: E402
 CASES = {name: name for name in attacker.ATTACKS}
 CASES |= {"silent_tls_connections": "silent_connections", "unread_log": "silent_connections"}
 
-SECONDS_BETWEEN_CALLS = 0.1
+SECONDS_BETWEEN_CALLS = 0.05  # with an attack and without: a machine that slept in between answers later
 SECONDS_TO_CALM_DOWN = 30
 IDLE_SHARE = 0.1  # of a core, over a second
 
@@ -154,7 +154,7 @@ class Scene:
 def run_case(api, folder, case, num_calls=20, slack=0, settings=()):
     """`slack` bytes beyond 10 % count as memory that is back."""
     with Scene(api, folder, case, settings).running() as scene:
-        quiet = scene.calls(num_calls)
+        quiet = scene.calls(num_calls, SECONDS_BETWEEN_CALLS)
         before = resident_bytes(scene.pid)
         with peak_memory(scene.pid) as peak:
             start, used = time.monotonic(), processor_seconds(scene.pid)

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 
-from http2_client import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS,
+from http2_client import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, PRIORITY, RST_STREAM, SETTINGS,
                           frame)
 
 MIB = 1 << 20
@@ -83,10 +83,10 @@ def begin(address, **options):
     return connection
 
 
-def begin_with_ping(address, **options):
-    """One that gRPC itself knows, since it answers the ping."""
+def begin_known(address, **options):
+    """One that gRPC itself knows: only gRPC has to do with priorities."""
     connection = begin(address, **options)
-    send_quietly(connection, frame(PING, 0, 0, bytes(8)))
+    send_quietly(connection, frame(PRIORITY, 0, 1, bytes(5)))
     return connection
 
 

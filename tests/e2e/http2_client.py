@@ -23,6 +23,7 @@ class Http2Client:
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=30)
         self.goaway = None
+        self.pongs = []
         self._changed = threading.Condition()
         self._is_closed = False
         self._has_settings = False
@@ -124,7 +125,9 @@ class Http2Client:
                 self.send(frame(SETTINGS, ACK))
             elif kind == RST_STREAM or kind in (DATA, HEADERS) and flags & END_STREAM:
                 self._ended.add(stream)
-            elif kind == PING and not flags & ACK:
+            elif kind == PING and flags & ACK:
+                self.pongs.append(payload)
+            elif kind == PING:
                 self.send(frame(PING, ACK, 0, payload))
             elif kind == GOAWAY and self.goaway is None:
                 self.goaway = struct.unpack(">I", payload[4:8])[0], payload[8:].decode()

@@ -13,10 +13,11 @@ import time
 import grpc
 import pytest
 from attack_tools import Neighbour, failure, generate, http_get
-from attacks import (GRPC_HEADERS, begin, begin_messages, begin_with_ping, compressed_call, connect, is_closed,
-                     send_endless_headers, send_large_headers, send_references, send_resets, send_streams)
+from attacks import (GRPC_HEADERS, begin, begin_known, begin_messages, compressed_call, connect, is_closed,
+                     send_endless_headers, send_large_headers, send_quietly, send_references, send_resets,
+                     send_streams)
 from daemon import Daemon
-from http2_client import GOAWAY, Http2Client, frame
+from http2_client import ACK, GOAWAY, PING, SETTINGS, Http2Client, frame
 from process_figures import MIB, peak_memory, resident_bytes
 from stopped_threads import stopped_threads
 from test_attacks import streams
@@ -80,6 +81,15 @@ def bounded(daemon):
 
 def test_streams_are_bounded_before_settings_are_acknowledged(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
+        send_streams(connection)
+        code, text = goaway_of(connection)
+        assert code == ENHANCE_YOUR_CALM
+        assert "101 streams at once and has not acknowledged SETTINGS, limit 100" in text
+
+
+def test_streams_are_bounded_afterwards(daemon, neighbour, bounded):
+    with begin(daemon.grpc_address) as connection:
+        send_quietly(connection, frame(SETTINGS, ACK))
         send_streams(connection)
         code, text = goaway_of(connection)
         assert code == ENHANCE_YOUR_CALM
@@ -220,7 +230,7 @@ def test_a_flood_of_connects_loses_no_call(api, tmp_path):
             wait_until(lambda: closed_connections(daemon, "silent") > 1000, "most are closed")
 
 
-@pytest.mark.parametrize("opened", [connect, begin, begin_with_ping])
+@pytest.mark.parametrize("opened", [connect, begin, begin_known])
 def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, opened):
     """Silent ones, or HTTP/2 that stays when it is asked to go, known to gRPC or not; more than there are descriptors."""
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
@@ -250,6 +260,9 @@ def test_a_connection_takes_nothing_of_grpc_before_its_first_call(api, daemon):
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(Http2Client(daemon.grpc_address)) for _ in range(20)]
         assert all(client.wait_begun() for client in idle)
+        for client in idle:
+            assert client.send(frame(PING, 0, 0, b"12345678"))
+        wait_until(lambda: all(client.pongs == [b"12345678"] for client in idle), "pings are answered")
         # Besides, at any time: four of a call from inside, one of the figures' own.
         assert num_descriptors(daemon) <= before + 20 + 5
         for client in idle:

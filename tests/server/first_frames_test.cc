@@ -29,6 +29,8 @@ const std::string kServerSettings = Frame(kSettings, 0, 0, "ghijklmnopqr");
 const std::string kAcknowledged = Frame(kSettings, kAck, 0, "");
 const std::string kMoreWindow = Frame(kWindow, 0, 0, "more");
 const std::string kCall = Frame(kHeaders, kEndHeaders, 1, "h");
+const std::string kPing1 = Frame(kPing, 0, 0, "12345678");
+const std::string kPing2 = Frame(kPing, 0, 0, "abcdefgh");
 
 std::span<const std::byte> BytesOf(absl::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -61,7 +63,8 @@ TEST(ClientFirstFramesTest, SettingsAndWindowsNeedNoAnswerOfGrpc) {
 
 TEST(ClientFirstFramesTest, EverythingElseIsForGrpc) {
   for (const std::string& other :
-       {kCall, Frame(kPing, 0, 0, "12345678"), Frame(kGoAway, 0, 0, "12345678"),
+       {kCall, Frame(kPing, 0, 0, "1234567"), Frame(kPing, 0, 1, "12345678"),
+        Frame(kPing, kAck, 0, "12345678"), Frame(kGoAway, 0, 0, "12345678"),
         Frame(kSettings, 0, 0, "odd"), Frame(kSettings, 0, 1, "abcdef"),
         Frame(kSettings, kAck, 0, "abcdef"), Frame(kWindow, 0, 1, "more"),
         Frame(kWindow, 0, 0, "m"), Frame(kData, 0, 0, "")}) {
@@ -77,8 +80,22 @@ TEST(ClientFirstFramesTest, EverythingElseIsForGrpc) {
   EXPECT_EQ(frames.behind(), kAcknowledged);
 }
 
+TEST(ClientFirstFramesTest, PingsAreAnswered) {
+  ClientFirstFrames frames = Answered();
+  EXPECT_EQ(frames.TakePingAnswers(), "");
+  frames.Add(BytesOf(kPing1 + kMoreWindow + kPing2));
+  EXPECT_FALSE(frames.needs_grpc());
+  EXPECT_EQ(frames.TakePingAnswers(),
+            Frame(kPing, kAck, 0, "12345678") + Frame(kPing, kAck, 0, "abcdefgh"));
+  EXPECT_EQ(frames.TakePingAnswers(), "");
+  frames.Add(BytesOf(kPing2 + kCall));
+  EXPECT_TRUE(frames.needs_grpc());
+  EXPECT_EQ(frames.behind(), kPing2 + kCall) << "nobody has answered it";
+  EXPECT_EQ(frames.TakePingAnswers(), "");
+}
+
 TEST(ClientFirstFramesTest, NothingComesBeforeTheFirstSettings) {
-  for (const std::string& first : {kMoreWindow, kAcknowledged}) {
+  for (const std::string& first : {kMoreWindow, kAcknowledged, kPing1}) {
     ClientFirstFrames frames;
     frames.Add(BytesOf(absl::StrCat(kPreface, first, kClientSettings)));
     EXPECT_TRUE(frames.needs_grpc());
@@ -127,7 +144,7 @@ TEST(FirstFramesTest, PiecesMakeNoDifference) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   const std::string client =
-      absl::StrCat(kPreface, kClientSettings, kAcknowledged, kMoreWindow, kCall);
+      absl::StrCat(kPreface, kClientSettings, kPing1, kAcknowledged, kMoreWindow, kPing2, kCall);
   const std::string server = absl::StrCat(kServerSettings, kMoreWindow, kAcknowledged, "answer");
   const auto in_pieces = [&](const std::string& bytes, const auto& take) {
     for (std::size_t begin = 0; begin < bytes.size();) {
@@ -141,7 +158,7 @@ TEST(FirstFramesTest, PiecesMakeNoDifference) {
     from_client.NoteSettingsSent();
     in_pieces(client, [&](const std::string& piece) { from_client.Add(BytesOf(piece)); });
     ASSERT_EQ(from_client.opening(), absl::StrCat(kPreface, kClientSettings, kMoreWindow));
-    ASSERT_EQ(from_client.behind(), kCall);
+    ASSERT_EQ(from_client.behind(), kPing1 + kPing2 + kCall);
     AcknowledgementFilter filter(0, 1);
     std::string passed;
     in_pieces(server, [&](const std::string& piece) { passed += filter.Take(BytesOf(piece)); });

@@ -93,6 +93,28 @@ TEST_F(FrameGuardTest, BoundsStreamsUntilTheyEnd) {
   EXPECT_THAT(fifth.message(), HasSubstr("5 streams at once, server.grpc.max_concurrent_streams"));
 }
 
+// Until then a client may not know how many the server takes.
+TEST(FrameGuardLimitsTest, FewerStreamsAreOpenBeforeSettingsAreAcknowledged) {
+  FrameLimits limits = Limits();
+  limits.max_early_streams = 2;
+  for (const bool acknowledges : {false, true}) {
+    FrameGuard guard(limits);
+    EXPECT_TRUE(guard.OnClientBytes(Bytes(kPreface), kNow).ok());
+    if (acknowledges) {
+      EXPECT_TRUE(guard.OnClientBytes(Bytes(Frame(kSettings, 1, 0, "")), kNow).ok());
+    }
+    absl::Status opened;
+    for (const std::uint32_t stream : {1, 3, 5}) {
+      EXPECT_TRUE(opened.ok()) << opened;
+      opened = guard.OnClientBytes(Bytes(Frame(kHeaders, kEndHeaders, stream, "h")), kNow);
+    }
+    EXPECT_EQ(opened, acknowledges ? absl::OkStatus()
+                                   : absl::ResourceExhaustedError(
+                                         "the connection opened 3 streams at once and has not "
+                                         "acknowledged SETTINGS, limit 2"));
+  }
+}
+
 // A client that ends its half still waits for an answer.
 TEST_F(FrameGuardTest, AHalfClosedStreamCounts) {
   EXPECT_TRUE(Client(Frame(kHeaders, kEndHeaders | kEndStream, 1, "h")).ok());
@@ -317,7 +339,7 @@ TEST(FrameGuardRandomTest, CountsAsAModelOfFrames) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   FrameLimits limits = Limits();
   limits.max_streams = limits.max_resets = limits.max_control_frames = 1 << 30;
-  limits.max_header_bytes = limits.max_unfinished_bytes = 1 << 30;
+  limits.max_header_bytes = limits.max_unfinished_bytes = limits.max_early_streams = 1 << 30;
   FrameGuard guard(limits);
   ASSERT_TRUE(guard.OnClientBytes(Bytes(kPreface), kNow).ok());
   RandomClient client(seed);

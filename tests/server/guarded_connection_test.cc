@@ -77,6 +77,8 @@ class ConnectionFixture : public ::testing::Test {
                           .max_control_frames = 10,
                           .max_window_updates = 10,
                           .max_header_bytes = 1000,
+                          .max_pings = 4,
+                          .ping_interval = absl::Hours(1),
                           .max_unfinished_bytes = 1000,
                           .message_timeout = absl::Seconds(60)};
     connection_ = std::make_shared<GuardedConnection>(
@@ -264,6 +266,37 @@ TEST_F(WaitingConnectionTest, AClientWithoutACallTakesNothingOfGrpc) {
   TickLater();
   EXPECT_TRUE(Becomes([this] { return phase_ == Phase::kIdle; }));
   EXPECT_FALSE(is_connected_ || has_client_ended_);
+}
+
+std::string Ping(int flags, absl::string_view payload) {
+  return Frame(http2::kPing, flags, 0, payload);
+}
+
+TEST_F(WaitingConnectionTest, PingsAreAnsweredWithoutGrpc) {
+  BeginWithoutACall();
+  Send(client_, kAcknowledged + Ping(0, "12345678") + Ping(0, "abcdefgh"));
+  EXPECT_TRUE(
+      Becomes([this] { return from_server_ == Ping(1, "12345678") + Ping(1, "abcdefgh"); }));
+  from_server_.clear();
+  Send(client_, Ping(0, "ABCDEFGH") + kCall);
+  EXPECT_TRUE(Becomes([this] { return is_connected_; }));
+  Send(grpc_, kServerSettings);
+  EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kCall); }));
+  EXPECT_EQ(from_client_,
+            absl::StrCat(kPreface, kClientSettings, kAcknowledged, Ping(0, "ABCDEFGH"), kCall))
+      << "the last one is gRPC's to answer";
+  EXPECT_EQ(from_server_, kServerSettings);
+}
+
+TEST_F(WaitingConnectionTest, PingsWithoutACallAreBounded) {
+  BeginWithoutACall();
+  std::string pings;
+  for (int i = 0; i < 5; ++i) pings += Ping(0, "12345678");
+  Send(client_, pings);
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_THAT(from_server_, HasSubstr("the connection pings without a call, limit 4 in a row and "
+                                      "one in 1h"));
+  EXPECT_FALSE(is_connected_);
 }
 
 TEST_F(WaitingConnectionTest, GrpcHearsOfItWithTheFirstCall) {
