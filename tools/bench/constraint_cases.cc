@@ -1,6 +1,7 @@
 #include "tools/bench/constraint_cases.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "text/tools/tool_format.h"
@@ -56,22 +57,76 @@ ConstraintCase Tools() {
           R"("recursive": true}})"};
 }
 
-}  // namespace
+ConstraintSpec SpecOf(ConstraintKind kind, std::string text) {
+  ConstraintSpec spec;
+  spec.kind = kind;
+  spec.text = std::move(text);
+  return spec;
+}
 
-std::vector<ForcedCallsCase> ForcedCallsCases() {
-  std::vector<ForcedCallsCase> cases;
-  for (const char* format : {"hermes", "harmony", "qwen3-coder"}) {
+// The document on one line, or with a line and four spaces for each property.
+void AddProperties(int count, std::vector<SpecCase>* cases) {
+  Json properties;
+  Json names = Json::array();
+  std::string line, lines;
+  for (int i = 0; i < count; ++i) {
+    const std::string name = absl::StrCat("field_", i);
+    properties[name] = {{"type", i % 2 == 0 ? "string" : "integer"}};
+    names.push_back(name);
+    const std::string member =
+        absl::StrCat(Json(name).dump(), ": ", i % 2 == 0 ? R"("some words")" : absl::StrCat(i));
+    absl::StrAppend(&line, i == 0 ? "{" : ", ", member);
+    absl::StrAppend(&lines, i == 0 ? "{\n    " : ",\n    ", member);
+  }
+  const Json schema = {{"type", "object"},
+                       {"properties", properties},
+                       {"required", names},
+                       {"additionalProperties", false}};
+  const ConstraintSpec spec = SpecOf(ConstraintKind::kJsonSchema, schema.dump());
+  cases->push_back({absl::StrCat(count, " properties"), spec, line + "}"});
+  cases->push_back({absl::StrCat(count, " properties, indented"), spec, lines + "\n}"});
+}
+
+// A document is one call; that of a format without JSON is left out.
+void AddForcedCalls(std::vector<SpecCase>* cases) {
+  for (const char* name : {"hermes", "harmony", "qwen3-coder"}) {
+    const text::ToolFormat* const format = text::FindToolFormat(name);
     for (const int tools : {1, 8, kTools}) {
-      ForcedCallsCase& added = cases.emplace_back();
-      added.name = absl::StrCat(format, ", tools: ", tools);
+      SpecCase& added = cases->emplace_back();
+      added.name = absl::StrCat(name, ", tools: ", tools);
       added.spec.kind = ConstraintKind::kToolCalls;
-      added.spec.tool_format = text::FindToolFormat(format);
+      added.spec.tool_format = format;
       added.spec.starts_after_reasoning = true;
       for (int i = 0; i < tools; ++i) {
         added.spec.tags.push_back({.begin = ToolName(i), .text = ToolArguments().dump()});
       }
+      const text::CallWriting& writing = format->writing;
+      if (!writing.key_begin.empty()) continue;
+      added.document = absl::StrCat(writing.begin, writing.call_begin, ToolName(tools / 2),
+                                    writing.arguments_begin,
+                                    R"({"path": "/srv/data", "limit": 20, "recursive": true})",
+                                    writing.call_end, writing.end);
     }
   }
+}
+
+}  // namespace
+
+std::vector<SpecCase> SpecCases() {
+  std::vector<SpecCase> cases;
+  for (const int count : {64, 128, 256}) AddProperties(count, &cases);
+  cases.push_back(
+      {.name = "format hostname",
+       .spec = SpecOf(ConstraintKind::kJsonSchema, R"({"type": "string", "format": "hostname"})"),
+       .document = R"("www.a-rather-long-name.example.org")"});
+  cases.push_back(
+      {.name = "grammar (a | \"\\\\\" b){1,24}",
+       .spec = SpecOf(ConstraintKind::kGrammar, R"(root ::= "<" ([a-z] | "\\" [a-z]){1,24} ">")"),
+       .document = R"(<abc\d\efghij\klmnop>)"});
+  cases.push_back({.name = "grammar (abc){2,50}",
+                   .spec = SpecOf(ConstraintKind::kGrammar, R"(root ::= "<" ("abc"){2,50} ">")"),
+                   .document = "<abcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabc>"});
+  AddForcedCalls(&cases);
   return cases;
 }
 

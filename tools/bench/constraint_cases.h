@@ -1,6 +1,7 @@
 #pragma once
 
-// What bench_constraints measures: schemas with a document each that is valid, and sets of tools.
+// What bench_constraints measures: schemas and other constraints, with a document each that is
+// valid.
 //
 // Place:   of bench_constraints alone.
 // Threads: any.
@@ -20,12 +21,14 @@ struct ConstraintCase {
 
 std::vector<ConstraintCase> ConstraintCases();
 
-struct ForcedCallsCase {
+struct SpecCase {
   std::string name;
   ConstraintSpec spec;
+  std::string document;  // empty: only compiled
 };
 
-// Calls of 1, 8 and 32 tools in some formats.
-std::vector<ForcedCallsCase> ForcedCallsCases();
+// Objects of more and less properties, a format, repetitions that are counted, and forced calls of
+// 1, 8 and 32 tools in some formats.
+std::vector<SpecCase> SpecCases();
 
 }  // namespace quire::engine
