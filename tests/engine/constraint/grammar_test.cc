@@ -1,15 +1,22 @@
 // Specs to masks, with the library: which texts a constraint allows, and that a mask allows a token
 // exactly when it is accepted.
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <ctime>
 #include <functional>
+#include <limits>
 #include <random>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
 #include "engine/constraint/constraint_build.h"
@@ -18,6 +25,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/constraint/small_vocabulary.h"
 #include "tests/testing/reason_of.h"
+#include "tests/testing/waiting.h"
 
 namespace quire::engine {
 namespace {
@@ -280,11 +288,16 @@ std::string GrammarOf(ConstraintKind kind, const std::string& text) {
   return grammar.value_or("");
 }
 
+// One that takes the library long.
+std::string SlowGrammar(int size) {
+  std::string optional;
+  for (int i = 0; i < size; ++i) optional += "(a|b)?";
+  return GrammarOf(ConstraintKind::kRegex, optional);
+}
+
 TEST_F(GrammarTest, CompilingEndsAtItsLimit) {
   const std::string object = GrammarOf(ConstraintKind::kJsonObject, "");
-  std::string optional;
-  for (int i = 0; i < 300; ++i) optional += "(a|b)?";
-  const std::string slow = GrammarOf(ConstraintKind::kRegex, optional);
+  const std::string slow = SlowGrammar(300);
   const auto compile = [](const GrammarLimits& limits, const std::string& grammar) {
     const auto library = GrammarLibrary::Create(*tokens_, limits);
     EXPECT_TRUE(library.ok()) << library.status();
@@ -310,6 +323,32 @@ TEST_F(GrammarTest, CompilingEndsWhenItIsToldToStop) {
   stop.request_stop();
   EXPECT_TRUE(absl::IsCancelled((*library)->Compile(object, stop.get_token()).status()));
   EXPECT_TRUE((*library)->Compile(object).ok());  // the same thread
+}
+
+absl::Duration ProcessorTimeOf(std::thread& thread) {
+  clockid_t clock = {};
+  timespec time = {};
+  EXPECT_EQ(pthread_getcpuclockid(thread.native_handle(), &clock), 0);
+  EXPECT_EQ(clock_gettime(clock, &time), 0);
+  return absl::DurationFromTimespec(time);
+}
+
+TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenItIsToldToStop) {
+  constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+  const std::string slow = SlowGrammar(900);
+  const auto library =
+      GrammarLibrary::Create(*tokens_, {.compile_steps = kNoLimit, .compile_bytes = kNoLimit});
+  ASSERT_TRUE(library.ok()) << library.status();
+  std::stop_source stop;
+  absl::Status status;
+  std::thread compiles([&] { status = (*library)->Compile(slow, stop.get_token()).status(); });
+  // It asks before its first step, and is in the middle of the others by then: all of them take
+  // a hundred times as long.
+  EXPECT_TRUE(
+      testing::WaitUntil([&] { return ProcessorTimeOf(compiles) > absl::Milliseconds(100); }));
+  stop.request_stop();
+  compiles.join();
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
 }
 
 // Rules that are repetitions of each other and nothing else: the library would write them out
