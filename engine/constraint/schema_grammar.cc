@@ -103,7 +103,7 @@ class Writer {
   // A line break is followed by so many of one of these.
   static constexpr std::size_t kMaxSpaces = 40, kMaxTabs = 10;
   // Gaps that are written in the form whose masks are fast, each at its place: the library prepares
-  // some masks for each. Further ones share a rule.
+  // some masks for each. Further ones share a rule, and masks along them take twice as long.
   static constexpr int kMaxFastGaps = 256;
   // Texts that are longer are not written several times.
   static constexpr std::size_t kMaxCopiedBytes = 160;
