@@ -769,14 +769,15 @@ void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
 }
 
 // Of the third decode step of `rows` sequences.
-Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool graphs) {
+Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool graphs,
+                          Quantization quantization = Quantization::kAuto) {
   EditableFiles files;
   files.Set("config.json", config);
   Stage stage(true, DType::kBF16);
   RunnerOptions options = Options(DType::kBF16);
   options.graphs = graphs;
   options.max_rows = std::max(kRows, rows);
-  EXPECT_TRUE(stage.Load(files.Files(), LoadMode::kDummy).ok());
+  EXPECT_TRUE(stage.Load(files.Files(), LoadMode::kDummy, quantization).ok());
   EXPECT_TRUE(stage.MakePool(options.max_rows).ok());
   EXPECT_TRUE(stage.MakeRunner(options).ok());
   const std::vector<std::int32_t> prompt = {5, 6, 7};
@@ -831,6 +832,23 @@ TEST_F(CudaRunnerTest, LaunchesOfMoreRowsAreHeld) {
     std::uint64_t count = 0;
     for (const auto& [kernel, launches] : layer) count += launches;
     EXPECT_EQ(count, want) << experts << " experts, " << rows << " rows";
+  }
+}
+
+// Products of codes leave to launches of their own what comes behind them.
+TEST_F(CudaRunnerTest, LaunchesOfCodedLayersAreHeld) {
+  using enum Quantization;
+  const std::tuple<Quantization, int, std::uint32_t, std::uint64_t> cases[] = {
+      {kInt4G32, 0, 1, 8},  {kInt4G32, 0, 4, 8},   {kInt4G32, 0, 9, 8}, {kInt4G32, 4, 1, 10},
+      {kInt4G32, 8, 4, 10}, {kInt4G32, 8, 17, 12}, {kInt8, 0, 1, 8},    {kInt8G32, 4, 4, 10}};
+  for (const auto& [codes, experts, rows, want] : cases) {
+    const Launches layer =
+        Beyond(LaunchesOfDecode(CountedConfig(2, experts, false), rows, rows == 1, codes),
+               LaunchesOfDecode(CountedConfig(1, experts, false), rows, rows == 1, codes));
+    std::uint64_t count = 0;
+    for (const auto& [kernel, launches] : layer) count += launches;
+    EXPECT_EQ(count, want) << QuantizationName(codes) << ", " << experts << " experts, " << rows
+                           << " rows: " << testing::PrintToString(layer);
   }
 }
 
