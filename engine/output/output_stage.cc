@@ -14,14 +14,17 @@
 
 namespace quire::engine {
 
-// One worker's. The states are its alone.
+// One worker's. The batch and the states are its alone.
 struct OutputStage::Ring {
-  explicit Ring(std::size_t items) : queue(items) {}
+  static constexpr std::size_t kBatch = 256;
+
+  explicit Ring(std::size_t items) : queue(items) { batch.reserve(kBatch); }
   BoundedQueue<OutputItem> queue;
   std::deque<OutputItem> late;  // pushed when it was full, in order; the pushing thread's
   std::atomic<bool> engine_waits{false};
   std::uint64_t pushed = 0;  // items, without the late ones
   std::atomic<std::uint64_t> done{0};
+  std::vector<OutputItem> batch;
   // By arrival. A map of Abseil is broken by an insertion that finds no memory.
   std::map<std::uint64_t, std::unique_ptr<OutputState>> states;
 };
@@ -119,13 +122,10 @@ void OutputStage::Stop() {
 
 void OutputStage::Work(Ring& ring) {
   SetThreadName("output");
-  constexpr std::size_t kBatch = 256;
-  std::vector<OutputItem> items;
-  items.reserve(kBatch);
-  while (ring.queue.WaitPopAll(kBatch, &items) > 0) {
-    for (OutputItem& item : items) Process(ring, item);
-    ring.done.fetch_add(items.size(), std::memory_order_release);
-    items.clear();
+  while (ring.queue.WaitPopAll(Ring::kBatch, &ring.batch) > 0) {
+    for (OutputItem& item : ring.batch) Process(ring, item);
+    ring.done.fetch_add(ring.batch.size(), std::memory_order_release);
+    ring.batch.clear();
     if (ring.engine_waits.load() && ring.queue.size() < half_) {
       ring.engine_waits.store(false);
       inbox_->Wake();

@@ -381,18 +381,21 @@ TEST_P(EngineTest, WhereverMemoryEndsARequestIsRefusedOrRuns) {
 }
 
 TEST_P(EngineTest, AnAnswerThatGrowsBeyondTheMemoryEndsItsRequestAlone) {
-  Start();
+  // The engine is not at the end of the answer when the worker finds no memory for it.
+  Start([](EngineOptions& engine, FakeRunnerOptions&) { engine.stream_queue_tokens = 64; });
   Request large = TextRequest("large", "prompt", 900);
   large.stopping.ignore_eos = true;
   large.output.stream = false;
   Request small = large;
   small.id = "small";
   large.output.logprobs = 2;
+  Gate(true);  // no answer is there before its memory ends
   const auto large_stream = engine_->Accept(std::move(large));
   const auto small_stream = engine_->Accept(std::move(small));
   ASSERT_TRUE(large_stream.ok() && small_stream.ok());
   {
     const FailingAllocation none(400 * sizeof(TokenLogprob));
+    Gate(false);
     EXPECT_EQ(ReasonOf(ReadAll(**large_stream).status), "NO_MEMORY");
     const Reading reading = ReadAll(**small_stream);
     EXPECT_TRUE(reading.status.ok()) << reading.status;
