@@ -28,7 +28,7 @@
 namespace {
 
 // For the last lines.
-constexpr absl::Duration kLogTime = absl::Seconds(1);
+constexpr absl::Duration kLastLogTime = absl::Seconds(1);
 
 using quire::server::Flags;
 using quire::server::LayeredConfig;
@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? quire::server::kExitOk : quire::server::kExitUsage;
   }
   const int exit_code = Run(std::move(flags));
-  if (quire::log::Flush(kLogTime)) std::fflush(stdout);
+  if (quire::log::Flush(kLastLogTime)) std::fflush(stdout);
   // exit() would wait for a log that takes no lines, and run OpenSSL's cleanup under threads of
   // gRPC, which outlive its servers and channels.
   _exit(exit_code);

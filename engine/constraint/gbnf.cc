@@ -24,9 +24,9 @@ bool IsNameChar(char32_t c) {
          c == '_';
 }
 
-class Parser {
+class GbnfParser {
  public:
-  Parser(absl::string_view text, GrammarText* grammar) : text_(text), grammar_(*grammar) {}
+  GbnfParser(absl::string_view text, GrammarText* grammar) : text_(text), grammar_(*grammar) {}
 
   absl::StatusOr<Expression> Parse() {
     SkipSpace(/*lines=*/true);
@@ -351,7 +351,7 @@ absl::StatusOr<Expression> WriteGbnf(absl::string_view text, GrammarText* gramma
   if (const auto at = FirstInvalidUtf8(text)) {
     return absl::InvalidArgumentError(absl::StrCat("byte ", *at, ": not UTF-8"));
   }
-  return Parser(text, grammar).Parse();
+  return GbnfParser(text, grammar).Parse();
 }
 
 }  // namespace quire::engine

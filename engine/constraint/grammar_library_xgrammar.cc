@@ -42,7 +42,7 @@ namespace quire::engine {
 
 namespace {
 
-constexpr std::uint32_t kMaxMessageBytes = 500;
+constexpr std::uint32_t kMaxErrorBytes = 500;
 
 constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
@@ -130,7 +130,7 @@ absl::Status Guarded(LibraryBudget* budget, const Call& call) {
   } catch (const std::exception& error) {
     return BadConstraint(
         "compile",
-        absl::StrCat("constraint: ", absl::string_view(error.what()).substr(0, kMaxMessageBytes)));
+        absl::StrCat("constraint: ", absl::string_view(error.what()).substr(0, kMaxErrorBytes)));
   } catch (...) {
     return BadConstraint("compile", "constraint: the grammar library failed");
   }

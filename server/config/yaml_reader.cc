@@ -25,7 +25,7 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxYamlBytes = std::size_t{1} << 20;
 
 int EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<int> row(b.size() + 1);
@@ -286,9 +286,9 @@ const FieldDescriptor* FindPath(absl::string_view path, const std::string& layer
 // Reports why the text cannot be a document at all; true when it can.
 bool CheckText(absl::string_view document, absl::string_view file_name,
                std::vector<std::string>* errors) {
-  if (document.size() > kMaxFileBytes) {
+  if (document.size() > kMaxYamlBytes) {
     errors->push_back(absl::StrCat(file_name, ":1:1: file has ", document.size(),
-                                   " bytes, at most ", kMaxFileBytes, " are read"));
+                                   " bytes, at most ", kMaxYamlBytes, " are read"));
     return false;
   }
   const std::optional<std::size_t> bad = FirstInvalidUtf8(document);

@@ -13,7 +13,7 @@ constexpr std::size_t kSettingBytes = 6;
 constexpr std::size_t kWindowBytes = 4;
 constexpr std::size_t kPingBytes = kPingFrameBytes - kHeadBytes;
 constexpr std::size_t kFlagsAt = 4;  // in the header of a frame
-constexpr char kAcknowledges = 1;    // a flag
+constexpr char kAckFlag = 1;         // a flag
 
 // The header of a frame (RFC 9113, section 4.1).
 struct FrameHead {
@@ -28,7 +28,7 @@ struct FrameHead {
     const auto at = [&](std::size_t i) { return std::size_t{static_cast<std::uint8_t>(bytes[i])}; };
     frame_bytes = kHeadBytes + (at(0) << 16 | at(1) << 8 | at(2));
     type = static_cast<std::uint8_t>(at(3));
-    is_acknowledgement = (at(kFlagsAt) & kAcknowledges) != 0;
+    is_acknowledgement = (at(kFlagsAt) & kAckFlag) != 0;
     is_of_connection = ((at(5) & 0x7f) | at(6) | at(7) | at(8)) == 0;
   }
 
@@ -98,7 +98,7 @@ bool ClientFirstFrames::TakeFrame() {
 std::string ClientFirstFrames::TakePingAnswers() {
   std::string answers = std::exchange(pings_, {});
   for (std::size_t at = 0; at < answers.size(); at += kPingFrameBytes) {
-    answers[at + kFlagsAt] |= kAcknowledges;
+    answers[at + kFlagsAt] |= kAckFlag;
   }
   return answers;
 }
