@@ -1,0 +1,199 @@
+// Mistakes planted in copies of the kernels that go on behind a product: the emulator ends the
+// process, says what is wrong, and accepts the kernel as it is. Which text is which mistake:
+// CMakeLists.txt.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/linear/grouped_linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/moe/route.h"
+#include "kernels/norm/norm.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/kernels/cuda_test_util.h"
+#include "tests/kernels/kernel_test_util.h"
+
+namespace quire::kernels {
+namespace internal {
+
+absl::Status RouteCudaNoFenceBefore(const CudaContext& context, const RouteParams& params);
+absl::Status RouteCudaNoFenceBehind(const CudaContext& context, const RouteParams& params);
+absl::Status RouteCudaNoBarrierBefore(const CudaContext& context, const RouteParams& params);
+absl::Status RouteCudaNoBarrierBehind(const CudaContext& context, const RouteParams& params);
+absl::Status RouteCudaTileOverFlag(const CudaContext& context, const RouteParams& params);
+absl::Status RouteCudaTileNotWhole(const CudaContext& context, const RouteParams& params);
+absl::Status RouteCudaScoresOverFlag(const CudaContext& context, const RouteParams& params);
+absl::Status RouteCudaChoicesNotWhole(const CudaContext& context, const RouteParams& params);
+absl::Status LinearTensorCoreCudaSumsOverFlag(const CudaContext& context,
+                                              const LinearParams& params);
+absl::Status GroupedLinearTensorCoreCudaPlacesOverFlag(const CudaContext& context,
+                                                       const GroupedLinearParams& params);
+absl::Status GroupedLinearTensorCoreCudaPlacesNotWhole(const CudaContext& context,
+                                                       const GroupedLinearParams& params);
+
+}  // namespace internal
+
+namespace {
+
+constexpr char kBlocks[] = "no fence and atomic order the blocks";
+constexpr char kThreads[] = "no barrier orders the two";
+
+// What the process says when it ends: where the copy of this name has its mistake, and which.
+std::string Says(const std::string& kernel, const std::string& name, const std::string& what) {
+  return absl::StrCat("kernel ", kernel, ", .*planted/", name, "/.*: ", what);
+}
+
+std::vector<BF16> RandomRows(std::size_t n, std::uint32_t seed) {
+  std::vector<BF16> values;
+  for (const float v : RandomFloats(n, seed, 0.2f)) values.push_back(BF16::FromFloat(v));
+  return values;
+}
+
+class PlantedDeathTest : public testing::Test {
+ protected:
+  PlantedDeathTest() {
+    cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+    options.check = cuda_emulator::CheckedLaunches::kAll;
+    cuda_emulator::SetOptions(options);
+    cuda_.emplace();
+  }
+  ~PlantedDeathTest() override {
+    cuda_.reset();
+    cuda_emulator::Reset();
+  }
+
+  const EmulatedBackend& cuda() const { return *cuda_; }
+  const CudaContext& context() const { return *(*cuda()).cuda(); }
+
+  PackedLinear Pack(std::uint32_t n, std::uint32_t k, std::uint32_t seed) const {
+    const std::vector<BF16> values = RandomRows(std::size_t{n} * k, seed);
+    const WeightRows source{values.data(), n};
+    return *PackLinearWeights(*cuda(), {&source, 1}, DType::kBF16, k,
+                              {.activations = DType::kBF16});
+  }
+
+ private:
+  std::optional<EmulatedBackend> cuda_;
+};
+
+using Route = absl::Status (*)(const CudaContext&, const RouteParams&);
+
+// Two tiles of features, of four sub-ranges of K each.
+TEST_F(PlantedDeathTest, RoutesBehindTheirProduct) {
+  constexpr std::uint32_t kExperts = 256, kInputs = 1024, kRows = 2, kTopK = 2;
+  const PackedLinear weight = Pack(kExperts, kInputs, 1);
+  const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));
+  const DeviceArray<float> logits(cuda(), kRows * kExperts), weights(cuda(), kRows * kTopK),
+      row_weights(cuda(), kRows * kTopK);
+  const DeviceArray<std::uint32_t> experts(cuda(), kRows * kTopK), offsets(cuda(), kExperts + 1),
+      rows(cuda(), kRows * kTopK), places(cuda(), kRows * kTopK);
+  const RouteParams params{.x = x.data(),
+                           .weight = &weight,
+                           .logits = logits.data(),
+                           .choice = {.logits = logits.data(),
+                                      .experts = experts.data(),
+                                      .weights = weights.data(),
+                                      .logits_stride = kExperts,
+                                      .num_rows = kRows,
+                                      .num_experts = kExperts,
+                                      .top_k = kTopK},
+                           .offsets = offsets.data(),
+                           .rows = rows.data(),
+                           .row_weights = row_weights.data(),
+                           .places = places.data(),
+                           .x_stride = kInputs};
+  ASSERT_TRUE(internal::RoutesAtOnce(params));
+  const auto run = [&](Route route) {
+    ASSERT_TRUE(route(context(), params).ok());
+    cuda().Wait();
+  };
+  run(internal::RouteCuda);
+  const std::tuple<Route, const char*, const char*> mistakes[] = {
+      {internal::RouteCudaNoFenceBefore, "NoFenceBefore", kBlocks},
+      {internal::RouteCudaNoFenceBehind, "NoFenceBehind", kBlocks},
+      {internal::RouteCudaNoBarrierBefore, "NoBarrierBefore", kBlocks},
+      {internal::RouteCudaNoBarrierBehind, "NoBarrierBehind", kThreads},
+      {internal::RouteCudaTileOverFlag, "TileOverFlag", kThreads},
+      {internal::RouteCudaTileNotWhole, "TileNotWhole", kThreads},
+      {internal::RouteCudaScoresOverFlag, "ScoresOverFlag", kThreads},
+      {internal::RouteCudaChoicesNotWhole, "ChoicesNotWhole", kThreads}};
+  for (const auto& [planted, name, what] : mistakes) {
+    EXPECT_DEATH(run(planted), Says("route", name, what));
+  }
+}
+
+TEST_F(PlantedDeathTest, NormsBehindTheirProduct) {
+  constexpr std::uint32_t kFeatures = 256, kInputs = 64, kRows = 2;
+  const PackedLinear weight = Pack(kFeatures, kInputs, 1);
+  const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));
+  const DeviceArray<float> y(cuda(), kRows * kFeatures);
+  const DeviceArray<BF16> normed(cuda(), kRows * kFeatures);
+  const RmsNormParams norm{.x = y.data(),
+                           .weight = nullptr,
+                           .y = normed.data(),
+                           .x_stride = kFeatures,
+                           .y_stride = kFeatures,
+                           .num_rows = kRows,
+                           .hidden = kFeatures,
+                           .epsilon = 1e-5f};
+  const LinearParams params{.x = x.data(),
+                            .weight = &weight,
+                            .y = y.data(),
+                            .x_stride = kInputs,
+                            .y_stride = kFeatures,
+                            .num_rows = kRows,
+                            .norm = &norm};
+  const auto run = [&](auto linear) {
+    ASSERT_TRUE(linear(context(), params).ok());
+    cuda().Wait();
+  };
+  run(internal::LinearTensorCoreCuda);
+  EXPECT_DEATH(run(internal::LinearTensorCoreCudaSumsOverFlag),
+               Says("linear", "SumsOverFlag", kThreads));
+}
+
+// Four rows that chose twice, and whose places do not ascend.
+TEST_F(PlantedDeathTest, SumsBehindTheirProduct) {
+  constexpr std::uint32_t kFeatures = 128, kInputs = 64, kRows = 4, kTopK = 2;
+  const PackedLinear weight = Pack(kFeatures, kInputs, 1);
+  const auto weights =
+      LinearGroupsOf(1, [&](std::uint32_t) -> const PackedLinear& { return weight; });
+  ASSERT_TRUE(weights);
+  const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kTopK * kInputs, 4));
+  const DeviceArray<float> y(cuda(), kRows * kTopK * kFeatures), sum(cuda(), kRows * kFeatures),
+      chosen_weights(cuda(), RandomFloats(kRows * kTopK, 5));
+  const DeviceArray<std::uint32_t> offsets(cuda(), std::vector<std::uint32_t>{0, kRows * kTopK}),
+      places(cuda(), std::vector<std::uint32_t>{0, 4, 1, 5, 6, 2, 7, 3});
+  const GroupedLinearParams params{.x = x.data(),
+                                   .weights = *weights,
+                                   .offsets = offsets.data(),
+                                   .y = y.data(),
+                                   .x_stride = kInputs,
+                                   .y_stride = kFeatures,
+                                   .num_rows = kRows * kTopK,
+                                   .sum = ChosenSum{.places = places.data(),
+                                                    .weights = chosen_weights.data(),
+                                                    .y = sum.data(),
+                                                    .y_stride = kFeatures,
+                                                    .num_rows = kRows,
+                                                    .top_k = kTopK}};
+  ASSERT_TRUE(GroupsTakeSum(params, *params.sum));
+  const auto run = [&](auto linear) {
+    ASSERT_TRUE(linear(context(), params).ok());
+    cuda().Wait();
+  };
+  run(internal::GroupedLinearTensorCoreCuda);
+  EXPECT_DEATH(run(internal::GroupedLinearTensorCoreCudaPlacesOverFlag),
+               Says("grouped_linear", "PlacesOverFlag", kThreads));
+  EXPECT_DEATH(run(internal::GroupedLinearTensorCoreCudaPlacesNotWhole),
+               Says("grouped_linear", "PlacesNotWhole", kThreads));
+}
+
+}  // namespace
+}  // namespace quire::kernels
