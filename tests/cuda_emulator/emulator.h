@@ -7,6 +7,7 @@
 #include <driver_types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -28,7 +29,7 @@ struct EmulatorOptions {
   // Of the order of threads and blocks, and of when bytes land. QUIRE_EMULATOR_SEED sets the
   // default.
   std::uint64_t seed = 1;
-  int num_devices = 1;
+  int num_devices = 1;  // all alike; they share memory_bytes
   int compute_capability = 90;
   int num_sms = 4;
   // 0: no driver.
@@ -57,6 +58,11 @@ struct Fault {
 };
 // Each fault strikes once.
 void InjectFault(const Fault& fault);
+
+// For libraries that tests stand in for: enqueues what is neither kernel nor copy and touches
+// memory of the device in its turn. It runs under the lock of the runtime, and is asked again for
+// as long as it returns cudaErrorNotReady.
+cudaError_t EnqueueOperation(cudaStream_t stream, std::function<cudaError_t()> operation);
 
 // Since the start of the process or Reset().
 std::uint64_t LaunchCount(const std::string& kernel);

@@ -20,8 +20,6 @@ using emulator::Runtime;
 
 namespace {
 
-thread_local int current_device = 0;
-
 constexpr int kL2Bytes = 32 << 20;
 
 std::uint32_t SharedLimit(const Runtime& runtime) {
@@ -139,14 +137,14 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaSetDevice(int device) {
   return Call("cudaSetDevice", [&](Runtime& runtime) {
     const cudaError_t error = CheckDevice(runtime, device);
-    if (error == cudaSuccess) current_device = device;
+    if (error == cudaSuccess) emulator::CurrentDevice() = device;
     return error;
   });
 }
 
 cudaError_t cudaGetDevice(int* device) {
   return Call("cudaGetDevice", [&](Runtime&) {
-    *device = current_device;
+    *device = emulator::CurrentDevice();
     return cudaSuccess;
   });
 }

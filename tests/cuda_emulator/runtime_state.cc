@@ -43,14 +43,26 @@ std::uint32_t MaxSharedBytes(int compute_capability) {
 }
 
 cudaError_t RunOne(Runtime& runtime, CUstream_st* stream) {
-  const Operation operation = std::move(stream->queue.front());
+  ++runtime.operations_under_way;
+  const cudaError_t error = stream->queue.front()();
+  --runtime.operations_under_way;
+  if (error == cudaErrorNotReady) return error;
   stream->queue.pop_front();
-  const cudaError_t error = operation();
   if (error != cudaSuccess) {
     runtime.sticky = error;
     stream->queue.clear();
   }
   return error;
+}
+
+// Lets other devices go on, and other threads use the runtime. REQUIRES: no operation is under way.
+void GiveWay(Runtime& runtime, const CUstream_st* waiting) {
+  for (CUstream_st* stream : runtime.streams) {
+    if (stream->device != waiting->device && !stream->queue.empty()) (void)RunOne(runtime, stream);
+  }
+  runtime.mutex.unlock();
+  std::this_thread::yield();
+  runtime.mutex.lock();
 }
 
 // Of some launches: those that a kernel has first, where most of its shapes are small, and four in
@@ -127,6 +139,11 @@ cudaError_t& LastError() {
   return last;
 }
 
+int& CurrentDevice() {
+  thread_local int device = 0;
+  return device;
+}
+
 cudaError_t TakeFault(Runtime& runtime, const std::string& where) {
   for (auto fault = runtime.faults.begin(); fault != runtime.faults.end(); ++fault) {
     if (fault->where != where) continue;
@@ -179,13 +196,18 @@ cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
   }
   while (!stream->queue.empty() && (mark == nullptr || !mark->done)) {
     const cudaError_t error = RunOne(runtime, stream);
-    if (error != cudaSuccess) return error;
+    if (error == cudaErrorNotReady && runtime.operations_under_way == 0) {
+      GiveWay(runtime, stream);
+    } else if (error != cudaSuccess) {
+      return error;
+    }
   }
   return cudaSuccess;
 }
 
 cudaError_t DrainAll(Runtime& runtime) {
   for (CUstream_st* stream : runtime.streams) {
+    if (stream->device != CurrentDevice()) continue;
     const cudaError_t error = Drain(runtime, stream);
     if (error != cudaSuccess) return error;
   }
@@ -218,9 +240,22 @@ cudaError_t EnqueueKernel(cudaStream_t handle, KernelLaunch launch) {
     const cudaError_t shape = CheckShape(runtime, launch);
     if (shape != cudaSuccess) return shape;
     CUstream_st* const stream = FindStream(runtime, handle);
-    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    const bool is_of_device = stream == &runtime.default_stream ||
+                              (stream != nullptr && stream->device == CurrentDevice());
+    if (!is_of_device) return cudaErrorInvalidResourceHandle;
     return Enqueue(runtime, stream,
                    [launch = std::move(launch), stream] { return RunLaunch(launch, stream); });
+  });
+}
+
+cudaError_t EnqueueOperation(cudaStream_t handle, std::function<cudaError_t()> operation) {
+  return Call("EnqueueOperation", [&](Runtime& runtime) {
+    CUstream_st* const stream = FindStream(runtime, handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    return Enqueue(runtime, stream, [operation = std::move(operation)] {
+      TheRuntime().last_checked = nullptr;
+      return operation();
+    });
   });
 }
 

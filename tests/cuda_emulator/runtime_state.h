@@ -20,7 +20,8 @@
 
 namespace quire::cuda_emulator {
 
-// What a stream does in order.
+// What a stream does in order. cudaErrorNotReady: it waits for something outside of its stream, and
+// is asked again.
 using Operation = std::function<cudaError_t()>;
 using Nodes = std::vector<Operation>;
 
@@ -42,6 +43,7 @@ struct Mark {
 }  // namespace quire::cuda_emulator
 
 struct CUstream_st {
+  int device = 0;
   // Whether it keeps its order with the default stream.
   bool blocking = false;
   std::deque<quire::cuda_emulator::Operation> queue;
@@ -64,11 +66,12 @@ struct Runtime {
   EmulatorOptions options;
   std::vector<Fault> faults;
   cudaError_t sticky = cudaSuccess;
-  CUstream_st default_stream{.blocking = false, .queue = {}, .capture = {}};
+  CUstream_st default_stream;
   std::set<cudaStream_t> streams;  // but the default one
   std::set<cudaEvent_t> events;
   std::map<std::string, std::uint64_t> launches;
   std::uint64_t kernels_run = 0;
+  std::uint32_t operations_under_way = 0;  // one inside another where a stream waits for an event
   // The stream of the last operation if that was a launch that was checked; null otherwise.
   CUstream_st* last_checked = nullptr;
   std::uint64_t allocations = 0;   // and frees
@@ -85,16 +88,19 @@ cudaError_t Call(const char* name, const std::function<cudaError_t(Runtime&)>& b
 cudaError_t CallWithoutDevice(const char* name, const std::function<cudaError_t(Runtime&)>& body);
 // The fault at `where` whose time has come; cudaSuccess without one.
 cudaError_t TakeFault(Runtime& runtime, const std::string& where);
-// The calling thread's last error.
+// The calling thread's last error, and its device.
 cudaError_t& LastError();
+int& CurrentDevice();
 
 // The stream behind a handle; null for one that does not exist.
 CUstream_st* FindStream(Runtime& runtime, cudaStream_t handle);
 // Appends to the stream, or to its capture. Runs it at once when nothing is deferred.
 cudaError_t Enqueue(Runtime& runtime, CUstream_st* stream, Operation operation);
 // Runs what the stream holds, all of it or until `mark` is done, and for the default stream what it
-// is ordered behind. Returns the first error, which is sticky.
+// is ordered behind. Returns the first error, which is sticky. While an operation waits, other
+// threads have the lock; inside another operation the answer is cudaErrorNotReady then.
 cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark = nullptr);
+// All streams of the calling thread's device.
 cudaError_t DrainAll(Runtime& runtime);
 // Runs one operation, as a device does while the host polls.
 cudaError_t Progress(Runtime& runtime, CUstream_st* stream);

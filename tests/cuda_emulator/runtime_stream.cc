@@ -14,7 +14,8 @@ using emulator::Runtime;
 namespace {
 
 cudaError_t MakeStream(Runtime& runtime, cudaStream_t* stream, bool blocking) {
-  *stream = new CUstream_st{.blocking = blocking, .queue = {}, .capture = {}};
+  *stream = new CUstream_st{
+      .device = emulator::CurrentDevice(), .blocking = blocking, .queue = {}, .capture = {}};
   runtime.streams.insert(*stream);
   return cudaSuccess;
 }
@@ -238,13 +239,13 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
   return Call("cudaGraphLaunch", [&](Runtime& runtime) {
     CUstream_st* const stream = emulator::FindStream(runtime, handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    return emulator::Enqueue(runtime, stream, [nodes = exec->nodes] {
-      for (const emulator::Operation& node : *nodes) {
-        const cudaError_t error = node();
-        if (error != cudaSuccess) return error;
-      }
-      return cudaSuccess;
-    });
+    // One after the other, so that each may wait.
+    for (std::size_t i = 0; i < exec->nodes->size(); ++i) {
+      const cudaError_t error =
+          emulator::Enqueue(runtime, stream, [nodes = exec->nodes, i] { return (*nodes)[i](); });
+      if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
   });
 }
 

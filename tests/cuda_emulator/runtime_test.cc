@@ -18,6 +18,7 @@ using cuda_emulator::DeviceArray;
 using cuda_emulator::DeviceBytesAllocated;
 using cuda_emulator::EmulatorOptions;
 using cuda_emulator::EncodeTiled;
+using cuda_emulator::EnqueueOperation;
 using cuda_emulator::GetOptions;
 using cuda_emulator::InjectFault;
 using cuda_emulator::KernelTest;
@@ -141,6 +142,84 @@ TEST_F(RuntimeTest, EventsOrderStreams) {
   EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(other), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+}
+
+// An operation that is not ready holds up its stream, and those that wait for an event behind it;
+// also inside a graph.
+TEST_F(RuntimeTest, AnOperationThatWaitsHoldsUpItsStreamOnly) {
+  const DeviceArray<std::uint32_t> value(1);
+  cudaStream_t other = nullptr;
+  cudaEvent_t event = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+  bool is_open = false;  // touched by operations only
+  const auto wait = [&] { return is_open ? cudaSuccess : cudaErrorNotReady; };
+  for (const bool as_graph : {false, true}) {
+    is_open = false;
+    value[0] = 0;
+    if (as_graph) {
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      ASSERT_EQ(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      ASSERT_EQ(EnqueueOperation(stream(), wait), cudaSuccess);
+      ASSERT_TRUE(Launch(context_, "add", Add, {.threads = 1}, value.data(), 5u).ok());
+      ASSERT_EQ(cudaStreamEndCapture(stream(), &graph), cudaSuccess);
+      ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(exec, stream()), cudaSuccess);
+      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    } else {
+      ASSERT_EQ(EnqueueOperation(stream(), wait), cudaSuccess);
+      ASSERT_TRUE(Launch(context_, "add", Add, {.threads = 1}, value.data(), 5u).ok());
+    }
+    ASSERT_EQ(cudaEventRecord(event, stream()), cudaSuccess);
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+    EXPECT_EQ(value[0], 0u);
+    std::thread waiting([&] { EXPECT_EQ(cudaStreamSynchronize(stream()), cudaSuccess); });
+    ASSERT_EQ(EnqueueOperation(other,
+                               [&] {
+                                 is_open = true;
+                                 return cudaSuccess;
+                               }),
+              cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(other), cudaSuccess);
+    waiting.join();
+    EXPECT_EQ(value[0], 5u);
+    EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+  }
+  EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+}
+
+TEST_F(RuntimeTest, DevicesHaveTheirStreams) {
+  EmulatorOptions options = GetOptions();
+  options.num_devices = 2;
+  SetOptions(options);
+  const DeviceArray<std::uint32_t> value(1);
+  cudaStream_t second = nullptr;
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking), cudaSuccess);
+  const absl::Status elsewhere = Launch(context_, "add", Add, {.threads = 1}, value.data(), 5u);
+  EXPECT_NE(elsewhere.message().find("invalid resource handle"), absl::string_view::npos)
+      << elsewhere;
+  ASSERT_EQ(cudaMemsetAsync(value.data(), 1, 4, second), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  ASSERT_TRUE(Launch(context_, "add", Add, {.threads = 1}, value.data(), 5u).ok());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(value[0], 5u);
+  // What the other device waits for may be what this one does next.
+  bool is_open = false;
+  const auto open = [&] {
+    is_open = true;
+    return cudaSuccess;
+  };
+  const auto wait = [&] { return is_open ? cudaSuccess : cudaErrorNotReady; };
+  ASSERT_EQ(EnqueueOperation(second, wait), cudaSuccess);
+  ASSERT_EQ(EnqueueOperation(stream(), open), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(value[0], 0x01010101u);
+  EXPECT_EQ(QueuedOperations(), 0u);
+  EXPECT_EQ(cudaStreamDestroy(second), cudaSuccess);
 }
 
 TEST_F(RuntimeTest, CapturesForbidWhatTheRuntimeForbids) {
