@@ -218,7 +218,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
                                                                  cache::KvPool* pool,
                                                                  const RunnerOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
-  QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options));
+  QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options, backend));
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   auto state = std::make_unique<State>(model, backend, pool, options);
   QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));

@@ -17,6 +17,7 @@
 #include "cache_manager/pool/kv_pool.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/attention/kv_tensor_maps.h"
+#include "kernels/comm/communicator.h"
 #include "kernels/kv_store/kv_dispatch.h"
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/sampling/device_sampler.h"
@@ -71,6 +72,7 @@ struct CudaRunner::State : RunnerBase {
   absl::Status UploadRopeTables();
 
   // The parts of Run, in order.
+  absl::Status Check(const StepBatch& batch) const;
   absl::Status Launch(const StepBatch& batch, std::uint32_t slot);
   absl::Status PreparePages(const StepBatch& batch);
   absl::Status Compute(const StepBatch& batch, const PackedStep& step, std::uint32_t slot);
@@ -92,6 +94,11 @@ struct CudaRunner::State : RunnerBase {
 
   absl::Status Pools(const StepBatch& batch, std::uint32_t slot);
 
+  // Waits for an event, or for what is enqueued now. With a communicator the end of the group ends
+  // it, too.
+  absl::Status Wait(const Event& event) const;
+  absl::Status Synchronize();
+
   // The bucket of a step that runs as a graph, or 0.
   std::uint32_t BucketOf(const StepBatch& batch) const;
 
@@ -110,6 +117,7 @@ struct CudaRunner::State : RunnerBase {
   StepGraphs graphs;
   std::uint64_t graph_steps = 0;
 
+  std::optional<Event> enqueued;  // of Synchronize
   std::vector<Slot> slots;
   std::uint32_t next_slot = 0;
   std::uint32_t in_flight = 0;
@@ -158,6 +166,7 @@ absl::Status CudaRunner::State::Allocate() {
   }
   QUIRE_ASSIGN_OR_RETURN(sampler, kernels::DeviceSampler::Create(backend, sizes.sampler,
                                                                  options.has_text, text_vocab));
+  QUIRE_ASSIGN_OR_RETURN(enqueued, Event::Create(backend.device()));
   for (std::uint32_t i = 0; i < kSlots; ++i) {
     QUIRE_ASSIGN_OR_RETURN(Event done, Event::Create(backend.device()));
     slots.push_back(
@@ -205,6 +214,18 @@ absl::Status CudaRunner::State::UploadRopeTables() {
     to += table.inv_freq.size();
   }
   return stream().Synchronize();
+}
+
+absl::Status CudaRunner::State::Wait(const Event& event) const {
+  const absl::Status aborted =
+      options.comm == nullptr ? absl::OkStatus() : options.comm->Wait(event);
+  const absl::Status done = event.Synchronize();
+  return done.ok() ? aborted : DeviceLost(done);
+}
+
+absl::Status CudaRunner::State::Synchronize() {
+  QUIRE_RETURN_IF_ERROR(enqueued->Record(stream()));
+  return Wait(*enqueued);
 }
 
 std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
@@ -261,7 +282,8 @@ absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
                                         .maps = maps.get(),
                                         .buffers = &buffers,
                                         .num_tokens = bucket,
-                                        .batch_size = sizes.limits.max_rows}));
+                                        .batch_size = sizes.limits.max_rows,
+                                        .comm = options.comm}));
   return Head(0, bucket);
 }
 
@@ -288,7 +310,8 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                          .num_tokens = step.num_tokens,
                          .batch_size = step.batch_size,
                          .hidden_out = batch.hidden_out,
-                         .batch_index = order.batch_index()});
+                         .batch_index = order.batch_index(),
+                         .comm = options.comm});
 }
 
 absl::Status CudaRunner::State::Head(std::uint32_t begin, std::uint32_t end) {
@@ -300,6 +323,8 @@ absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t beg
                                        std::uint32_t end, std::uint32_t slot) {
   if (batch.logits_out != nullptr) {
     const std::size_t vocab = model.spec.vocab_size;
+    // A copy to pageable memory waits, too.
+    QUIRE_RETURN_IF_ERROR(Synchronize());
     QUIRE_RETURN_IF_ERROR(
         stream().Copy(batch.logits_out + begin * vocab, buffers.logits,
                       static_cast<std::int64_t>((end - begin) * vocab * sizeof(float))));
@@ -391,6 +416,9 @@ absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slo
   if (batch.rows.empty()) return slots[slot].done.Record(stream());
   const PackedStep step = inputs->Pack(batch, static_cast<int>(slot), &order);
   const std::uint32_t bucket = BucketOf(batch);
+  if (options.comm != nullptr) {
+    QUIRE_RETURN_IF_ERROR(options.comm->BeginStep(bucket > 0 ? bucket : step.num_tokens));
+  }
   StepPadding padding;
   if (bucket > 0) {
     padding = {.tokens = bucket, .head_tokens = bucket, .rows = sizes.limits.max_rows};
@@ -406,7 +434,7 @@ CudaRunner::CudaRunner(std::unique_ptr<State> state) : state_(std::move(state)) 
 
 CudaRunner::~CudaRunner() {
   // Nothing can be done about an error here; who waits for a step sees it in Collect.
-  state_->stream().Synchronize().IgnoreError();
+  if (state_->enqueued) state_->Synchronize().IgnoreError();
 }
 
 absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& model,
@@ -414,10 +442,8 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
                                                                cache::KvPool* pool,
                                                                const RunnerOptions& options) {
   QUIRE_CHECK(backend.cuda() != nullptr && pool->memory_kind() == MemoryKind::kDevice);
-  if (options.comm != nullptr || !model.part.is_whole()) {
-    return absl::UnimplementedError("a model that is divided among devices runs on CPUs only");
-  }
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
+  QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options, backend));
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   QUIRE_RETURN_IF_ERROR(CheckActivation(options.activation, pool->geometry().dtype));
   auto state = std::make_unique<State>(model, backend, pool, options);
@@ -438,27 +464,39 @@ int CudaRunner::max_steps_in_flight() const {
   return State::kSlots;
 }
 
-absl::Status CudaRunner::Run(const StepBatch& batch) {
-  State& s = *state_;
-  if (s.in_flight == State::kSlots) {
+absl::Status CudaRunner::State::Check(const StepBatch& batch) const {
+  if (in_flight == kSlots) {
     return absl::FailedPreconditionError(
-        absl::StrCat(s.in_flight, " steps are launched and not collected"));
+        absl::StrCat(in_flight, " steps are launched and not collected"));
   }
-  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, s.model.spec, s.sizes.limits, s.pool->geometry(),
-                                       static_cast<std::uint32_t>(s.layers.groups.size()),
-                                       s.previous_samples));
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, model.spec, sizes.limits, pool->geometry(),
+                                       static_cast<std::uint32_t>(layers.groups.size()),
+                                       previous_samples));
   for (const cache::KvStepInputs& kv : batch.kv) {
-    if (kv.lookup_stride == s.sizes.limits.lookup_stride) continue;
+    if (kv.lookup_stride == sizes.limits.lookup_stride) continue;
     return absl::InvalidArgumentError(absl::StrCat("step batch: lookup_stride is ",
                                                    kv.lookup_stride, ", the runner was made for ",
-                                                   s.sizes.limits.lookup_stride));
+                                                   sizes.limits.lookup_stride));
+  }
+  if (batch.hidden_out != nullptr && options.comm != nullptr) {
+    return absl::UnimplementedError("hidden states of a model that is divided among GPUs");
   }
   // The thread that runs steps is not the one that opened the device.
-  QUIRE_RETURN_IF_ERROR(UseDevice(s.stream().device()));
+  return UseDevice(stream().device());
+}
+
+absl::Status CudaRunner::Run(const StepBatch& batch) {
+  State& s = *state_;
   const std::uint32_t slot = s.next_slot;
-  if (absl::Status status = s.Launch(batch, slot); !status.ok()) {
+  const absl::Status checked = s.Check(batch);
+  const absl::Status status = checked.ok() ? s.Launch(batch, slot) : checked;
+  // The other ranks would wait for this one's part of their next sum.
+  if (!status.ok() && s.options.comm != nullptr) s.options.comm->Abort(status);
+  if (!checked.ok()) return checked;
+  if (!status.ok()) {
     // Pinned memory of the slot is used again by the next step. What fails while waiting failed on
     // the device.
+    s.Synchronize().IgnoreError();
     const absl::Status waited = s.stream().Synchronize();
     s.inputs->Forget();
     return waited.ok() ? status : DeviceLost(waited);
@@ -485,7 +523,7 @@ absl::StatusOr<const StepResult*> CudaRunner::Collect() {
   const std::uint32_t index = (s.next_slot + State::kSlots - s.in_flight) % State::kSlots;
   State::Slot& slot = s.slots[index];
   --s.in_flight;
-  if (absl::Status status = slot.done.Synchronize(); !status.ok()) return DeviceLost(status);
+  QUIRE_RETURN_IF_ERROR(s.Wait(slot.done));
   QUIRE_RETURN_IF_ERROR(slot.late_error);
   slot.result.samples.assign(slot.num_samples, StepToken{.unsampled = true, .top = {}});
   slot.result.prompt_logprobs.clear();

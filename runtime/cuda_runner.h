@@ -42,8 +42,9 @@ struct Model;
 // Lifetime:   model, backend and pool outlive it. What was launched has ended when it is destroyed.
 class CudaRunner : public StepRunner {
  public:
-  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's, an option is out of
-  // range, or activations and pages do not go together; RESOURCE_EXHAUSTED without memory.
+  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's, an option is out of range
+  // or the communicator of another rank or backend, or activations and pages do not go together;
+  // RESOURCE_EXHAUSTED without memory.
   // REQUIRES: a CUDA backend, on which the model was loaded, and a pool in device memory.
   static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const Model& model,
                                                             const kernels::Backend& backend,

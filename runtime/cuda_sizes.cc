@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/pool/lookup_table.h"
+#include "kernels/comm/nccl_communicator.h"
 #include "models/blocks/layer_groups.h"
 #include "runtime/cuda_step_inputs.h"
 
@@ -56,10 +57,20 @@ std::uint32_t NumBuckets(std::uint32_t max_rows) {
   return buckets;
 }
 
-std::int64_t NodesOf(const ModelSpec& spec, std::size_t num_plans) {
-  std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(num_plans);
+// Of both branches of a model that is divided: a gather and a sum for each piece, and the norm and
+// the sum with the stream that a product does by itself otherwise.
+std::int64_t RankNodes(const ModelSpec& spec, const CudaSizes& sizes) {
+  constexpr std::int64_t kPiece = kernels::NcclCommunicator::kChunk;
+  if (!sizes.buffers.is_part) return 0;
+  const std::int64_t elements = std::int64_t{GraphBucket(sizes.max_graph_rows)} * spec.hidden;
+  return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
+}
+
+std::int64_t NodesOf(const ModelSpec& spec, const CudaSizes& sizes) {
+  std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(sizes.attention.size());
+  const std::int64_t rank_nodes = RankNodes(spec, sizes);
   for (const LayerSpec& layer : spec.layers) {
-    nodes += kNodesPerLayer;
+    nodes += kNodesPerLayer + rank_nodes;
     if (layer.heads.qk_norm.kind != NormKind::kNone) nodes += kQkNormNodes;
     if (HasBranches(layer)) nodes += kBranchNodes;
     if (layer.mlp == MlpKind::kMoe) nodes += kMixtureNodes;
@@ -124,8 +135,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.sampled_stride = (std::int64_t{sizes.limits.max_step_samples} + 63) / 64 * 64;
   sizes.pooled_bytes =
       std::int64_t{sizes.limits.max_rows} * spec.hidden * static_cast<std::int64_t>(sizeof(float));
-  sizes.graph_bytes =
-      NumBuckets(sizes.max_graph_rows) * NodesOf(spec, sizes.attention.size()) * kGraphNodeBytes;
+  sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) * NodesOf(spec, sizes) * kGraphNodeBytes;
   return sizes;
 }
 

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/backend/backend.h"
 #include "kernels/comm/communicator.h"
 #include "runtime/memory_plan.h"
 
@@ -19,7 +20,8 @@ StepLimits LimitsOf(const RunnerOptions& options) {
           .max_step_tokens = options.max_step_tokens,
           .max_step_samples =
               options.max_step_samples == 0 ? 4 * options.max_rows : options.max_step_samples,
-          .max_logprobs = options.max_logprobs};
+          .max_logprobs = options.max_logprobs,
+          .is_part = options.comm != nullptr};
 }
 
 absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options) {
@@ -46,9 +48,17 @@ absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& opti
   return absl::OkStatus();
 }
 
-absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options) {
+absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options,
+                               const kernels::Backend& backend) {
   const RankPart given =
       options.comm == nullptr ? RankPart{} : RankPart{options.comm->rank(), options.comm->size()};
+  if (options.comm != nullptr &&
+      options.comm->backend() != (backend.cuda() == nullptr ? nullptr : &backend)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the communicator is of ",
+        options.comm->backend() == nullptr ? "host memory" : "another backend's device",
+        ", the runner computes on ", backend.device().name));
+  }
   if (given == part) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the communicator is of rank ", given.rank, " of ",
                                                  given.size, ", the model's part is of rank ",

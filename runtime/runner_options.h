@@ -13,8 +13,9 @@
 #include "models/config/rank_part.h"
 
 namespace quire::kernels {
+class Backend;
 class Communicator;
-}
+}  // namespace quire::kernels
 
 namespace quire::models {
 
@@ -29,8 +30,8 @@ struct RunnerOptions {
   std::vector<std::uint8_t> has_text = {};
   // Ids from here on have no text; 0: vocab_size. A tokenizer may know more ids than the model.
   std::uint32_t text_vocab = 0;
-  // CPU only: of the group whose ranks share the model, each of which has a runner of its own that
-  // gets the same steps; outlives the runner. Null: the model is whole.
+  // Of the group whose ranks share the model, each of which has a runner of its own that gets the
+  // same steps; outlives the runner. Null: the model is whole.
   kernels::Communicator* comm = nullptr;
 
   // CUDA only from here on, but that the context bounds the prefix index on CPUs as well.
@@ -49,8 +50,10 @@ StepLimits LimitsOf(const RunnerOptions& options);
 // Returns INVALID_ARGUMENT that names the option, its value and the limits.
 absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options);
 
-// Returns INVALID_ARGUMENT unless the communicator is that of the rank whose part the model is.
-absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options);
+// Returns INVALID_ARGUMENT unless the communicator is that of the rank whose part the model is, and
+// exchanges what lies where the backend computes.
+absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options,
+                               const kernels::Backend& backend);
 
 // Returns INVALID_ARGUMENT when a pool of this geometry cannot hold the model's K and V.
 absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool);

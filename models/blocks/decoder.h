@@ -39,7 +39,7 @@ struct DecoderStep {
   // makes the host wait after every layer.
   float* hidden_out = nullptr;
   std::span<const std::uint32_t> batch_index = {};  // StepOrder's; for hidden_out
-  // Where spec and weights are a rank's part of a model (divided_checkpoint.h); CPU only.
+  // Where spec and weights are a rank's part of a model (divided_checkpoint.h).
   kernels::Communicator* comm = nullptr;
 };
 

@@ -179,7 +179,7 @@ std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limit
   buffers->normed = TakeFloats(cutter, limits.activation, tokens * spec.hidden);
   if (limits.activation == DType::kF32) {
     buffers->branch = buffers->normed.f32();
-  } else if (std::any_of(spec.layers.begin(), spec.layers.end(), HasBranches)) {
+  } else if (limits.is_part || std::any_of(spec.layers.begin(), spec.layers.end(), HasBranches)) {
     buffers->branch = cutter.Take<float>(tokens * spec.hidden);
   }
   CutLayer(cutter, widths, limits, buffers);

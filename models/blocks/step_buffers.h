@@ -25,6 +25,7 @@ struct StepLimits {
   MemoryKind memory = MemoryKind::kHost;
   std::uint32_t lookup_stride = 0;  // of a lookup table on a GPU
   std::uint32_t num_groups = 1;     // layer groups: lookup tables on a GPU
+  bool is_part = false;             // of a model that is divided: branches are sums over ranks
 };
 
 // What latent attention needs beside normed; null where the model has none. H: heads, R: rank +
@@ -65,7 +66,7 @@ bool HasBranches(const LayerSpec& layer);
 //             and moe share the memory of the attention before them, which is dead by then: of
 //             qkv and attended, or, in a layer of latent attention, of mla, which takes their
 //             place; and branch is normed where activations are f32. Where they are not, it is null
-//             unless some branch of the model needs it.
+//             unless some branch of the model is no plain sum, or one over ranks.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable, addresses stay.
 struct StepBuffers {

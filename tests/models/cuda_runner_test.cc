@@ -23,7 +23,7 @@
 #include "base/cuda_status.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
-#include "kernels/comm/communicator.h"
+#include "kernels/comm/host_communicator.h"
 #include "models/blocks/layer_groups.h"
 #include "models/weights/weights.h"
 #include "runtime/cpu_runner.h"
@@ -386,12 +386,12 @@ TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
   options = Options(DType::kF32);
   options.max_rows = 0;
   EXPECT_THAT(std::string(stage.MakeRunner(options).message()), HasSubstr("max_rows is 0"));
-  const auto group = kernels::Communicator::CreateGroup(2);
+  const auto group = kernels::HostCommunicator::CreateGroup(2);
   ASSERT_TRUE(group.ok()) << group.status();
   options = Options(DType::kF32);
   options.comm = (*group)[0].get();
-  EXPECT_EQ(stage.MakeRunner(options),
-            absl::UnimplementedError("a model that is divided among devices runs on CPUs only"));
+  EXPECT_THAT(std::string(stage.MakeRunner(options).message()),
+              HasSubstr("the communicator is of host memory, the runner computes on "));
 }
 
 TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {

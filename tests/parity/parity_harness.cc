@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,9 +70,8 @@ class Stage {
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
         KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages));
-    QUIRE_ASSIGN_OR_RETURN(
-        cache::KvPool pool,
-        cache::KvPool::Create(geometry, {.stream = options.cuda ? &*stage->stream_ : nullptr}));
+    QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool,
+                           cache::KvPool::Create(geometry, {.stream = stage->stream_}));
     stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
     QUIRE_RETURN_IF_ERROR(
         stage->MakeRunner({.max_rows = max_rows,
@@ -104,24 +104,28 @@ class Stage {
 
  private:
   absl::Status MakeBackend(const ReplayOptions& options) {
-    if (!options.cuda) {
-      QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
-                             kernels::Backend::Create(Device::Cpu(), threads_.get()));
-      backend_ = std::make_unique<kernels::Backend>(std::move(backend));
-      return absl::OkStatus();
+    if (options.cuda && options.comm != nullptr) {
+      backend_ = options.comm->backend();
+      stream_ = backend_->cuda()->stream;
+      return UseDevice(backend_->device());
     }
-    QUIRE_ASSIGN_OR_RETURN(Device device, OpenCudaDevice(0));
-    if (options.compute_capability != 0) device.compute_capability = options.compute_capability;
-    QUIRE_ASSIGN_OR_RETURN(stream_, Stream::Create(device));
-    QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
-                           kernels::Backend::CreateCuda(
-                               *stream_, kernels::Determinism::kBatchInvariant, threads_.get()));
-    backend_ = std::make_unique<kernels::Backend>(std::move(backend));
+    if (options.cuda) {
+      QUIRE_ASSIGN_OR_RETURN(Device device, OpenCudaDevice(0));
+      if (options.compute_capability != 0) device.compute_capability = options.compute_capability;
+      QUIRE_ASSIGN_OR_RETURN(own_stream_, Stream::Create(device));
+      stream_ = &*own_stream_;
+    }
+    QUIRE_ASSIGN_OR_RETURN(
+        own_backend_, options.cuda
+                          ? kernels::Backend::CreateCuda(
+                                *stream_, kernels::Determinism::kBatchInvariant, threads_.get())
+                          : kernels::Backend::Create(Device::Cpu(), threads_.get()));
+    backend_ = &*own_backend_;
     return absl::OkStatus();
   }
 
   absl::Status MakeRunner(const RunnerOptions& options) {
-    if (!stream_) {
+    if (stream_ == nullptr) {
       QUIRE_ASSIGN_OR_RETURN(runner_,
                              ModelRunner::Create(*model_, *backend_, pool_.get(), options));
       return absl::OkStatus();
@@ -139,7 +143,7 @@ class Stage {
     for (const std::uint32_t page : pages) {
       for (const std::span<std::byte> bytes :
            {pool_->page_blocks(BlockId{page}), pool_->page_scales(BlockId{page})}) {
-        if (!stream_) {
+        if (stream_ == nullptr) {
           std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
           continue;
         }
@@ -148,12 +152,14 @@ class Stage {
                                             static_cast<std::int64_t>(poisoned.size())));
       }
     }
-    return stream_ ? stream_->Synchronize() : absl::OkStatus();
+    return stream_ != nullptr ? stream_->Synchronize() : absl::OkStatus();
   }
 
   std::unique_ptr<ThreadPool> threads_;
-  std::optional<Stream> stream_;  // of the GPU
-  std::unique_ptr<kernels::Backend> backend_;
+  std::optional<Stream> own_stream_;
+  std::optional<kernels::Backend> own_backend_;
+  const Stream* stream_ = nullptr;  // of the GPU
+  const kernels::Backend* backend_ = nullptr;
   std::unique_ptr<Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
   std::unique_ptr<StepRunner> runner_;
@@ -471,6 +477,24 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const formats::ModelFiles& fi
                  .graphs = cuda == nullptr ? 0 : cuda->num_graphs()};
   }
   return replayed;
+}
+
+RankReplays ReplayOnRanks(const formats::ModelFiles& files,
+                          const std::vector<Reference>& references, const ReplayOptions& options,
+                          const std::vector<kernels::Communicator*>& group,
+                          ReplayCounters* counters) {
+  RankReplays results(group.size(), absl::UnknownError("did not run"));
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      ReplayOptions own = options;
+      own.comm = group[rank];
+      results[rank] = Replay(files, references[rank], own, rank == 0 ? counters : nullptr);
+      if (!results[rank].ok()) own.comm->Abort(results[rank].status());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
 }
 
 absl::StatusOr<std::vector<ReplayedPrompt>> ReplayByContext(const formats::ModelFiles& files,

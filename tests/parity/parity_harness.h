@@ -67,7 +67,7 @@ struct ReplayOptions {
   // Called with the spec of the loaded model, whose weights stay as they are.
   std::function<void(ModelSpec*)> edit_spec = nullptr;
 
-  // On GPU 0, through CudaRunner; what `threads` says is the host's part then.
+  // On GPU 0, or that of `comm`, through CudaRunner; what `threads` says is the host's part then.
   bool cuda = false;
   // What the device is taken for, at most what it is: 80 chooses the portable kernels on 9.0 too.
   // 0: what it is.
@@ -105,6 +105,14 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const formats::ModelFiles& fi
                                                    const Reference& reference,
                                                    const ReplayOptions& options,
                                                    ReplayCounters* counters = nullptr);
+
+// Replay on a thread for each rank of a group, and what each of them gives. A rank that fails tells
+// the others. The counters are those of rank 0.
+using RankReplays = std::vector<absl::StatusOr<std::vector<ReplayedPrompt>>>;
+RankReplays ReplayOnRanks(const formats::ModelFiles& files,
+                          const std::vector<Reference>& references, const ReplayOptions& options,
+                          const std::vector<kernels::Communicator*>& group,
+                          ReplayCounters* counters = nullptr);
 
 // Replay for models whose tables depend on the context: prompts that need at most `border` tokens
 // and the others each by themselves.

@@ -9,7 +9,6 @@
 #include <memory>
 #include <ostream>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/thread_pool.h"
 #include "kernels/backend/backend.h"
-#include "kernels/comm/communicator.h"
+#include "kernels/comm/host_communicator.h"
 #include "models/config/rank_part.h"
 #include "runtime/model.h"
 #include "runtime/runner_options.h"
@@ -26,27 +25,17 @@
 namespace quire::models::parity {
 namespace {
 
-using Results = std::vector<absl::StatusOr<std::vector<ReplayedPrompt>>>;
-
-// What each rank of a group of references.size() gives; a rank that fails tells the others.
-Results ReplayOnRanks(const std::string& folder, const std::vector<Reference>& references,
-                      const ReplayOptions& options) {
+// A group of references.size().
+RankReplays ReplayOnCpus(const std::string& folder, const std::vector<Reference>& references,
+                         const ReplayOptions& options) {
   const auto files = formats::ModelFiles::FromDirectory(FixturePath(folder));
   EXPECT_TRUE(files.ok()) << files.status();
-  auto group = kernels::Communicator::CreateGroup(static_cast<std::uint32_t>(references.size()));
+  auto group =
+      kernels::HostCommunicator::CreateGroup(static_cast<std::uint32_t>(references.size()));
   EXPECT_TRUE(group.ok()) << group.status();
-  Results results(references.size(), absl::UnknownError("did not run"));
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < references.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      ReplayOptions own = options;
-      own.comm = (*group)[rank].get();
-      results[rank] = Replay(*files, references[rank], own);
-      if (!results[rank].ok()) own.comm->Abort(results[rank].status());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
+  std::vector<kernels::Communicator*> ranks;
+  for (const auto& rank : *group) ranks.push_back(rank.get());
+  return ReplayOnRanks(*files, references, options, ranks);
 }
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -77,7 +66,7 @@ class RankPartsTest : public testing::TestWithParam<Case> {
 
   // Of rank 0, after all ranks were found to agree.
   std::vector<ReplayedPrompt> MustReplay(const ReplayOptions& options) {
-    const Results results = ReplayOnRanks(
+    const RankReplays results = ReplayOnCpus(
         GetParam().folder, std::vector<Reference>(GetParam().ranks, reference_), options);
     for (const auto& result : results) {
       EXPECT_TRUE(result.ok()) << result.status();
@@ -181,15 +170,18 @@ TEST(RankPartsLoadTest, WhatIsNotDividedIsRefusedByName) {
 }
 
 TEST(RankPartsLoadTest, TheCommunicatorIsThatOfThePart) {
-  const auto group = kernels::Communicator::CreateGroup(2);
+  const auto group = kernels::HostCommunicator::CreateGroup(2);
   ASSERT_TRUE(group.ok());
-  EXPECT_TRUE(CheckCommunicator({}, {}).ok());
-  EXPECT_TRUE(CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[1].get()}).ok());
-  EXPECT_EQ(CheckCommunicator({.rank = 1, .size = 2}, {}),
+  ThreadPool pool(1);
+  const auto cpu = kernels::Backend::Create(Device::Cpu(), &pool);
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  EXPECT_TRUE(CheckCommunicator({}, {}, *cpu).ok());
+  EXPECT_TRUE(CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[1].get()}, *cpu).ok());
+  EXPECT_EQ(CheckCommunicator({.rank = 1, .size = 2}, {}, *cpu),
             absl::InvalidArgumentError("the communicator is of rank 0 of 1, the model's part is of "
                                        "rank 1 of 2"));
-  EXPECT_FALSE(CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[0].get()}).ok());
-  EXPECT_FALSE(CheckCommunicator({}, {.comm = (*group)[0].get()}).ok());
+  EXPECT_FALSE(CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[0].get()}, *cpu).ok());
+  EXPECT_FALSE(CheckCommunicator({}, {.comm = (*group)[0].get()}, *cpu).ok());
 }
 
 // One rank's step is refused; the other waits for its sums and gets the same error.
@@ -198,7 +190,7 @@ TEST(RankPartsErrorsTest, AStepThatFailsOnOneRankEndsOnAll) {
   ASSERT_FALSE(good.prompts.empty());
   Reference bad = good;
   bad.prompts.back().tokens.back() = 1 << 20;
-  const Results results = ReplayOnRanks("llama-bias-bf16", {good, bad}, {});
+  const RankReplays results = ReplayOnCpus("llama-bias-bf16", {good, bad}, {});
   EXPECT_EQ(results[1].status().code(), absl::StatusCode::kInvalidArgument) << results[1].status();
   EXPECT_EQ(results[0].status(), results[1].status());
 }

@@ -1,4 +1,4 @@
-#include "kernels/comm/communicator.h"
+#include "kernels/comm/host_communicator.h"
 
 #include <algorithm>
 #include <array>
@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/stream.h"
 
 namespace quire::kernels {
 namespace {
@@ -31,7 +32,7 @@ using Contributions = std::array<Contribution, Communicator::kMaxRanks>;
 //
 // A round that all have arrived at is completed whatever Abort says, since its ranks read each
 // other's memory and none of them waits for anything but the others' reading.
-class Communicator::Group {
+class HostCommunicator::Group {
  public:
   explicit Group(std::uint32_t size) : size_(size) {}
 
@@ -114,43 +115,44 @@ class Communicator::Group {
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> Communicator::CreateGroup(
+absl::StatusOr<std::vector<std::unique_ptr<HostCommunicator>>> HostCommunicator::CreateGroup(
     std::uint32_t size) {
   if (size < 1 || size > kMaxRanks) {
     return absl::InvalidArgumentError(
         absl::StrCat("a group of ", size, " ranks, it must have 1 to ", kMaxRanks));
   }
   const auto group = std::make_shared<Group>(size);
-  std::vector<std::unique_ptr<Communicator>> ranks;
+  std::vector<std::unique_ptr<HostCommunicator>> ranks;
   for (std::uint32_t rank = 0; rank < size; ++rank) {
-    ranks.push_back(std::unique_ptr<Communicator>(new Communicator(group, rank)));
+    ranks.push_back(std::unique_ptr<HostCommunicator>(new HostCommunicator(group, rank)));
   }
   return ranks;
 }
 
-Communicator::Communicator(std::shared_ptr<Group> group, std::uint32_t rank)
-    : group_(std::move(group)), rank_(rank) {}
+HostCommunicator::HostCommunicator(std::shared_ptr<Group> group, std::uint32_t rank)
+    : Communicator(rank, group->size()), group_(std::move(group)) {}
 
-Communicator::~Communicator() {
-  group_->Abort(absl::UnavailableError(absl::StrCat("rank ", rank_, " of ", size(), " has left")));
+HostCommunicator::~HostCommunicator() {
+  group_->Abort(absl::UnavailableError(absl::StrCat("rank ", rank(), " of ", size(), " has left")));
 }
 
-std::uint32_t Communicator::size() const {
-  return group_->size();
+absl::Status HostCommunicator::BeginStep(std::uint32_t /*num_rows*/) {
+  return absl::OkStatus();
+}
+
+absl::Status HostCommunicator::Wait(const Event& event) {
+  return event.Synchronize();
 }
 
 // Every rank adds up all elements: what this costs beside one share each is not worth another
 // meeting in a round among threads of one machine.
-absl::Status Communicator::AllReduceSum(std::span<float> values) {
+absl::Status HostCommunicator::AllReduceSum(std::span<float> values) {
   Reserve(values.size());
   QUIRE_ASSIGN_OR_RETURN(const Contributions parts,
-                         group_->Arrive(rank_, {"AllReduceSum", std::as_bytes(values)}));
-  const auto part = [&](std::uint32_t rank) {
-    return reinterpret_cast<const float*>(parts[rank].bytes.data());
-  };
-  std::copy_n(part(0), values.size(), sum_.begin());
-  for (std::uint32_t rank = 1; rank < size(); ++rank) {
-    const float* const added = part(rank);
+                         group_->Arrive(rank(), {"AllReduceSum", std::as_bytes(values)}));
+  std::fill_n(sum_.begin(), values.size(), 0.0f);
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    const auto* const added = reinterpret_cast<const float*>(parts[rank].bytes.data());
     for (std::size_t i = 0; i < values.size(); ++i) sum_[i] += added[i];
   }
   group_->FinishReading();
@@ -158,9 +160,10 @@ absl::Status Communicator::AllReduceSum(std::span<float> values) {
   return absl::OkStatus();
 }
 
-absl::Status Communicator::AllGather(std::span<const std::byte> part, std::span<std::byte> all) {
+absl::Status HostCommunicator::AllGather(std::span<const std::byte> part,
+                                         std::span<std::byte> all) {
   QUIRE_CHECK(all.size() == size() * part.size());
-  QUIRE_ASSIGN_OR_RETURN(const Contributions parts, group_->Arrive(rank_, {"AllGather", part}));
+  QUIRE_ASSIGN_OR_RETURN(const Contributions parts, group_->Arrive(rank(), {"AllGather", part}));
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     std::copy(parts[rank].bytes.begin(), parts[rank].bytes.end(),
               all.begin() + static_cast<std::ptrdiff_t>(rank * part.size()));
@@ -169,15 +172,15 @@ absl::Status Communicator::AllGather(std::span<const std::byte> part, std::span<
   return absl::OkStatus();
 }
 
-void Communicator::Reserve(std::size_t elements) {
+void HostCommunicator::Reserve(std::size_t elements) {
   if (elements > sum_.size()) sum_.resize(elements);
 }
 
-void Communicator::Abort(const absl::Status& why) {
+void HostCommunicator::Abort(const absl::Status& why) {
   group_->Abort(why);
 }
 
-absl::Status Communicator::CheckIntegrity() const {
+absl::Status HostCommunicator::CheckIntegrity() const {
   return group_->CheckIntegrity();
 }
 
