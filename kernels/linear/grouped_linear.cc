@@ -58,9 +58,11 @@ bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y) {
 
 bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum) {
   const PackedLinear& weight = *params.weights.first;
-  return internal::OnTensorCores(weight, params.x.dtype()) &&
-         weight.format() == WeightFormat::kPlain && params.y.is_f32() && !params.gate &&
+  return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
          params.first_row == 0 && weight.n() % 4 == 0 &&
+         // Rows in an order of their own come in one launch.
+         (weight.order() == nullptr ||
+          params.num_rows <= cuda::LinearOrderedRows(weight.k(), params.x.dtype())) &&
          cuda::LinearTilesN(weight.n()) <= cuda::kLinearMaxPartials &&
          cuda::HasFewGroupRows(params.num_rows, params.weights.count) &&
          std::uint64_t{sum.num_rows} * sum.top_k <= kMaxChosen &&

@@ -64,9 +64,9 @@ struct GroupedLinearParams {
 // TakesGate of the matrices of groups, which the library never multiplies.
 bool GroupsTakeGate(const LinearGroups& weights, DType x, DType y);
 
-// Whether a product of all its rows at once takes a sum: plain weights on the tensor cores, f32 y
-// without a gate, rows few for the groups, at most kMaxChosen choices, and every row of y, sum.y
-// and sum.also 16-byte aligned.
+// Whether a product of all its rows at once takes a sum: on the tensor cores, f32 y without a gate,
+// rows few for the groups and, in an order of their own, for the workspace, at most kMaxChosen
+// choices, and every row of y, sum.y and sum.also 16-byte aligned.
 bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum);
 
 // With x[rows[m]] for x[m] where there are `rows`:

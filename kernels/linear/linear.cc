@@ -260,12 +260,15 @@ bool OnTensorCores(const PackedLinear& weight, DType x) {
          (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
 }
 
+// Weights with orders put the rows of one launch in order.
+static_assert(std::int64_t{kMaxNormedRows} * cuda::kLinearMaxOrderedInputs * 2 <=
+              cuda::kLinearOrderedBytes);
+
 bool NormsAtOnce(const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   const RmsNormParams& norm = *params.norm;
   return OnTensorCores(weight, params.x.dtype()) && weight.library_plans() == nullptr &&
-         weight.format() == WeightFormat::kPlain && !params.gate &&
-         params.num_rows <= kMaxNormedRows &&
+         !params.gate && params.num_rows <= kMaxNormedRows &&
          // One counter more than tiles: of all of them.
          cuda::LinearTilesN(weight.n()) < cuda::kLinearMaxPartials && params.y.is_f32() &&
          norm.x.data() == params.y.data() && norm.x.is_f32() && norm.x_stride == params.y_stride &&

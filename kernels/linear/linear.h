@@ -183,8 +183,7 @@ bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DTyp
 // bf16 before: the bits of Linear and GatedProduct one after the other.
 //
 // With a norm RmsNorm comes behind, and its errors: bit for bit in a launch of its own, or on the
-// tensor cores of a GPU, for plain weights, f32 y and few rows (kMaxNormedRows), by the last block
-// of the product.
+// tensor cores of a GPU, for f32 y and few rows (kMaxNormedRows), by the last block of the product.
 //
 // f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
 // multiply-adds with k ascending; parts are added in order.

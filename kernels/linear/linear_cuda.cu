@@ -40,8 +40,13 @@ static_assert(internal::kMaxNormedRows <= kFewRows);
 
 using NormArgs = norm_row::RmsNormArgs<float, BF16>;
 
-// The norm of all rows of y, by the last of the blocks that stored a tile of it.
-__device__ __forceinline__ void NormRows(const LinearArgs& args, const NormArgs& norm) {
+// Groups of four elements of a row that a thread keeps while it norms: more would take registers
+// that the products do not need.
+constexpr std::uint32_t kHeldOfRow = 4;
+
+// The norm of all rows of y, by the last of the blocks that stored a tile of it. A function of its
+// own, since the loop of codes issued a tenth more instructions with it inlined behind.
+__attribute__((noinline)) __device__ void NormRows(const LinearArgs& args, const NormArgs& norm) {
   auto* const shared = reinterpret_cast<float*>(cuda::SharedMemory());
   const std::uint32_t tiles = cuda::GridX() / args.grid_splits;
   if (tiles > 1 &&
@@ -50,18 +55,17 @@ __device__ __forceinline__ void NormRows(const LinearArgs& args, const NormArgs&
   }
   for (std::uint32_t row = 0; row < args.num_rows; ++row) {
     cuda::SyncBlock();
-    norm_row::WriteRow<float, BF16>(norm, row, shared);
+    norm_row::WriteRow<float, BF16, kHeldOfRow>(norm, row, shared);
   }
 }
 
-// Without a norm its y is null. Kernels of codes have none: their loop would issue a tenth more
-// instructions, and that is what bounds them.
+// Without a norm its y is null.
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
 __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
     LinearKernel(const __grid_constant__ LinearArgs args, const __grid_constant__ NormArgs norm) {
   cuda::DependencyLaunch();
   const bool stores = Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args), SameRow());
-  if constexpr (kFormat == WeightFormat::kPlain && kTokens == kFewRows) {
+  if constexpr (kTokens == kFewRows) {
     if (stores && norm.y != nullptr) NormRows(args, norm);
   }
 }
@@ -69,16 +73,26 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
 struct GroupedArgs {
   LinearArgs linear;  // of group 0, and all rows
   cuda::RowGroups groups;
-  ChosenSum sum;  // y null: none
+};
+
+// A sum of what the product of groups stored. Not a part of GroupedArgs, whose address it would
+// take: then the loop would read its own arguments from memory.
+struct ChosenArgs {
+  ChosenSum sum;
+  const float* x;  // null: no sum
+  std::int64_t x_stride;
+  std::uint32_t n;
+  std::uint32_t* counters;
 };
 
 // The sums of the features of this block, by the last of those that compute them: every choice goes
-// to its place among those of its row, then a thread has four features of a row.
-__device__ __forceinline__ void AddChosen(const GroupedArgs& args) {
+// to its place among those of its row, then a thread has four features of a row. A function of its
+// own, as NormRows is.
+__attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
   const ChosenSum& sum = args.sum;
   auto* const places = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory());
   auto* const weights = reinterpret_cast<float*>(places + kMaxChosen);
-  if (!ArrivesLast(args.linear.counters + cuda::BlockX(), cuda::GridY(), places)) return;
+  if (!ArrivesLast(args.counters + cuda::BlockX(), cuda::GridY(), places)) return;
   cuda::SyncBlock();
   const std::uint32_t thread = cuda::ThreadIndex();
   if (thread < sum.num_rows * sum.top_k) {
@@ -91,8 +105,8 @@ __device__ __forceinline__ void AddChosen(const GroupedArgs& args) {
   }
   cuda::SyncBlock();
   const std::uint32_t feature = cuda::BlockX() * cuda::kLinearTileN + thread % cuda::kWarpSize * 4;
-  if (feature >= args.linear.n) return;
-  const float* const x = static_cast<const float*>(args.linear.y) + feature;
+  if (feature >= args.n) return;
+  const float* const x = args.x + feature;
   for (std::uint32_t row = thread / cuda::kWarpSize; row < sum.num_rows;
        row += kThreads / cuda::kWarpSize) {
     float4 total{0.0f, 0.0f, 0.0f, 0.0f};
@@ -101,7 +115,7 @@ __device__ __forceinline__ void AddChosen(const GroupedArgs& args) {
                cuda::Add(total.w, v.w)};
     };
     for (std::uint32_t i = row * sum.top_k; i < (row + 1) * sum.top_k; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(x + places[i] * args.linear.y_stride);
+      const float4 v = *reinterpret_cast<const float4*>(x + places[i] * args.x_stride);
       const float weight = weights[i];
       add({cuda::Mul(weight, v.x), cuda::Mul(weight, v.y), cuda::Mul(weight, v.z),
            cuda::Mul(weight, v.w)});
@@ -114,22 +128,23 @@ __device__ __forceinline__ void AddChosen(const GroupedArgs& args) {
   }
 }
 
-// Of plain weights only, for the reason of norms.
-template <WeightFormat kFormat, std::uint32_t kTokens>
-inline constexpr bool kAddsChosen = kFormat == WeightFormat::kPlain&& kTokens == kFewGroupRows;
+// Whether blocks of this shape add what rows chose.
+template <std::uint32_t kTokens>
+inline constexpr bool kAddsChosen = kTokens == kFewGroupRows;
 
 // Linear for the rows of each group. A block waits before it knows its matrix, and adds all
 // sub-ranges of K itself: there are blocks enough, of several groups.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 __global__ void __launch_bounds__(kThreads, 1)
-    GroupedLinearKernel(const __grid_constant__ GroupedArgs args) {
+    GroupedLinearKernel(const __grid_constant__ GroupedArgs args,
+                        const __grid_constant__ ChosenArgs chosen) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   const cuda::GroupTile tile =
       cuda::GroupTileOf<kTokens>(args.groups, args.linear.num_rows, cuda::BlockY());
   if (tile.group >= args.groups.count) {
-    if constexpr (kAddsChosen<kFormat, kTokens>) {
-      if (args.sum.y != nullptr) AddChosen(args);
+    if constexpr (kAddsChosen<kTokens>) {
+      if (chosen.x != nullptr) AddChosen(chosen);
     }
     return;
   }
@@ -145,8 +160,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
     return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
   });
-  if constexpr (kAddsChosen<kFormat, kTokens>) {
-    if (args.sum.y != nullptr) AddChosen(args);
+  if constexpr (kAddsChosen<kTokens>) {
+    if (chosen.x != nullptr) AddChosen(chosen);
   }
 }
 
@@ -187,7 +202,8 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args, con
 }
 
 template <WeightFormat kFormat, std::uint32_t kTokens>
-absl::Status LaunchGroups(const CudaContext& context, const GroupedArgs& args) {
+absl::Status LaunchGroups(const CudaContext& context, const GroupedArgs& args,
+                          const ChosenArgs& chosen) {
   return cuda::Launch(
       context, "grouped_linear", GroupedLinearKernel<kFormat, kTokens>,
       {.blocks_x = cuda::LinearTilesN(args.linear.n),
@@ -195,23 +211,24 @@ absl::Status LaunchGroups(const CudaContext& context, const GroupedArgs& args) {
        .threads = kThreads,
        .shared_bytes = Shape<kFormat, kTokens>::kSharedBytes,
        .programmatic = true},
-      args);
+      args, chosen);
 }
 
 // Small tiles while groups have about as many rows.
 template <WeightFormat kFormat>
-absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args) {
+absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args,
+                           const ChosenArgs& chosen) {
   if (HasFewGroupRows(args.linear.num_rows, args.groups.count)) {
-    return LaunchGroups<kFormat, kFewGroupRows>(context, args);
+    return LaunchGroups<kFormat, kFewGroupRows>(context, args, chosen);
   }
-  return LaunchGroups<kFormat, 64>(context, args);
+  return LaunchGroups<kFormat, 64>(context, args, chosen);
 }
 
 // As many rows a launch as the workspace has room for: made for few rows, where reading the weights
 // is all the work.
 template <WeightFormat kFormat>
-absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args) {
-  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args);
+absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const NormArgs& norm) {
+  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, norm);
   const std::uint32_t num_rows = args.num_rows;
   const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
   const std::uint32_t step = splits == 1 ? num_rows : MaxSplitRows(args.n, splits);
@@ -256,22 +273,21 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
     case WeightFormat::kPlain:
       return LaunchPlain(context, args, norm);
     case WeightFormat::kInt8:
-      return LaunchQuantized<WeightFormat::kInt8>(context, args);
+      return LaunchQuantized<WeightFormat::kInt8>(context, args, norm);
     case WeightFormat::kFp8E4M3:
-      return LaunchQuantized<WeightFormat::kFp8E4M3>(context, args);
+      return LaunchQuantized<WeightFormat::kFp8E4M3>(context, args, norm);
     case WeightFormat::kInt4:
-      return LaunchQuantized<WeightFormat::kInt4>(context, args);
+      return LaunchQuantized<WeightFormat::kInt4>(context, args, norm);
     case WeightFormat::kFp4E2M1:
       break;
   }
-  return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args);
+  return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args, norm);
 }
 
 absl::Status GroupedLinearTensorCoreCuda(const CudaContext& context,
                                          const GroupedLinearParams& params) {
   const PackedLinear& weight = *params.weights.first;
-  GroupedArgs args{.linear = {}, .groups = cuda::RowGroupsOf(params), .sum = {}};
-  if (params.sum) args.sum = *params.sum;
+  GroupedArgs args{.linear = {}, .groups = cuda::RowGroupsOf(params)};
   QUIRE_ASSIGN_OR_RETURN(args.linear, ArgsOf(weight, params.x, params.x_stride, params.num_rows));
   UseWorkspace(context.linear_workspace, &args.linear);
   args.linear.bias = params.weights.bias;
@@ -279,19 +295,27 @@ absl::Status GroupedLinearTensorCoreCuda(const CudaContext& context,
   args.linear.y_stride = params.y_stride;
   args.linear.y_is_bf16 = params.y.dtype() == DType::kBF16;
   SetGate(params.gate, &args.linear);
+  ChosenArgs chosen{};
+  if (params.sum) {
+    chosen = {.sum = *params.sum,
+              .x = params.y.f32(),
+              .x_stride = params.y_stride,
+              .n = weight.n(),
+              .counters = args.linear.counters};
+  }
   switch (weight.format()) {
     case WeightFormat::kPlain:
-      return LaunchGrouped<WeightFormat::kPlain>(context, args);
+      return LaunchGrouped<WeightFormat::kPlain>(context, args, chosen);
     case WeightFormat::kInt8:
-      return LaunchGrouped<WeightFormat::kInt8>(context, args);
+      return LaunchGrouped<WeightFormat::kInt8>(context, args, chosen);
     case WeightFormat::kFp8E4M3:
-      return LaunchGrouped<WeightFormat::kFp8E4M3>(context, args);
+      return LaunchGrouped<WeightFormat::kFp8E4M3>(context, args, chosen);
     case WeightFormat::kInt4:
-      return LaunchGrouped<WeightFormat::kInt4>(context, args);
+      return LaunchGrouped<WeightFormat::kInt4>(context, args, chosen);
     case WeightFormat::kFp4E2M1:
       break;
   }
-  return LaunchGrouped<WeightFormat::kFp4E2M1>(context, args);
+  return LaunchGrouped<WeightFormat::kFp4E2M1>(context, args, chosen);
 }
 
 }  // namespace internal

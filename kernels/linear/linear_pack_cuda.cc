@@ -287,21 +287,11 @@ absl::StatusOr<PackedLinear> PackQuantizedCuda(
 
 namespace {
 
-// Of one launch that puts inputs in order: a grid has no more.
-constexpr std::int64_t kMaxOrderedRows = 65535;
-
 absl::Status CheckActivations(DType x, DType y) {
   if (y == DType::kF32 || (y == DType::kBF16 && x == DType::kBF16)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("linear has x ", DTypeName(x), " and y ",
                                                  DTypeName(y),
                                                  ", supported are f32 and f32, bf16 and either"));
-}
-
-// As many rows at a time as the workspace has room for in an order of their own; their bits do not
-// depend on it.
-std::uint32_t MostOrderedRows(const PackedLinear& weight, DType x) {
-  const std::int64_t fit = cuda::kLinearOrderedBytes / (weight.k() * DTypeSize(x));
-  return static_cast<std::uint32_t>(std::min(fit, kMaxOrderedRows));
 }
 
 // Linear whose x lies in the weights' order, or of weights that have none.
@@ -330,7 +320,7 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
   if (weight.order() == nullptr) return LinearInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
-  const std::uint32_t most = MostOrderedRows(weight, x);
+  const std::uint32_t most = cuda::LinearOrderedRows(weight.k(), x);
   LinearParams rows = params;
   for (std::uint32_t first = 0; first < params.num_rows; first += most) {
     rows.num_rows = std::min(params.num_rows - first, most);
@@ -353,7 +343,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
   if (weight.order() == nullptr) return GroupsInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
-  const std::uint32_t most = MostOrderedRows(weight, x);
+  const std::uint32_t most = cuda::LinearOrderedRows(weight.k(), x);
   GroupedLinearParams rows = params;
   for (std::uint32_t first = 0; first < params.num_rows; first += most) {
     rows.num_rows = std::min(params.num_rows - first, most);

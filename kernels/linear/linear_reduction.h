@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "base/host_device.h"
 #include "base/weight_format.h"
 #include "kernels/cuda/context.h"
@@ -69,6 +70,12 @@ inline constexpr std::int64_t kLinearOrderedAt =
 inline constexpr std::int64_t kLinearOrderedBytes = std::int64_t{4} << 20;
 static_assert(kLinearWorkspaceBytes == kLinearOrderedAt + kLinearOrderedBytes);
 inline constexpr std::uint32_t kLinearMaxOrderedInputs = 65536;
+inline constexpr std::int64_t kLinearMaxOrderedRows = 65535;  // of a launch: a grid has no more
+// Rows that are put in order at a time; their bits do not depend on it.
+inline std::uint32_t LinearOrderedRows(std::uint32_t k, DType x) {
+  const std::int64_t fit = kLinearOrderedBytes / (std::int64_t{k} * DTypeSize(x));
+  return static_cast<std::uint32_t>(fit < kLinearMaxOrderedRows ? fit : kLinearMaxOrderedRows);
+}
 
 // Weights of 8 and 4 bits in memory: [feature tile][K tile][bytes of a tile]. In a tile every lane
 // finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:

@@ -151,30 +151,31 @@ __device__ __forceinline__ float BlockSum(float sum, float* sums) {
   return total;
 }
 
-// Row m of y. `sums` is kWarps floats of shared memory, free for other use after the next barrier.
-template <typename X, typename Y>
+// Row m of y; kGroups groups of four stay in registers. `sums` is kWarps floats of shared memory,
+// free for other use after the next barrier.
+template <typename X, typename Y, std::uint32_t kGroups = kHeld>
 __device__ __forceinline__ void WriteRow(const RmsNormArgs<X, Y>& args, std::int64_t m,
                                          float* sums) {
   constexpr std::uint32_t kStripe = 4 * kThreads;
   const NormRow<X, Y> row(args, m);
   const std::uint32_t first = 4 * cuda::ThreadIndex();
-  float4 held[kHeld];
+  float4 held[kGroups];
   float sum = 0.0f;
 #pragma unroll
-  for (std::uint32_t j = 0; j < kHeld; ++j) {
+  for (std::uint32_t j = 0; j < kGroups; ++j) {
     held[j] = ReadGroup(args, row, first + j * kStripe);
     sum = AddSquares(held[j], sum);
   }
-  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+  for (std::uint32_t at = first + kGroups * kStripe; at < args.hidden; at += kStripe) {
     sum = AddSquares(ReadGroup(args, row, at), sum);
   }
   const float mean = cuda::Div(BlockSum(sum, sums), static_cast<float>(args.hidden));
   const float inverse = cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, args.epsilon)));
 #pragma unroll
-  for (std::uint32_t j = 0; j < kHeld; ++j) {
+  for (std::uint32_t j = 0; j < kGroups; ++j) {
     WriteGroup(args, row, first + j * kStripe, held[j], inverse);
   }
-  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+  for (std::uint32_t at = first + kGroups * kStripe; at < args.hidden; at += kStripe) {
     const std::uint32_t valid = args.hidden - at;
     const bool summed = std::is_same_v<X, float> && row.residual != nullptr;
     WriteGroup(args, row, at,

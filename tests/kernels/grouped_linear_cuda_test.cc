@@ -320,7 +320,8 @@ struct Choices {
   DeviceBuffer device_places;
 };
 
-// A product and its sums in one launch against GroupedLinear and SumChosenRows.
+// A product and its sums in one launch, and one for an order, against GroupedLinear and
+// SumChosenRows.
 void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& choices) {
   SCOPED_TRACE(absl::StrCat(choices.num_rows, " rows"));
   const std::uint32_t n = experts.matrices[0].n();
@@ -363,7 +364,8 @@ void CheckSums(const CudaBackend& cuda, const Experts& experts, const Choices& c
     const absl::Status status = GroupedLinear(*cuda, product);
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(cuda.stream().Synchronize().ok());
-    EXPECT_EQ(cuda_emulator::LaunchCount() - launches, 1u);
+    EXPECT_EQ(cuda_emulator::LaunchCount() - launches,
+              experts.matrices[0].order() == nullptr ? 1u : 2u);
     product.sum.reset();
     ASSERT_TRUE(GroupedLinear(*cuda, product).ok());
     ASSERT_TRUE(SumChosenRows(*cuda, {y.f32(), chosen.places, chosen.weights, want.f32(),
@@ -392,6 +394,29 @@ TEST(GroupedLinearCudaTest, SumsOfChosenRowsHaveTheBitsOfALaunchOfTheirOwn) {
   CheckSums(cuda, biased, few);
 }
 
+TEST(GroupedLinearCudaTest, SumsOfCodesHaveThoseBitsToo) {
+  const CudaBackend cuda;
+  using enum WeightFormat;
+  const Choices one(cuda, 1, 3, 7), most(cuda, 16, 3, 7);
+  for (const QuantizedShape& shape :
+       {QuantizedShape{.format = kInt8, .n = 136, .k = 584, .group = 584},
+        QuantizedShape{
+            .format = kInt8, .n = 40, .k = 64, .group = 32, .has_min = true, .min_in_steps = true},
+        QuantizedShape{.format = kFp8E4M3, .n = 136, .k = 584, .group = 128},
+        QuantizedShape{.format = kInt4,
+        .n = 136,
+        .k = 576,
+        .group = 64,
+        .has_min = true,
+        .min_in_steps = true},
+        QuantizedShape{.format = kFp4E2M1, .n = 24, .k = 544, .group = 32},
+        QuantizedShape{.format = kInt4, .n = 24, .k = 640, .group = 128, .has_order = true}}) {
+    SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), shape.has_order ? " order" : ""));
+    const Experts experts(cuda, 7, shape);
+    for (const Choices* choices : {&one, &most}) CheckSums(cuda, experts, *choices);
+  }
+}
+
 TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
   const CudaBackend cuda;
   const Experts experts(cuda, 33, 16, 64);
@@ -414,7 +439,11 @@ TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
                        .num_rows = 4,
                        .top_k = 3};
   EXPECT_TRUE(GroupsTakeSum(good, *good.sum));
-  const Experts coded(cuda, 33, {.format = WeightFormat::kInt8, .n = 16, .k = 64, .group = 64});
+  // Whose inputs are put in order 32 rows at a time.
+  const PackedLinear ordered =
+      *MakeQuantized(
+           {.format = WeightFormat::kInt4, .n = 4, .k = 65536, .group = 128, .has_order = true})
+           .Pack(*cuda);
   const Experts uneven(cuda, 33, 18, 64);  // whose rows end within four floats
   const DeviceRows wide_y(cuda, DType::kF32, 12, 20, 20), wide_sums(cuda, DType::kF32, 4, 20, 20);
   std::vector<GroupedLinearParams> bad(10, good);
@@ -422,7 +451,9 @@ TEST(GroupedLinearCudaTest, SumsThatNoLaunchMakesAreRefused) {
   bad[9].y = wide_y.ptr();
   bad[9].y_stride = bad[9].sum->y_stride = 20;
   bad[9].sum->y = wide_sums.f32();
-  bad[8].weights = *coded.Groups();
+  bad[8].weights.first = &ordered;
+  bad[8].x_stride = 65536;
+  bad[8].num_rows = 33;
   bad[0].sum->top_k = 65;  // 260 choices
   bad[1].sum->y_stride = 18;
   bad[2].sum->y = sums.f32() + 1;

@@ -103,30 +103,52 @@ TEST(NormedLinearCudaTest, OneLaunchHasTheBitsOfTwo) {
   }
 }
 
-TEST(NormedLinearCudaTest, CodesTakeTwoLaunches) {
+// Of every form, K in one sub-range and in several, with zero points, and by way of an order.
+const QuantizedShape kCodes[] = {
+    {.format = WeightFormat::kInt8, .n = 136, .k = 584, .group = 584},
+    {.format = WeightFormat::kInt8,
+     .n = 40,
+     .k = 64,
+     .group = 32,
+     .has_min = true,
+     .min_in_steps = true},
+    {.format = WeightFormat::kFp8E4M3, .n = 24, .k = 584, .group = 128},
+    {.format = WeightFormat::kInt4, .n = 270, .k = 576, .group = 64},
+    {.format = WeightFormat::kInt4,
+     .n = 4104,
+     .k = 128,
+     .group = 128,
+     .has_min = true,
+     .min_in_steps = true},
+    {.format = WeightFormat::kFp4E2M1, .n = 136, .k = 544, .group = 32},
+    {.format = WeightFormat::kInt4, .n = 136, .k = 640, .group = 128, .has_order = true}};
+
+TEST(NormedLinearCudaTest, CodesTakeOneLaunchToo) {
   const CudaBackend cuda;
-  using enum WeightFormat;
-  for (const QuantizedShape& shape :
-       {QuantizedShape{.format = kInt8, .n = 136, .k = 584, .group = 584},
-        QuantizedShape{.format = kFp8E4M3, .n = 24, .k = 584, .group = 128},
-        QuantizedShape{.format = kInt4, .n = 136, .k = 576, .group = 64},
-        QuantizedShape{.format = kFp4E2M1, .n = 24, .k = 544, .group = 32},
-        QuantizedShape{.format = kInt4, .n = 24, .k = 640, .group = 128, .has_order = true}}) {
-    SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), shape.has_order ? " order" : ""));
+  for (const QuantizedShape& shape : kCodes) {
+    SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), " ", shape.n, "x", shape.k,
+                              shape.has_order ? " order" : ""));
     const PackedLinear weight = *MakeQuantized(shape).Pack(*cuda);
-    ExpectBits({cuda, weight, 2}, shape.has_order ? 3u : 2u);
+    for (const std::uint32_t rows : {1u, 4u, 5u}) {
+      ExpectBits({cuda, weight, rows}, (rows <= 4 ? 1u : 2u) + (shape.has_order ? 1u : 0u));
+    }
   }
 }
 
 // A row's bits are those that it has alone, on either side of the most rows.
-TEST(NormedLinearCudaTest, ARowHasItsBitsInEveryBatch) {
-  const CudaBackend cuda;
-  const PackedLinear weight = Pack(cuda, RandomFloats(136 * 584, 1), DType::kBF16, 136, 584);
+void ExpectTheBitsOfOneRow(const CudaBackend& cuda, const PackedLinear& weight) {
   const auto alone = NormedProduct(cuda, weight, 1).Run(true).normed;
   for (const std::uint32_t rows : {2u, 4u, 5u, 70u}) {
     const auto all = NormedProduct(cuda, weight, rows).Run(true).normed;
     EXPECT_EQ(std::memcmp(all.data(), alone.data(), alone.size() * sizeof(float)), 0) << rows;
   }
+}
+
+TEST(NormedLinearCudaTest, ARowHasItsBitsInEveryBatch) {
+  const CudaBackend cuda;
+  ExpectTheBitsOfOneRow(cuda, Pack(cuda, RandomFloats(136 * 584, 1), DType::kBF16, 136, 584));
+  ExpectTheBitsOfOneRow(cuda, *MakeQuantized(kCodes[3]).Pack(*cuda));
+  ExpectTheBitsOfOneRow(cuda, *MakeQuantized(kCodes[6]).Pack(*cuda));
 }
 
 TEST(NormedLinearCudaTest, OtherNormsAreALaunchOfTheirOwn) {
