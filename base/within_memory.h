@@ -16,10 +16,12 @@
 
 namespace quire {
 
-// RESOURCE_EXHAUSTED / NO_MEMORY, to be tried again soon.
+// RESOURCE_EXHAUSTED / NO_MEMORY, to be tried again soon. All but the first need no memory.
 inline absl::Status NoMemoryError() {
-  return WithReason(absl::ResourceExhaustedError("there is no memory for this request"),
-                    Reason::kNoMemory, {}, absl::Seconds(1));
+  static const auto* const error = new absl::Status(
+      WithReason(absl::ResourceExhaustedError("there is no memory for this request"),
+                 Reason::kNoMemory, {}, absl::Seconds(1)));
+  return *error;
 }
 
 // What `work` returns, a Status or StatusOr, or NoMemoryError() if it throws std::bad_alloc.

@@ -11,12 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
+#include "base/hash_map.h"
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/thread_name.h"
@@ -196,11 +197,11 @@ class ConstraintCompiler::Impl {
   ConstraintOptions options_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Job>> waiting_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
+  HashMap<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  HashMap<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
   Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
   std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // the most recently used first
-  absl::flat_hash_map<std::string, std::list<Cached>::iterator> cached_ ABSL_GUARDED_BY(mutex_);
+  HashMap<std::string, std::list<Cached>::iterator> cached_ ABSL_GUARDED_BY(mutex_);
   std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int, std::thread> workers_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> ended_workers_ ABSL_GUARDED_BY(mutex_);
@@ -261,8 +262,11 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
       } else {
         auto job = std::make_shared<Job>(
             Job{.key = key, .spec = std::move(spec), .stop = {}, .started = {}, .waiters = {}});
-        waiting_.push_back(job);
-        found = jobs_.emplace(std::move(key), std::move(job)).first;
+        // A build that waits and is not in jobs_ would be made twice, and kept twice.
+        found = jobs_.emplace(std::move(key), job).first;
+        absl::Cleanup undo = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { jobs_.erase(found); };
+        waiting_.push_back(std::move(job));
+        std::move(undo).Cancel();
         work_.NotifyOne();
       }
     }

@@ -77,7 +77,7 @@ class OutputStage {
   std::atomic<std::size_t> half_;  // of a ring's items
   const std::int32_t stream_queue_tokens_;
   const HashKey id_key_;
-  const absl::Status no_memory_;  // what is told where there is none for a status
+  const absl::Status no_memory_;  // made here, while there is some
   std::vector<std::unique_ptr<Ring>> rings_;
   std::vector<std::thread> workers_;
 };

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "base/hash_map.h"
 #include "kernels/sampling/sampling.h"
 
 namespace quire::engine {
@@ -28,7 +28,7 @@ class TokenHistory {
   kernels::TokenCount& EntryOf(std::int32_t token);
 
   std::vector<kernels::TokenCount> entries_;
-  absl::flat_hash_map<std::int32_t, std::uint32_t> index_;  // of a token's entry
+  HashMap<std::int32_t, std::uint32_t> index_;  // of a token's entry
 };
 
 }  // namespace quire::engine

@@ -19,7 +19,7 @@ using formats::JsonValue;
 absl::StatusOr<DeclaredTools> DeclaredTools::Create(std::span<const ChatTool> tools) {
   // Of a `type`: one name or several. Absent, or said in another way (anyOf, $ref): any.
   const auto types_of = [](const JsonValue& schema) -> std::uint8_t {
-    static const absl::flat_hash_map<absl::string_view, std::uint8_t> kNames = {
+    static const HashMap<absl::string_view, std::uint8_t> kNames = {
         {"string", kString}, {"number", kNumber}, {"integer", kNumber}, {"boolean", kBoolean},
         {"null", kNull},     {"array", kArray},   {"object", kObject}};
     const auto type = schema.is_object() ? schema.Find("type") : std::nullopt;

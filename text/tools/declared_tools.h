@@ -10,9 +10,9 @@
 #include <span>
 #include <string>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/hash_map.h"
 #include "text/chat/chat_input.h"
 
 namespace quire::text {
@@ -46,9 +46,9 @@ class DeclaredTools {
     kObject = 32,
     kAny = 63,
   };
-  using Parameters = absl::flat_hash_map<std::string, std::uint8_t>;
+  using Parameters = HashMap<std::string, std::uint8_t>;
 
-  absl::flat_hash_map<std::string, Parameters> tools_;
+  HashMap<std::string, Parameters> tools_;
 };
 
 }  // namespace quire::text

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
+#include "base/hash_map.h"
 #include "base/utf8.h"
 #include "text/unicode/unicode.h"
 
@@ -188,7 +188,7 @@ void AppendStringRepr(absl::string_view text, std::string& out) {
 
 absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars) {
-  absl::flat_hash_set<char32_t> set;
+  HashSet<char32_t> set;
   if (chars) ForEachChar(*chars, [&set](char32_t c) { set.insert(c); });
   const auto goes = [&](char32_t c) { return chars ? set.contains(c) : IsPythonSpace(c); };
   std::size_t begin = 0;
