@@ -17,7 +17,6 @@
 #include "kernels/kv_store/kv_store.h"       // KvStore: K and V rows into their pages
 #include "kernels/kv_store/latent_store.h"   // LatentStore: rope and pages of latent attention
 #include "kernels/kv_store/page_copy.h"      // CopyPage, ZeroPage
-#include "kernels/kv_store/qkv_linear.h"     // QkvLinear: product and QkvStore in one
 #include "kernels/kv_store/qkv_store.h"      // QkvStore: rope, then K and V into pages
 #include "kernels/linear/head_linear.h"      // HeadLinear: Linear for every head
 #include "kernels/linear/linear.h"           // Linear: x W^T + bias + residual

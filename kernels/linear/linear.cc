@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
@@ -243,12 +245,50 @@ float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
 
 namespace {
 
-// Linear, then the norm of y.
-absl::Status LinearAndNorm(const Backend& backend, const LinearParams& params) {
+// Linear, then the norm and the store of y.
+absl::Status LinearAndRest(const Backend& backend, const LinearParams& params) {
   LinearParams product = params;
   product.norm = nullptr;
+  product.store = nullptr;
   QUIRE_RETURN_IF_ERROR(Linear(backend, product));
-  return RmsNorm(backend, *params.norm);
+  if (params.norm != nullptr) QUIRE_RETURN_IF_ERROR(RmsNorm(backend, *params.norm));
+  return params.store != nullptr ? QkvStore(backend, *params.store) : absl::OkStatus();
+}
+
+// Weights with orders put the rows of one launch in order.
+static_assert(std::int64_t{std::max(internal::kMaxNormedRows, internal::kMaxStoredRows)} *
+                  cuda::kLinearMaxOrderedInputs * 2 <=
+              cuda::kLinearOrderedBytes);
+
+bool NormsAtOnce(const LinearParams& params) {
+  const PackedLinear& weight = *params.weight;
+  const RmsNormParams& norm = *params.norm;
+  return params.num_rows <= internal::kMaxNormedRows &&
+         // One counter more than tiles: of all of them.
+         cuda::LinearTilesN(weight.n()) < cuda::kLinearMaxPartials && params.y.is_f32() &&
+         norm.x.data() == params.y.data() && norm.x.is_f32() && norm.x_stride == params.y_stride &&
+         norm.hidden == weight.n() && norm.num_rows == params.num_rows &&
+         norm.y.dtype() == DType::kBF16 && norm.y_stride >= std::int64_t{norm.hidden} &&
+         norm.residual == nullptr && norm.row_indices == nullptr && norm.groups == 1;
+}
+
+bool StoresAtOnce(const LinearParams& params) {
+  const QkvStoreParams& store = *params.store;
+  return params.num_rows <= internal::kMaxStoredRows && params.residual == nullptr &&
+         params.y.dtype() == DType::kBF16 && store.qkv.data() == params.y.data() &&
+         store.qkv.dtype() == DType::kBF16 && store.qkv_stride == params.y_stride &&
+         store.num_rows == params.num_rows && std::holds_alternative<KvView<BF16>>(*store.keys) &&
+         cuda::kLinearTileN % KvShapeOf(*store.keys).head_size == 0;
+}
+
+// Whether a product of tensor cores does what comes behind it in its own launch.
+bool GoesOn(const LinearParams& params) {
+  if (!internal::OnTensorCores(*params.weight, params.x.dtype()) ||
+      params.weight->library_plans() != nullptr || params.gate) {
+    return false;
+  }
+  if (params.norm != nullptr) return params.store == nullptr && NormsAtOnce(params);
+  return StoresAtOnce(params);
 }
 
 }  // namespace
@@ -258,23 +298,6 @@ namespace internal {
 bool OnTensorCores(const PackedLinear& weight, DType x) {
   return x == DType::kBF16 && weight.k() % 8 == 0 &&
          (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
-}
-
-// Weights with orders put the rows of one launch in order.
-static_assert(std::int64_t{kMaxNormedRows} * cuda::kLinearMaxOrderedInputs * 2 <=
-              cuda::kLinearOrderedBytes);
-
-bool NormsAtOnce(const LinearParams& params) {
-  const PackedLinear& weight = *params.weight;
-  const RmsNormParams& norm = *params.norm;
-  return OnTensorCores(weight, params.x.dtype()) && weight.library_plans() == nullptr &&
-         !params.gate && params.num_rows <= kMaxNormedRows &&
-         // One counter more than tiles: of all of them.
-         cuda::LinearTilesN(weight.n()) < cuda::kLinearMaxPartials && params.y.is_f32() &&
-         norm.x.data() == params.y.data() && norm.x.is_f32() && norm.x_stride == params.y_stride &&
-         norm.hidden == weight.n() && norm.num_rows == params.num_rows &&
-         norm.y.dtype() == DType::kBF16 && norm.y_stride >= std::int64_t{norm.hidden} &&
-         norm.residual == nullptr && norm.row_indices == nullptr && norm.groups == 1;
 }
 
 }  // namespace internal
@@ -301,8 +324,9 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
         ", residual ", params.residual_stride, ", each must hold a row"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
-  if (params.norm != nullptr && (backend.cuda() == nullptr || !internal::NormsAtOnce(params))) {
-    return LinearAndNorm(backend, params);
+  if ((params.norm != nullptr || params.store != nullptr) &&
+      (backend.cuda() == nullptr || !GoesOn(params))) {
+    return LinearAndRest(backend, params);
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);

@@ -22,6 +22,7 @@
 
 namespace quire::kernels {
 
+struct QkvStoreParams;
 struct RmsNormParams;
 
 namespace cuda {
@@ -168,7 +169,8 @@ struct LinearParams {
   // Features 0 .. N / 2 - 1 gate the others: y is [num_rows, N / 2]. Only with what TakesGate
   // says, without a residual.
   std::optional<GateShape> gate = {};
-  const RmsNormParams* norm = nullptr;  // of y, behind the product: norm->x is y; null: none
+  const RmsNormParams* norm = nullptr;    // of y, behind the product: norm->x is y; null: none
+  const QkvStoreParams* store = nullptr;  // behind both: store->qkv is y; null: none
 };
 
 // Whether the halves of N can gate each other in the product itself: on the tensor cores of a GPU,
@@ -184,6 +186,10 @@ bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DTyp
 //
 // With a norm RmsNorm comes behind, and its errors: bit for bit in a launch of its own, or on the
 // tensor cores of a GPU, for f32 y and few rows (kMaxNormedRows), by the last block of the product.
+//
+// With a store QkvStore comes behind, and its errors: bit for bit in a launch of its own, or on the
+// tensor cores of a GPU, for few rows (kMaxStoredRows), pages of bf16 and heads of a size that
+// divides 128, by the blocks of the product: each has whole heads, whatever the split of K.
 //
 // f32 x and y, both backends: K is cut into parts of 256; inside a part one chain of fused
 // multiply-adds with k ascending; parts are added in order.
@@ -209,11 +215,11 @@ namespace internal {
 inline constexpr std::uint32_t kLinearPart = 256;
 // Rows that the last block of a product norms in less time than a launch takes.
 inline constexpr std::uint32_t kMaxNormedRows = 4;
+// Rows whose heads the warps of a block store in less time than a launch takes.
+inline constexpr std::uint32_t kMaxStoredRows = 8;
 
 // Whether a product runs on the tensor cores of a GPU.
 bool OnTensorCores(const PackedLinear& weight, DType x);
-// Whether LinearTensorCoreCuda norms y. REQUIRES: params.norm.
-bool NormsAtOnce(const LinearParams& params);
 // Of the elements of a plain matrix on a GPU.
 constexpr DType CudaPlainType(DType dtype, DType activations) {
   return activations == DType::kBF16 ? DType::kBF16 : dtype;

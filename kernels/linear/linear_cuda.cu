@@ -4,12 +4,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <variant>
 
 #include "absl/status/statusor.h"
 #include "base/status.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
+#include "kernels/kv_store/kv_dispatch.h"
+#include "kernels/kv_store/qkv_head.cuh"
+#include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_groups.cuh"
@@ -26,6 +30,7 @@ using linear_tile::ArgsOf;
 using linear_tile::ArrivesLast;
 using linear_tile::kHalfTile;
 using linear_tile::kThreads;
+using linear_tile::kWarps;
 using linear_tile::LinearArgs;
 using linear_tile::Multiply;
 using linear_tile::SameRow;
@@ -34,39 +39,66 @@ using linear_tile::UseWorkspace;
 using linear_tile::Work;
 using linear_tile::WorkOf;
 
-// Rows of a launch that may have a norm behind its product.
+// Rows of a launch that may go on behind its product.
 constexpr std::uint32_t kFewRows = 8;
-static_assert(internal::kMaxNormedRows <= kFewRows);
+static_assert(internal::kMaxNormedRows <= kFewRows && internal::kMaxStoredRows <= kFewRows);
 
-using NormArgs = norm_row::RmsNormArgs<float, BF16>;
+// What comes behind a product in its own launch: a norm of all rows of y, the store of their heads,
+// or, without a counter, nothing. Not a part of LinearArgs, whose address it would take: then the
+// loop would read its own arguments from memory.
+struct NextArgs {
+  norm_row::RmsNormArgs<float, BF16> norm;  // y null: none
+  kv_head::QkvStoreArgs<BF16, BF16> store;
+  std::uint32_t* counter;  // of tiles that are stored
+  std::uint32_t num_rows;
+  std::uint32_t grid_splits;
+};
 
 // Groups of four elements of a row that a thread keeps while it norms: more would take registers
 // that the products do not need.
 constexpr std::uint32_t kHeldOfRow = 4;
 
-// The norm of all rows of y, by the last of the blocks that stored a tile of it. A function of its
-// own, since the loop of codes issued a tenth more instructions with it inlined behind.
-__attribute__((noinline)) __device__ void NormRows(const LinearArgs& args, const NormArgs& norm) {
+// By the last of the blocks that stored a tile.
+__device__ __forceinline__ void NormRows(const NextArgs& next) {
   auto* const shared = reinterpret_cast<float*>(cuda::SharedMemory());
-  const std::uint32_t tiles = cuda::GridX() / args.grid_splits;
-  if (tiles > 1 &&
-      !ArrivesLast(args.counters + tiles, tiles, reinterpret_cast<std::uint32_t*>(shared))) {
+  const std::uint32_t tiles = cuda::GridX() / next.grid_splits;
+  if (tiles > 1 && !ArrivesLast(next.counter, tiles, reinterpret_cast<std::uint32_t*>(shared))) {
     return;
   }
-  for (std::uint32_t row = 0; row < args.num_rows; ++row) {
+  for (std::uint32_t row = 0; row < next.num_rows; ++row) {
     cuda::SyncBlock();
-    norm_row::WriteRow<float, BF16, kHeldOfRow>(norm, row, shared);
+    norm_row::WriteRow<float, BF16, kHeldOfRow>(next.norm, row, shared);
   }
 }
 
-// Without a norm its y is null.
+// By the block that stored a tile: it has whole heads of every row, rounded to bf16 as on their way
+// through memory, a warp each. Attention reads the pages in the next launch, never through TMA what
+// its own kernel wrote.
+__device__ __forceinline__ void StoreHeads(const NextArgs& next) {
+  cuda::SyncBlock();
+  const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();
+  const std::uint32_t first = cuda::BlockX() / next.grid_splits * heads;
+  for (std::uint32_t i = cuda::Warp(); i < next.num_rows * heads; i += kWarps) {
+    kv_head::StoreQkvHead<BF16, BF16>(next.store, i / heads, first + i % heads);
+  }
+}
+
+// A function of its own, since the loop of codes issued a tenth more instructions with it inlined.
+__attribute__((noinline)) __device__ void GoOn(const NextArgs& next) {
+  if (next.norm.y != nullptr) {
+    NormRows(next);
+  } else {
+    StoreHeads(next);
+  }
+}
+
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
 __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
-    LinearKernel(const __grid_constant__ LinearArgs args, const __grid_constant__ NormArgs norm) {
+    LinearKernel(const __grid_constant__ LinearArgs args, const __grid_constant__ NextArgs next) {
   cuda::DependencyLaunch();
   const bool stores = Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args), SameRow());
   if constexpr (kTokens == kFewRows) {
-    if (stores && norm.y != nullptr) NormRows(args, norm);
+    if (stores && next.counter != nullptr) GoOn(next);
   }
 }
 
@@ -75,8 +107,7 @@ struct GroupedArgs {
   cuda::RowGroups groups;
 };
 
-// A sum of what the product of groups stored. Not a part of GroupedArgs, whose address it would
-// take: then the loop would read its own arguments from memory.
+// A sum of what the product of groups stored; for the reason of NextArgs no part of GroupedArgs.
 struct ChosenArgs {
   ChosenSum sum;
   const float* x;  // null: no sum
@@ -87,7 +118,7 @@ struct ChosenArgs {
 
 // The sums of the features of this block, by the last of those that compute them: every choice goes
 // to its place among those of its row, then a thread has four features of a row. A function of its
-// own, as NormRows is.
+// own, as GoOn is.
 __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
   const ChosenSum& sum = args.sum;
   auto* const places = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory());
@@ -166,18 +197,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
-absl::Status LaunchTile(const CudaContext& context, LinearArgs args, const NormArgs& norm = {}) {
+absl::Status LaunchTile(const CudaContext& context, LinearArgs args, NextArgs next = {}) {
   using S = Shape<kFormat, kTokens>;
   const cuda::LinearReduction tree = cuda::LinearReductionOf(args.n, args.k);
   args.tiles_per_split = tree.tiles_per_split;
   args.grid_splits = kTokens <= cuda::kLinearSmallRows ? tree.splits : 1;
+  next.num_rows = args.num_rows;
+  next.grid_splits = args.grid_splits;
   return cuda::Launch(context, "linear", LinearKernel<kFormat, kTokens, kPromote>,
                       {.blocks_x = cuda::LinearTilesN(args.n) * args.grid_splits,
                        .blocks_y = (args.num_rows + kTokens - 1) / kTokens,
                        .threads = kThreads,
                        .shared_bytes = S::kSharedBytes,
                        .programmatic = true},
-                      args, norm);
+                      args, next);
 }
 
 // Rows, a multiple of kLinearSmallRows, whose partial sums fit in the workspace.
@@ -185,9 +218,9 @@ std::uint32_t MaxSplitRows(std::uint32_t n, std::uint32_t splits) {
   return cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (cuda::LinearTilesN(n) * splits));
 }
 
-absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args, const NormArgs& norm) {
+absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args, const NextArgs& next) {
   constexpr WeightFormat kFormat = WeightFormat::kPlain;
-  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, norm);
+  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);
   if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
   if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
   if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
@@ -227,8 +260,8 @@ absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args,
 // As many rows a launch as the workspace has room for: made for few rows, where reading the weights
 // is all the work.
 template <WeightFormat kFormat>
-absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const NormArgs& norm) {
-  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, norm);
+absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const NextArgs& next) {
+  if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);
   const std::uint32_t num_rows = args.num_rows;
   const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
   const std::uint32_t step = splits == 1 ? num_rows : MaxSplitRows(args.n, splits);
@@ -267,21 +300,30 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
   args.y_stride = params.y_stride;
   args.y_is_bf16 = params.y.dtype() == DType::kBF16;
   SetGate(params.gate, &args);
-  const NormArgs norm =
-      params.norm != nullptr ? norm_row::ArgsOf<float, BF16>(*params.norm) : NormArgs{};
+  NextArgs next = {};
+  if (params.norm != nullptr) next.norm = norm_row::ArgsOf<float, BF16>(*params.norm);
+  if (params.store != nullptr) {
+    QUIRE_RETURN_IF_ERROR(CheckQkvStore(*params.store));
+    next.store =
+        kv_head::QkvArgsOf<BF16, BF16>(*params.store, std::get<KvView<BF16>>(*params.store->keys),
+                                       std::get<KvView<BF16>>(*params.store->values));
+  }
+  if (params.norm != nullptr || params.store != nullptr) {
+    next.counter = args.counters + cuda::LinearTilesN(args.n);
+  }
   switch (params.weight->format()) {
     case WeightFormat::kPlain:
-      return LaunchPlain(context, args, norm);
+      return LaunchPlain(context, args, next);
     case WeightFormat::kInt8:
-      return LaunchQuantized<WeightFormat::kInt8>(context, args, norm);
+      return LaunchQuantized<WeightFormat::kInt8>(context, args, next);
     case WeightFormat::kFp8E4M3:
-      return LaunchQuantized<WeightFormat::kFp8E4M3>(context, args, norm);
+      return LaunchQuantized<WeightFormat::kFp8E4M3>(context, args, next);
     case WeightFormat::kInt4:
-      return LaunchQuantized<WeightFormat::kInt4>(context, args, norm);
+      return LaunchQuantized<WeightFormat::kInt4>(context, args, next);
     case WeightFormat::kFp4E2M1:
       break;
   }
-  return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args, norm);
+  return LaunchQuantized<WeightFormat::kFp4E2M1>(context, args, next);
 }
 
 absl::Status GroupedLinearTensorCoreCuda(const CudaContext& context,

@@ -2,7 +2,6 @@
 
 #include "base/status.h"
 #include "kernels/attention/attention.h"
-#include "kernels/kv_store/qkv_linear.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
@@ -57,21 +56,18 @@ absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& he
 absl::Status ProjectAndStore(const StepContext& step, const AttentionSpec& heads,
                              const LayerWeights& weights, kernels::ConstFloatPtr input,
                              const kernels::QkvStoreParams& store) {
+  kernels::LinearParams product{.x = input,
+                                .weight = nullptr,
+                                .y = store.qkv,
+                                .x_stride = step.hidden,
+                                .y_stride = store.qkv_stride,
+                                .num_rows = step.num_tokens};
   if (weights.qkv.matrices.size() == 1 &&
       (heads.qk_norm.kind == NormKind::kNone || StoreNorms(step, heads))) {
-    return kernels::QkvLinear(*step.backend, {.x = input,
-                                              .weight = &weights.qkv.matrices.front(),
-                                              .bias = weights.qkv.bias,
-                                              .x_stride = step.hidden,
-                                              .store = store});
+    product.store = &store;
+    return ApplyLinear(*step.backend, weights.qkv, product);
   }
-  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.qkv,
-                                    {.x = input,
-                                     .weight = nullptr,
-                                     .y = store.qkv,
-                                     .x_stride = step.hidden,
-                                     .y_stride = store.qkv_stride,
-                                     .num_rows = step.num_tokens}));
+  QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.qkv, product));
   QUIRE_RETURN_IF_ERROR(NormQueriesAndKeys(step, heads, weights, QkvLayout(heads)));
   return kernels::QkvStore(*step.backend, store);
 }

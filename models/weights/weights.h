@@ -148,7 +148,7 @@ struct LinearWeights {
 };
 
 // y = W x + bias + residual over all matrices; params as of kernels::Linear, whose weight and bias
-// are filled in here.
+// are filled in here. REQUIRES: params.store is null, unless there is one matrix.
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params);
 // The same for the rows of every group; params as of kernels::GroupedLinear, whose weights are

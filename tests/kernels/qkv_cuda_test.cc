@@ -13,10 +13,11 @@
 #include "cache_manager/views/kv_quantize.h"
 #include "kernels/kv_store/latent_store.h"
 #include "kernels/kv_store/page_copy.h"
-#include "kernels/kv_store/qkv_linear.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/quantized_linear.h"
 #include "kernels/norm/norm.h"
+#include "tests/kernels/coded_matrix.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 
@@ -374,7 +375,7 @@ struct QkvResult {
 class QkvProjection {
  public:
   QkvProjection(const EmulatedBackend& cuda, const QkvCase& of, std::uint32_t k,
-                std::uint32_t more_features = 0)
+                std::uint32_t more_features = 0, const QuantizedShape* codes = nullptr)
       : cuda_(cuda),
         case_(of),
         k_(k),
@@ -388,6 +389,10 @@ class QkvProjection {
         positions_(cuda, kPositions),
         q_norm_(cuda, RandomFloats(of.head_size, 8)),
         k_norm_(cuda, RandomFloats(of.head_size, 9)) {
+    if (codes != nullptr) {
+      matrix_ = *MakeQuantized(*codes).Pack(*cuda);
+      return;
+    }
     const auto values = Encode(RandomFloats(std::size_t{width_} * k, 6, 0.2f), DType::kBF16);
     const WeightRows source{values.data(), width_};
     matrix_ =
@@ -400,30 +405,35 @@ class QkvProjection {
     const DeviceArray<BF16> qkv(cuda_, std::size_t{count} * in_.stride);
     const AnyKvView keys = KeyView(pool.collection(), 1);
     const AnyKvView values = ValueView(pool.collection(), 1);
-    const QkvLinearParams params{.x = x_.data(),
-                                 .weight = &matrix_,
-                                 .bias = bias_.data(),
-                                 .x_stride = k_,
-                                 .store = {.keys = &keys,
-                                           .values = &values,
-                                           .qkv = qkv.data(),
-                                           .qkv_stride = in_.stride,
-                                           .cosines = cosines_.data(),
-                                           .sines = sines_.data(),
-                                           .row_offsets = nullptr,
-                                           .token_rows = token_rows_.data(),
-                                           .positions = positions_.data(),
-                                           .batch_size = 3,
-                                           .num_rows = count,
-                                           .num_heads = case_.heads,
-                                           .rotary_size = case_.rotary_size,
-                                           .rotary_first = case_.rotary_first,
-                                           .style = case_.style,
-                                           .q_norm = case_.norm ? q_norm_.data() : nullptr,
-                                           .k_norm = case_.norm ? k_norm_.data() : nullptr,
-                                           .norm_epsilon = kNormEpsilon}};
+    const QkvStoreParams store{.keys = &keys,
+                               .values = &values,
+                               .qkv = qkv.data(),
+                               .qkv_stride = in_.stride,
+                               .cosines = cosines_.data(),
+                               .sines = sines_.data(),
+                               .row_offsets = nullptr,
+                               .token_rows = token_rows_.data(),
+                               .positions = positions_.data(),
+                               .batch_size = 3,
+                               .num_rows = count,
+                               .num_heads = case_.heads,
+                               .rotary_size = case_.rotary_size,
+                               .rotary_first = case_.rotary_first,
+                               .style = case_.style,
+                               .q_norm = case_.norm ? q_norm_.data() : nullptr,
+                               .k_norm = case_.norm ? k_norm_.data() : nullptr,
+                               .norm_epsilon = kNormEpsilon};
+    LinearParams product{.x = x_.data(),
+                         .weight = &matrix_,
+                         .bias = bias_.data(),
+                         .y = store.qkv,
+                         .x_stride = k_,
+                         .y_stride = store.qkv_stride,
+                         .num_rows = count};
+    if (at_once) product.store = &store;
     const std::uint64_t before = cuda_emulator::LaunchCount();
-    QUIRE_RETURN_IF_ERROR(at_once ? QkvLinear(*cuda_, params) : OneByOne(params));
+    QUIRE_RETURN_IF_ERROR(Linear(*cuda_, product));
+    if (!at_once) QUIRE_RETURN_IF_ERROR(QkvStore(*cuda_, store));
     cuda_.Wait();
     *result = {qkv.Get(), pool.DeviceBytes(), pool.DeviceScales(),
                cuda_emulator::LaunchCount() - before};
@@ -435,16 +445,6 @@ class QkvProjection {
     std::vector<BF16> rows;
     for (const float v : RandomFloats(kTokenRows.size() * k, 7)) rows.push_back(BF16::FromFloat(v));
     return rows;
-  }
-  absl::Status OneByOne(const QkvLinearParams& params) const {
-    QUIRE_RETURN_IF_ERROR(Linear(*cuda_, {.x = params.x,
-                                          .weight = params.weight,
-                                          .bias = params.bias,
-                                          .y = params.store.qkv,
-                                          .x_stride = params.x_stride,
-                                          .y_stride = params.store.qkv_stride,
-                                          .num_rows = params.store.num_rows}));
-    return QkvStore(*cuda_, params.store);
   }
 
   const EmulatedBackend& cuda_;
@@ -458,6 +458,19 @@ class QkvProjection {
   DeviceArray<float> q_norm_, k_norm_;
   PackedLinear matrix_;
 };
+
+// A product with its store in one op, in so many launches, against one after the other.
+void ExpectTheBytesOfTwo(const QkvProjection& projection, std::uint32_t rows,
+                         std::uint64_t launches) {
+  SCOPED_TRACE(rows);
+  QkvResult got, want;
+  ASSERT_TRUE(projection.Run(rows, /*at_once=*/true, &got).ok());
+  ASSERT_TRUE(projection.Run(rows, /*at_once=*/false, &want).ok());
+  EXPECT_EQ(got.launches, launches);
+  EXPECT_EQ(std::memcmp(got.qkv.data(), want.qkv.data(), 2 * want.qkv.size()), 0);
+  EXPECT_EQ(got.bytes, want.bytes);
+  EXPECT_EQ(got.scales, want.scales);
+}
 
 // Pages that are not bf16 and heads that a tile does not hold take two launches, K in one sub-range
 // and in several.
@@ -474,18 +487,32 @@ TEST(QkvLinearCudaTest, OneLaunchHasTheBytesOfTwo) {
       for (const std::uint32_t k : {72u, 576u}) {
         SCOPED_TRACE(absl::StrCat(DTypeName(of.dtype), " heads of ", of.head_size, ", k ", k));
         const QkvProjection projection(cuda, of, k);
+        const bool fits = of.dtype == DType::kBF16 && 128 % of.head_size == 0;
         for (const std::uint32_t rows : {1u, 5u, 8u, 9u}) {
-          SCOPED_TRACE(rows);
-          QkvResult got, want;
-          ASSERT_TRUE(projection.Run(rows, /*at_once=*/true, &got).ok());
-          ASSERT_TRUE(projection.Run(rows, /*at_once=*/false, &want).ok());
-          const bool fits = of.dtype == DType::kBF16 && 128 % of.head_size == 0;
-          EXPECT_EQ(got.launches, fits && rows <= 8 ? 1u : 2u);
-          EXPECT_EQ(std::memcmp(got.qkv.data(), want.qkv.data(), 2 * want.qkv.size()), 0);
-          EXPECT_EQ(got.bytes, want.bytes);
-          EXPECT_EQ(got.scales, want.scales);
+          ExpectTheBytesOfTwo(projection, rows, fits && rows <= 8 ? 1 : 2);
         }
       }
+    }
+  }
+}
+
+// Of every form, by way of an order too, which has a launch.
+TEST(QkvLinearCudaTest, CodesTakeOneLaunchToo) {
+  const EmulatedBackend cuda;
+  const QkvCase of{DType::kBF16, 5, 2, 64, 64, 0, RopeStyle::kHalf, true};
+  using enum WeightFormat;
+  for (const QuantizedShape& codes :
+       {QuantizedShape{.format = kInt8, .n = 576, .k = 584, .group = 584},
+        QuantizedShape{
+            .format = kInt8, .n = 576, .k = 64, .group = 32, .has_min = true, .min_in_steps = true},
+        QuantizedShape{.format = kFp8E4M3, .n = 576, .k = 584, .group = 128},
+        QuantizedShape{.format = kInt4, .n = 576, .k = 640, .group = 64},
+        QuantizedShape{.format = kFp4E2M1, .n = 576, .k = 544, .group = 32},
+        QuantizedShape{.format = kInt4, .n = 576, .k = 640, .group = 64, .has_order = true}}) {
+    SCOPED_TRACE(absl::StrCat(WeightFormatName(codes.format), codes.has_order ? " order" : ""));
+    const QkvProjection projection(cuda, of, codes.k, 0, &codes);
+    for (const std::uint32_t rows : {1u, 8u, 9u}) {
+      ExpectTheBytesOfTwo(projection, rows, (rows <= 8 ? 1 : 2) + (codes.has_order ? 1 : 0));
     }
   }
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kernels/elementwise/activation.h"
-#include "kernels/kv_store/qkv_linear.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
@@ -174,15 +173,18 @@ absl::Status ProjectAndStore(benchmark::State& state, Gpu& gpu) {
     weights.push_back(std::move(packed));
   }
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{batch} * k));
-  return Measure(
-      state, gpu, {.bytes = static_cast<double>(bytes), .flops = 2.0 * kWidth * k * batch},
-      [&](int i) {
-        return QkvLinear(gpu.backend,
-                         {.x = static_cast<const BF16*>(x.data()),
-                          .weight = &weights[static_cast<std::size_t>(i) % weights.size()],
-                          .x_stride = k,
-                          .store = tokens.params});
-      });
+  return Measure(state, gpu,
+                 {.bytes = static_cast<double>(bytes), .flops = 2.0 * kWidth * k * batch},
+                 [&](int i) {
+                   return Linear(gpu.backend,
+                                 {.x = static_cast<const BF16*>(x.data()),
+                                  .weight = &weights[static_cast<std::size_t>(i) % weights.size()],
+                                  .y = tokens.params.qkv,
+                                  .x_stride = k,
+                                  .y_stride = tokens.params.qkv_stride,
+                                  .num_rows = tokens.params.num_rows,
+                                  .store = &tokens.params});
+                 });
 }
 BENCHMARK(Run<ProjectAndStore>)
     ->Name("BM_QkvLinear")

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/kv_store/kv_dispatch.h"
+#include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/route.h"
@@ -32,6 +34,8 @@ absl::Status RouteCudaScoresOverFlag(const CudaContext& context, const RoutePara
 absl::Status RouteCudaChoicesNotWhole(const CudaContext& context, const RouteParams& params);
 absl::Status LinearTensorCoreCudaSumsOverFlag(const CudaContext& context,
                                               const LinearParams& params);
+absl::Status LinearTensorCoreCudaHeadsNotWhole(const CudaContext& context,
+                                               const LinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesOverFlag(const CudaContext& context,
                                                        const GroupedLinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesNotWhole(const CudaContext& context,
@@ -156,6 +160,57 @@ TEST_F(PlantedDeathTest, NormsBehindTheirProduct) {
   run(internal::LinearTensorCoreCuda);
   EXPECT_DEATH(run(internal::LinearTensorCoreCudaSumsOverFlag),
                Says("linear", "SumsOverFlag", kThreads));
+}
+
+// Two heads of q and one each of k and v.
+TEST_F(PlantedDeathTest, HeadsAreStoredBehindTheirProduct) {
+  constexpr std::uint32_t kHeadSize = 64, kFeatures = 4 * kHeadSize, kInputs = 64, kRows = 2;
+  cache::KvGeometry geometry;
+  geometry.num_blocks = 3;
+  geometry.num_layers = 1;
+  geometry.page_size = 16;
+  geometry.num_heads = 1;
+  geometry.head_size = kHeadSize;
+  geometry.dtype = DType::kBF16;
+  const DeviceArray<BF16> pages(cuda(), 3 * static_cast<std::size_t>(geometry.block_stride()));
+  constexpr std::uint32_t kLookupStride = 24;
+  const DeviceArray<std::uint32_t> table(cuda(), std::vector<std::uint32_t>(2 * kLookupStride, 1)),
+      lengths(cuda(), std::vector<std::uint32_t>{0, 0});
+  const auto collection = MakeKvCollection(
+      geometry, pages.data(), {table.data(), lengths.data(), kLookupStride, 2, 16, 16, 16});
+  ASSERT_TRUE(collection.ok()) << collection.status();
+  const AnyKvView keys = KeyView(*collection, 0), values = ValueView(*collection, 0);
+  const PackedLinear weight = Pack(kFeatures, kInputs, 1);
+  const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2)), qkv(cuda(), kRows * kFeatures);
+  const DeviceArray<std::int32_t> token_rows(cuda(), std::vector<std::int32_t>{0, 1}),
+      positions(cuda(), std::vector<std::int32_t>{0, 1});
+  const QkvStoreParams store{.keys = &keys,
+                             .values = &values,
+                             .qkv = qkv.data(),
+                             .qkv_stride = kFeatures,
+                             .cosines = nullptr,
+                             .sines = nullptr,
+                             .row_offsets = nullptr,
+                             .token_rows = token_rows.data(),
+                             .positions = positions.data(),
+                             .batch_size = 2,
+                             .num_rows = kRows,
+                             .num_heads = 2,
+                             .rotary_size = 0};
+  const LinearParams params{.x = x.data(),
+                            .weight = &weight,
+                            .y = qkv.data(),
+                            .x_stride = kInputs,
+                            .y_stride = kFeatures,
+                            .num_rows = kRows,
+                            .store = &store};
+  const auto run = [&](auto linear) {
+    ASSERT_TRUE(linear(context(), params).ok());
+    cuda().Wait();
+  };
+  run(internal::LinearTensorCoreCuda);
+  EXPECT_DEATH(run(internal::LinearTensorCoreCudaHeadsNotWhole),
+               Says("linear", "HeadsNotWhole", kThreads));
 }
 
 // Four rows that chose twice, and whose places do not ascend.
