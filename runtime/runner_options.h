@@ -40,7 +40,7 @@ struct RunnerOptions {
   DType activation = DType::kF32;
   // The cache manager's limit, which gives the stride of the lookup tables; 0: the model's own.
   std::uint32_t max_context_tokens = 0;
-  // Decode steps run as captured graphs. The bits are the same either way.
+  // Decode steps of models that are whole run as captured graphs. The bits are the same either way.
   bool graphs = true;
 };
 

@@ -3,8 +3,10 @@
 // The communicator among GPUs of one machine, over NCCL, with the bits of the one over host memory:
 // ncclAllGather, which moves bytes and computes nothing, and SumRows, which adds the parts in the
 // order of ranks. ncclAllReduce will not do: it chooses its algorithm, and with it the order of
-// sums, by size and topology. Both are enqueued, so that a step has no wait of the host inside and
-// can be captured. It has met emulated GPUs only (tests/kernels/emulated_nccl.h).
+// sums, by size and topology. Both are enqueued, so that a step has no wait of the host inside. It
+// has met emulated GPUs only (tests/kernels/emulated_nccl.h). Steps of divided models are not
+// captured: NCCL wants graphs that all ranks capture and launch alike, does not abort a
+// communicator that a graph holds, and warns of deadlocks where one process has several GPUs.
 
 #include <cstddef>
 #include <cstdint>
@@ -40,8 +42,9 @@ class NcclCommunicator final : public Communicator {
   // its name, when it or a function of it is missing.
   static absl::StatusOr<NcclApi> Open(absl::string_view library = kLibrary);
 
-  // One end for each backend, in their order, with its device memory. Everything that NCCL sets up
-  // at first use is set up, so that later calls do not wait for other ranks. Makes the last one's
+  // One end for each backend, in their order, with its device memory. The smallest and the largest
+  // gather have been made, so that NCCL has set up what they need; what it sets up for others waits
+  // for all ranks, without looking whether the group has ended. Makes the last one's
   // device current. Returns INVALID_ARGUMENT unless there are 1 to kMaxRanks backends of different
   // GPUs; RESOURCE_EXHAUSTED without memory; INTERNAL with NCCL's words.
   static absl::StatusOr<Ranks> CreateGroup(std::span<const Backend* const> backends,

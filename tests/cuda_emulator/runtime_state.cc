@@ -188,8 +188,9 @@ cudaError_t Enqueue(Runtime& runtime, CUstream_st* stream, Operation operation) 
 cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
   const DeviceMemoryAccess access;
   if (stream == &runtime.default_stream) {
-    for (CUstream_st* other : runtime.streams) {
-      if (!other->blocking) continue;
+    const std::set<cudaStream_t> others = runtime.streams;  // Drain lets other threads end some
+    for (CUstream_st* other : others) {
+      if (!runtime.streams.contains(other) || !other->blocking) continue;
       const cudaError_t error = Drain(runtime, other);
       if (error != cudaSuccess) return error;
     }
@@ -198,6 +199,7 @@ cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
     const cudaError_t error = RunOne(runtime, stream);
     if (error == cudaErrorNotReady && runtime.operations_under_way == 0) {
       GiveWay(runtime, stream);
+      if (runtime.sticky != cudaSuccess) return runtime.sticky;
     } else if (error != cudaSuccess) {
       return error;
     }
@@ -206,8 +208,9 @@ cudaError_t Drain(Runtime& runtime, CUstream_st* stream, const Mark* mark) {
 }
 
 cudaError_t DrainAll(Runtime& runtime) {
-  for (CUstream_st* stream : runtime.streams) {
-    if (stream->device != CurrentDevice()) continue;
+  const std::set<cudaStream_t> streams = runtime.streams;  // Drain lets other threads end some
+  for (CUstream_st* stream : streams) {
+    if (!runtime.streams.contains(stream) || stream->device != CurrentDevice()) continue;
     const cudaError_t error = Drain(runtime, stream);
     if (error != cudaSuccess) return error;
   }

@@ -148,7 +148,9 @@ NcclResult Abort(NcclComm comm) {
   }
   {
     const std::lock_guard<std::mutex> lock(comm->clique->mutex);
-    comm->clique->ranks[static_cast<std::size_t>(comm->rank)].aborted = true;
+    Rank& self = comm->clique->ranks[static_cast<std::size_t>(comm->rank)];
+    self.aborted = true;
+    self.arrived = false;  // its memory may go now
   }
   delete comm;
   return kNcclSuccess;
