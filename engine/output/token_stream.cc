@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 namespace quire::engine {
@@ -31,8 +32,9 @@ void TokenStream::Write(OutputEvent event) {
     MutexLock lock(&mutex_);
     if (finish_called_) return;
     DeltaEvent* merge_into = nullptr;
+    std::int32_t num_tokens = 0;
     if (auto* delta = std::get_if<DeltaEvent>(&event)) {
-      unread_tokens_.fetch_add(delta->num_tokens, std::memory_order_acq_rel);
+      num_tokens = delta->num_tokens;
       // At most one delta of an index waits, so this looks at a few events.
       for (auto it = events_.rbegin(); it != events_.rend() && merge_into == nullptr; ++it) {
         auto* waiting = std::get_if<DeltaEvent>(&*it);
@@ -41,10 +43,17 @@ void TokenStream::Write(OutputEvent event) {
       if (merge_into != nullptr) Merge(*merge_into, *delta);
     }
     if (merge_into == nullptr) events_.push_back(std::move(event));
+    unread_tokens_.fetch_add(num_tokens, std::memory_order_acq_rel);
     if (!reader_waits_) return;
     reader_waits_ = false;
   }
+  // A reader that finds no memory is told of the end all the same.
+  absl::Cleanup waits_on = [this] {
+    MutexLock lock(&mutex_);
+    reader_waits_ = true;
+  };
   Notify();
+  std::move(waits_on).Cancel();
 }
 
 void TokenStream::Finish(absl::Status status, const Usage& usage) {

@@ -5,9 +5,9 @@
 // Place:      into the engine thread: from Accept, text workers, output workers, readers and
 //             control calls.
 // Invariants: bounded without refusing: a live request posts one kArrived, one kPrepared, at most
-//             one kCancel and one kStopMatched per choice, and live requests are bounded at Accept;
-//             every control call waits for its answer. What was posted before Close is drained;
-//             what comes later is refused. So nothing is lost unseen.
+//             one kCancel, one kNoMemory and one kStopMatched per choice, and live requests are
+//             bounded at Accept; every control call waits for its answer. What was posted before
+//             Close is drained; what comes later is refused. So nothing is lost unseen.
 // Threads:    Post, Wake and Close from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
 

@@ -142,7 +142,8 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
       if (client_.payload_left > 0 || (client_.flags & kEndStream)) return absl::OkStatus();
       break;
     case kSettings:
-      has_acknowledged_ |= (client_.flags & kAcknowledges) != 0;
+      has_acknowledged_ |=
+          (client_.flags & kAcknowledges) != 0 && client_.stream == 0 && client_.payload_left == 0;
       break;
     default:
       break;

@@ -33,8 +33,9 @@ namespace quire::server {
 
 struct FrameLimits {
   std::int64_t max_streams = 0;  // as the server announces it
-  // Of those, before the client has acknowledged the server's SETTINGS. Clients count on 100 until
-  // they know the limit (RFC 9113, section 6.5.2).
+  // Of those, before the client says that it has acknowledged the server's SETTINGS. Go, Netty and
+  // nghttp2 begin 100 at most until they know the limit; less is not recommended (RFC 9113, section
+  // 6.5.2).
   std::int64_t max_early_streams = 100;
   std::int64_t max_header_block_bytes = 0;  // of HEADERS with its CONTINUATIONs, as sent
   // Of one second:

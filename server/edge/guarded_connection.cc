@@ -23,6 +23,9 @@ constexpr std::uint32_t kAllStreams = 0x7fffffff;
 // a time, where 64 KiB are a thousand.
 constexpr std::size_t kBytesOfManyCalls = 4 << 10;
 
+// By this clients of gRPC know that they are to ping half as often (gRFC A8).
+constexpr absl::string_view kTooManyPings = "too_many_pings";
+
 }  // namespace
 
 absl::string_view CloseCauseName(CloseCause cause) {
@@ -177,7 +180,8 @@ void GuardedConnection::AnswerFirstFrames() {
     return EndWith(CloseCause::kFrames,
                    absl::ResourceExhaustedError(absl::StrCat(
                        "the connection pings without a call, limit ", limits.max_pings,
-                       " in a row and one in ", absl::FormatDuration(limits.ping_interval))));
+                       " in a row and one in ", absl::FormatDuration(limits.ping_interval))),
+                   kTooManyPings);
   }
   std::string frames;
   if (Is(State::kPreface)) {
@@ -477,14 +481,15 @@ void GuardedConnection::Abort() {
 }
 
 // gRPC's calls of this connection end now; the client is told why.
-void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why) {
+void GuardedConnection::EndWith(CloseCause cause, const absl::Status& why, absl::string_view told) {
   if (Is(State::kLingering) || Is(State::kClosed)) return;
   host_->count_closed(peer_, cause, why.message());
   if (guard_.is_between_server_frames()) {
     goodbye_ = has_server_spoken_ ? "" : EmptySettingsFrame();
     goodbye_ +=
         GoAwayFrame(server_ && !client_first_ ? guard_.last_stream() : 0,  // gRPC knows no other
-                    why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
+                    why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm,
+                    told.empty() ? why.message() : told);
   }
   BeginToLinger();
 }

@@ -168,7 +168,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void PartForAge(absl::Time now);
   void BeginToLinger();
   void NoteCounts();
-  void EndWith(CloseCause cause, const absl::Status& why);
+  // `told`: what the client reads instead of `why`.
+  void EndWith(CloseCause cause, const absl::Status& why, absl::string_view told = {});
   void ForgetUnfinished();
   void SayGoodbye();
   void Linger();

@@ -20,6 +20,7 @@
 #include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"
+#include "server/edge/wait_for_memory.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 #include "server/grpc/generate_reactor.h"
@@ -75,7 +76,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   void Pump();
   bool FillNext();
   bool TakeEvent(Item& item, v1::BatchGenerateResponse* response);
-  static void FillEnd(Item& item, v1::BatchGenerateResponse* response);
+  static grpc::ByteBuffer EndOf(const Item& item, const absl::Status& closed);
   std::shared_ptr<Item> NextItem() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const HandlerContext context_;
@@ -335,7 +336,7 @@ void BatchReactor::Pump() {
       StartWrite(&outgoing_);
       return;
     }
-    grpc::Status answer;
+    absl::Status failure;
     {
       MutexLock lock(&mutex_);
       if (std::exchange(again_, false)) continue;
@@ -345,10 +346,11 @@ void BatchReactor::Pump() {
         return;
       }
       ended_ = true;
-      answer = ToGrpcStatus(failure_);
+      failure = failure_;
     }
+    grpc::Status answer = WaitForMemory([&] { return ToGrpcStatus(failure); });
     code_ = static_cast<absl::StatusCode>(answer.error_code());
-    return Finish(answer);
+    return Finish(std::move(answer));
   }
 }
 
@@ -389,12 +391,10 @@ bool BatchReactor::FillNext() {
       return true;
     }
     if (!item->request->finished()) continue;
-    FillEnd(*item, &response);
-    {
-      MutexLock lock(&mutex_);
-      items_.erase(response.request_id());
-    }
-    outgoing_ = SerializeMessage(response);
+    const absl::Status status = WithinMemory([&] { return item->request->Close(); });
+    outgoing_ = WaitForMemory([&] { return EndOf(*item, status); });
+    MutexLock lock(&mutex_);
+    items_.erase(item->request->id());
     return true;
   }
 }
@@ -410,20 +410,21 @@ bool BatchReactor::TakeEvent(Item& item, v1::BatchGenerateResponse* response) {
   });
   if (made.ok()) return has_taken;
   item.failure = made;
-  item.request->Cancel();
+  WaitForMemory([&item] { item.request->Cancel(); });
   return true;
 }
 
-void BatchReactor::FillEnd(Item& item, v1::BatchGenerateResponse* response) {
-  absl::Status status = item.request->Close();
-  if (!item.failure.ok()) status = item.failure;
-  response->clear_response();
-  response->set_request_id(item.request->id());
+// The last message of an item.
+grpc::ByteBuffer BatchReactor::EndOf(const Item& item, const absl::Status& closed) {
+  v1::BatchGenerateResponse response;
+  response.set_request_id(item.request->id());
+  const absl::Status& status = item.failure.ok() ? closed : item.failure;
   if (status.ok()) {
-    response->mutable_done();
+    response.mutable_done();
   } else {
-    FillError(item.request->id(), status, item.request->usage(), response);
+    FillError(item.request->id(), status, item.request->usage(), &response);
   }
+  return SerializeMessage(response);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
+#include "server/edge/wait_for_memory.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 
@@ -124,12 +125,13 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
     if (made.ok()) return written;
     *has_taken = true;
     failure_ = made;
-    request_->Cancel();
+    WaitForMemory([this] { request_->Cancel(); });
     return std::nullopt;
   }
 
   // Sends the next message, or ends the call, unless another thread does so already; that thread
-  // looks again before it stops, so no news is lost.
+  // looks again before it stops, so no news is lost. Nothing is thrown for want of memory: a call
+  // that went on pumping for ever would never end.
   void Pump() {
     {
       MutexLock lock(&mutex_);
@@ -149,10 +151,12 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
         return;
       }
       if (request_->finished()) {
-        absl::Status status = request_->Close();
-        if (!failure_.ok()) status = failure_;
-        if (!status.ok()) AddUsageTrailer(call_, request_->usage());
-        return End(status);
+        return End(WithinMemory([this] {
+          absl::Status status = request_->Close();
+          if (!failure_.ok()) status = failure_;
+          if (!status.ok()) AddUsageTrailer(call_, request_->usage());
+          return status;
+        }));
       }
       MutexLock lock(&mutex_);
       if (!again_) {
@@ -164,13 +168,13 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
   void End(const absl::Status& status) {
-    const grpc::Status answer = ToGrpcStatus(format_.name_fields(status));
+    grpc::Status answer = WaitForMemory([&] { return ToGrpcStatus(format_.name_fields(status)); });
     code_ = static_cast<absl::StatusCode>(answer.error_code());
     {
       MutexLock lock(&mutex_);
       ended_ = true;
     }
-    Finish(answer);
+    Finish(std::move(answer));
   }
 
   const HandlerContext context_;

@@ -86,12 +86,15 @@ FrameLimits LimitsOf(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
-          .max_resets = 100 + std::int64_t{options.max_concurrent_streams},
+          // More than the pace of calls lets through; it is for those that have none.
+          .max_resets = 100 + 4 * std::int64_t{options.max_concurrent_streams},
           .max_control_frames = 1000,
           .max_window_updates = 50'000,
           .max_header_bytes = 16 << 20,
           .max_pings = MaxIdlePings(options.keepalive),
-          .ping_interval = options.keepalive.min_ping_interval,
+          .ping_interval = options.keepalive.permit_without_calls
+                               ? options.keepalive.min_ping_interval
+                               : absl::Hours(2),  // as gRPC has it
           .max_unfinished_bytes = 4 * options.max_receive_message_bytes,
           .message_timeout = kMessageTimeout};
 }

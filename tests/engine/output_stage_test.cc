@@ -176,8 +176,10 @@ TEST_F(OutputStageMemoryTest, AReaderThatFindsNoMemoryEndsItsRequestAlone) {
   for (int after = 0; after < 2; ++after) {
     const std::shared_ptr<AcceptedRequest> request = Accept(TwoChoices("a", /*stream=*/true));
     int calls = 0;
+    bool knows_end = false;
     request->stream->SetReadyCallback([&] {
       ++calls;
+      knows_end |= request->stream->is_complete();
       const std::string news(kBytes, 'x');
       while (request->stream->Take().has_value()) continue;
     });
@@ -185,7 +187,8 @@ TEST_F(OutputStageMemoryTest, AReaderThatFindsNoMemoryEndsItsRequestAlone) {
       const FailingAllocation none(kBytes, after, FailingAllocation::In::kMarkedThreads);
       EXPECT_TRUE(DeliverAnswer(request));
     }
-    EXPECT_GE(calls, after + 1);
+    EXPECT_GE(calls, after + 2);
+    EXPECT_TRUE(knows_end);
     EXPECT_EQ(ReasonOf(request->stream->status()), "NO_MEMORY");
     EXPECT_TRUE(request->stream->is_complete());
     request->stream->SetReadyCallback(nullptr);

@@ -100,6 +100,8 @@ TEST(FrameGuardLimitsTest, FewerStreamsAreOpenBeforeSettingsAreAcknowledged) {
   for (const bool acknowledges : {false, true}) {
     FrameGuard guard(limits);
     EXPECT_TRUE(guard.OnClientBytes(Bytes(kPreface), kNow).ok());
+    EXPECT_TRUE(guard.OnClientBytes(Bytes(Frame(kSettings, 0, 0, "abcdef")), kNow).ok());
+    EXPECT_TRUE(guard.OnClientBytes(Bytes(Frame(kSettings, 1, 1, "")), kNow).ok());
     if (acknowledges) {
       EXPECT_TRUE(guard.OnClientBytes(Bytes(Frame(kSettings, 1, 0, "")), kNow).ok());
     }
