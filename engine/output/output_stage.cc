@@ -1,12 +1,12 @@
 #include "engine/output/output_stage.h"
 
 #include <deque>
-#include <map>
 #include <new>
 #include <utility>
 
 #include "base/bounded_queue.h"
 #include "base/clock.h"
+#include "base/hash_map.h"
 #include "base/thread_name.h"
 #include "base/within_memory.h"
 #include "engine/output/output_state.h"
@@ -25,8 +25,7 @@ struct OutputStage::Ring {
   std::uint64_t pushed = 0;  // items, without the late ones
   std::atomic<std::uint64_t> done{0};
   std::vector<OutputItem> batch;
-  // By arrival. A map of Abseil is broken by an insertion that finds no memory.
-  std::map<std::uint64_t, std::unique_ptr<OutputState>> states;
+  HashMap<std::uint64_t, std::unique_ptr<OutputState>> states;  // by arrival
 };
 
 OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,
@@ -208,7 +207,8 @@ void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   try {
     request.stream->Finish(is_cut ? no_memory_ : std::move(item.status), usage);
   } catch (const std::bad_alloc&) {
-    // The stream is finished; its reader, whom no news reached, looks later or is given up.
+    // The stream is finished. Readers wait for the little memory that they need; what one of them
+    // throws all the same is not to end the others' worker.
   }
 }
 

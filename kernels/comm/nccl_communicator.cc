@@ -1,7 +1,5 @@
 #include "kernels/comm/nccl_communicator.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <string>
@@ -13,6 +11,7 @@
 #include "base/check.h"
 #include "base/device.h"
 #include "base/mutex.h"
+#include "base/shared_library.h"
 #include "base/status.h"
 #include "base/stream.h"
 #include "kernels/backend/backend.h"
@@ -27,13 +26,6 @@ absl::Status NcclStatus(const NcclApi& api, NcclResult result, NcclComm comm,
   const absl::string_view more = api.last_error(comm);
   return absl::InternalError(
       absl::StrCat("NCCL: ", call, ": ", api.error_string(result), more.empty() ? "" : ": ", more));
-}
-
-template <typename F>
-bool Resolve(void* library, const char* name, F& function, std::string& missing) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  if (function == nullptr) missing = name;
-  return function != nullptr;
 }
 
 absl::Status CheckBackends(std::span<const Backend* const> backends) {
@@ -112,27 +104,18 @@ class NcclCommunicator::Group {
 };
 
 absl::StatusOr<NcclApi> NcclCommunicator::Open(absl::string_view library) {
-  // Never closed: its threads may outlive every group.
-  void* const opened = dlopen(std::string(library).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (opened == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("a model divided among GPUs needs ", library, ": ",
-                     dlerror()));  // NOLINT(concurrency-mt-unsafe): of this thread
-  }
+  QUIRE_ASSIGN_OR_RETURN(SharedLibrary opened,
+                         SharedLibrary::Open("a model divided among GPUs", library));
   NcclApi api{};
-  std::string missing;
-  const bool complete = Resolve(opened, "ncclCommInitAll", api.init_all, missing) &&
-                        Resolve(opened, "ncclAllGather", api.all_gather, missing) &&
-                        Resolve(opened, "ncclGroupStart", api.group_start, missing) &&
-                        Resolve(opened, "ncclGroupEnd", api.group_end, missing) &&
-                        Resolve(opened, "ncclCommGetAsyncError", api.async_error, missing) &&
-                        Resolve(opened, "ncclCommAbort", api.abort, missing) &&
-                        Resolve(opened, "ncclGetErrorString", api.error_string, missing) &&
-                        Resolve(opened, "ncclGetLastError", api.last_error, missing);
-  if (!complete) {
-    return absl::NotFoundError(
-        absl::StrCat("a model divided among GPUs needs ", missing, ", which ", library, " lacks"));
-  }
+  opened.Resolve("ncclCommInitAll", api.init_all);
+  opened.Resolve("ncclAllGather", api.all_gather);
+  opened.Resolve("ncclGroupStart", api.group_start);
+  opened.Resolve("ncclGroupEnd", api.group_end);
+  opened.Resolve("ncclCommGetAsyncError", api.async_error);
+  opened.Resolve("ncclCommAbort", api.abort);
+  opened.Resolve("ncclGetErrorString", api.error_string);
+  opened.Resolve("ncclGetLastError", api.last_error);
+  QUIRE_RETURN_IF_ERROR(opened.status());
   return api;
 }
 

@@ -1,12 +1,11 @@
 #include "kernels/linear/cublaslt.h"
 
-#include <dlfcn.h>
-
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/shared_library.h"
 #include "base/status.h"
 #include "kernels/linear/cublaslt_api.h"
 
@@ -42,13 +41,6 @@ absl::Status LtStatus(const CublasLtApi& api, cublasStatus_t status, absl::strin
     return absl::FailedPreconditionError(message);
   }
   return absl::InternalError(message);
-}
-
-template <typename F>
-bool Resolve(void* library, const char* name, F& function, std::string& missing) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  if (function == nullptr) missing = name;
-  return function != nullptr;
 }
 
 bool IsAligned(const void* p, std::int64_t stride_bytes) {
@@ -105,36 +97,26 @@ bool IsWhole(const CublasLtApi& api, const cublasLtMatmulHeuristicResult_t& cand
 
 absl::StatusOr<std::shared_ptr<CublasLt>> CublasLt::Open(const Stream& stream,
                                                          absl::string_view library) {
-  // Never closed: its handles and its threads may outlive this object.
-  void* const opened = dlopen(std::string(library).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (opened == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("engine.determinism fast needs ", library, ": ",
-                     dlerror()));  // NOLINT(concurrency-mt-unsafe): of this thread
-  }
+  QUIRE_ASSIGN_OR_RETURN(SharedLibrary opened,
+                         SharedLibrary::Open("engine.determinism fast", library));
   CublasLtApi api{};
-  std::string missing;
-  const bool complete =
-      Resolve(opened, "cublasLtCreate", api.create, missing) &&
-      Resolve(opened, "cublasLtDestroy", api.destroy, missing) &&
-      Resolve(opened, "cublasLtGetStatusString", api.status_string, missing) &&
-      Resolve(opened, "cublasLtMatmulDescCreate", api.desc_create, missing) &&
-      Resolve(opened, "cublasLtMatmulDescDestroy", api.desc_destroy, missing) &&
-      Resolve(opened, "cublasLtMatmulDescSetAttribute", api.desc_set, missing) &&
-      Resolve(opened, "cublasLtMatrixLayoutCreate", api.layout_create, missing) &&
-      Resolve(opened, "cublasLtMatrixLayoutDestroy", api.layout_destroy, missing) &&
-      Resolve(opened, "cublasLtMatrixLayoutSetAttribute", api.layout_set, missing) &&
-      Resolve(opened, "cublasLtMatmulPreferenceCreate", api.preference_create, missing) &&
-      Resolve(opened, "cublasLtMatmulPreferenceDestroy", api.preference_destroy, missing) &&
-      Resolve(opened, "cublasLtMatmulPreferenceSetAttribute", api.preference_set, missing) &&
-      Resolve(opened, "cublasLtMatmulAlgoGetHeuristic", api.heuristic, missing) &&
-      Resolve(opened, "cublasLtMatmulAlgoConfigGetAttribute", api.algo_config_get, missing) &&
-      Resolve(opened, "cublasLtMatmulAlgoCheck", api.algo_check, missing) &&
-      Resolve(opened, "cublasLtMatmul", api.matmul, missing);
-  if (!complete) {
-    return absl::NotFoundError(
-        absl::StrCat("engine.determinism fast needs ", missing, ", which ", library, " lacks"));
-  }
+  opened.Resolve("cublasLtCreate", api.create);
+  opened.Resolve("cublasLtDestroy", api.destroy);
+  opened.Resolve("cublasLtGetStatusString", api.status_string);
+  opened.Resolve("cublasLtMatmulDescCreate", api.desc_create);
+  opened.Resolve("cublasLtMatmulDescDestroy", api.desc_destroy);
+  opened.Resolve("cublasLtMatmulDescSetAttribute", api.desc_set);
+  opened.Resolve("cublasLtMatrixLayoutCreate", api.layout_create);
+  opened.Resolve("cublasLtMatrixLayoutDestroy", api.layout_destroy);
+  opened.Resolve("cublasLtMatrixLayoutSetAttribute", api.layout_set);
+  opened.Resolve("cublasLtMatmulPreferenceCreate", api.preference_create);
+  opened.Resolve("cublasLtMatmulPreferenceDestroy", api.preference_destroy);
+  opened.Resolve("cublasLtMatmulPreferenceSetAttribute", api.preference_set);
+  opened.Resolve("cublasLtMatmulAlgoGetHeuristic", api.heuristic);
+  opened.Resolve("cublasLtMatmulAlgoConfigGetAttribute", api.algo_config_get);
+  opened.Resolve("cublasLtMatmulAlgoCheck", api.algo_check);
+  opened.Resolve("cublasLtMatmul", api.matmul);
+  QUIRE_RETURN_IF_ERROR(opened.status());
   return Create(stream, api);
 }
 

@@ -86,8 +86,8 @@ FrameLimits LimitsOf(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
-          // More than the pace of calls lets through; it is for those that have none.
-          .max_resets = 100 + 4 * std::int64_t{options.max_concurrent_streams},
+          // Of calls that are open, and more than the pace lets begin; Unix sockets have none.
+          .max_resets = 4000 + std::int64_t{options.max_concurrent_streams},
           .max_control_frames = 1000,
           .max_window_updates = 50'000,
           .max_header_bytes = 16 << 20,

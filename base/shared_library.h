@@ -1,0 +1,43 @@
+#pragma once
+
+// A library that is opened at run time, only where something needs it: never linked, and never
+// closed, since its threads may outlive the caller that opened it.
+//
+//   QUIRE_ASSIGN_OR_RETURN(SharedLibrary opened, SharedLibrary::Open("a product", "libx.so.1"));
+//   opened.Resolve("x_create", api.create);
+//   QUIRE_RETURN_IF_ERROR(opened.status());
+//
+// Threads: one at a time.
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace quire {
+
+class SharedLibrary {
+ public:
+  // Returns NOT_FOUND "`user` needs `name`: ..." when it cannot be opened.
+  static absl::StatusOr<SharedLibrary> Open(absl::string_view user, absl::string_view name);
+
+  // Sets `function` to the one of that name, null if there is none.
+  template <typename Function>
+  void Resolve(const char* symbol, Function& function) {
+    function = reinterpret_cast<Function>(Find(symbol));
+  }
+  // NOT_FOUND that names the first function that was not there.
+  const absl::Status& status() const { return status_; }
+
+ private:
+  SharedLibrary(absl::string_view user, absl::string_view name, void* handle)
+      : user_(user), name_(name), handle_(handle) {}
+  void* Find(const char* symbol);
+
+  std::string user_, name_;
+  void* handle_;
+  absl::Status status_;
+};
+
+}  // namespace quire
