@@ -38,7 +38,8 @@ struct HotOptions {
   std::int32_t max_step_prompt_tokens = 512;  // prompt tokens in one step
   // While rows decode, prompts share a step only as far as it is expected to end within this.
   // Absent: no target, or with `auto_step_time_target` 3 times what the rows alone are expected to
-  // take, 4 times with more than half as many prompts, within 20 and 500 ms.
+  // take, 4 times with more than half as many prompts, within 20 and 500 ms, or 5 with several
+  // tenants; and for steps of prompts alone 16 times what one row is, within 5 and 500 ms.
   std::optional<absl::Duration> step_time_target;
   bool auto_step_time_target = false;
   std::int32_t max_running_sequences = 64;  // at most its value at Create

@@ -14,8 +14,13 @@ namespace {
 // many prompts as streams it is larger: rows that start sooner share the reading of the weights.
 constexpr int kAutoTargetSteps = 3;
 constexpr int kAutoTargetStepsOfPrompts = 4;
+// That of a step which no stream waits for: who comes meanwhile does, and reading the weights for
+// fewer tokens takes at most so much of the time.
+constexpr int kAutoTargetStepsOfPromptsAlone = 16;
 constexpr absl::Duration kMinAutoTarget = absl::Milliseconds(20);
 constexpr absl::Duration kMaxAutoTarget = absl::Milliseconds(500);
+// Where prompts hold up, or would hold up, another tenant. Throughput is worth less than that.
+constexpr absl::Duration kMinAutoTargetOfTenants = absl::Milliseconds(5);
 // Steps are planned for this share of the target, since some take longer than expected.
 constexpr double kAimedShare = 0.9;
 // Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute
@@ -212,14 +217,23 @@ bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
   }
 }
 
-// Infinite where only the requests whose prompts are in the step wait for it.
+// A target that is set bounds only steps that a stream waits for. The automatic one bounds the
+// others too, once it is known what a step without prompts takes.
 absl::Duration Scheduler::StepTimeTarget() const {
-  if (!stream_waits_) return absl::InfiniteDuration();
-  if (options_.step_time_target.has_value()) return *options_.step_time_target;
-  if (!options_.auto_step_time_target) return absl::InfiniteDuration();
+  const bool is_set = options_.step_time_target.has_value();
+  if (is_set && stream_waits_) return *options_.step_time_target;
+  if (is_set || !options_.auto_step_time_target) return absl::InfiniteDuration();
+  if (!stream_waits_) {
+    StepWork row;
+    row.AddDecode(/*stored=*/0);
+    if (!step_time_.Knows(row)) return absl::InfiniteDuration();
+    return std::clamp(kAutoTargetStepsOfPromptsAlone * step_time_.Predict(row),
+                      kMinAutoTargetOfTenants, kMaxAutoTarget);
+  }
   const bool prompts_prevail = 2 * num_prompts_ > plan_.decodes.size();
   const int steps = prompts_prevail ? kAutoTargetStepsOfPrompts : kAutoTargetSteps;
-  return std::clamp(steps * step_time_.Predict(plan_.work), kMinAutoTarget, kMaxAutoTarget);
+  return std::clamp(steps * step_time_.Predict(plan_.work),
+                    tenants_.size() > 1 ? kMinAutoTargetOfTenants : kMinAutoTarget, kMaxAutoTarget);
 }
 
 // Of one row in one step.

@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -289,7 +290,8 @@ TEST(StepTimeTargetTest, GapsOfStreamsStayBelowTheTargetWhilePromptsArrive) {
 }
 
 // `streams` that run, then prompts of 3000 tokens that come together.
-void ServeStreamsThenPrompts(TimedEngine& timed, int streams, int prompts) {
+void ServeStreamsThenPrompts(TimedEngine& timed, int streams, int prompts,
+                             const std::string& tenant_of_prompts = "default") {
   Harness& harness = timed.harness;
   for (int i = 0; i < streams; ++i) {
     harness.Submit(MakeRequest(absl::StrCat("stream", i),
@@ -298,8 +300,10 @@ void ServeStreamsThenPrompts(TimedEngine& timed, int streams, int prompts) {
   for (int step = 0; step < 100; ++step) timed.Step();
   timed.mixed_steps.clear();
   for (int i = 0; i < prompts; ++i) {
-    harness.Submit(
-        MakeRequest(absl::StrCat("prompt", i), MakePrompt(static_cast<std::uint64_t>(i), 3000), 1));
+    Request prompt =
+        MakeRequest(absl::StrCat("prompt", i), MakePrompt(static_cast<std::uint64_t>(i), 3000), 1);
+    prompt.tenant = tenant_of_prompts;
+    harness.Submit(std::move(prompt));
   }
   for (int step = 0; step < 60; ++step) timed.Step();
 }
@@ -331,6 +335,11 @@ TEST(StepTimeTargetTest, AutoHasBounds) {
   low.ServeStreamsAndPrompts();
   EXPECT_LE(Longest(low.mixed_steps), absl::Milliseconds(20));
   EXPECT_GT(Mean(low.mixed_steps), absl::Milliseconds(15));
+  // 5 ms where the prompts are another tenant's.
+  TimedEngine shared(Rule(fast), std::nullopt, /*is_auto=*/true);
+  ServeStreamsThenPrompts(shared, /*streams=*/4, /*prompts=*/2, "another");
+  EXPECT_LE(Longest(shared.mixed_steps), absl::Milliseconds(5));
+  EXPECT_GT(Mean(shared.mixed_steps), absl::Milliseconds(3.5));
   // It takes 300 ms: 500 ms are.
   const Truth slow{.constant = 0.3,
                    .decode_row = 2e-4,
@@ -368,6 +377,32 @@ TEST(StepTimeTargetTest, WithoutARunningStreamNothingIsShrunk) {
   std::vector<std::uint32_t> tokens;
   for (const FakeStep& step : timed.harness.runner.steps()) tokens.push_back(step.num_tokens);
   EXPECT_THAT(tokens, ::testing::ElementsAre(2048, 2048, 904, 1, 1));
+}
+
+// Who comes while prompts alone are computed waits for no more than a step of theirs.
+TEST(StepTimeTargetTest, AutoBoundsStepsOfPromptsAlone) {
+  const auto run = [](TimedEngine& timed, const char* id, std::uint64_t seed) {
+    const absl::Time start = timed.harness.clock.Now();
+    timed.harness.Submit(MakeRequest(id, MakePrompt(seed, 6000), 10));
+    std::vector<absl::Duration> steps;
+    while (timed.harness.output(id).tokens.empty()) {
+      const absl::Time before = timed.harness.clock.Now();
+      timed.Step();
+      steps.push_back(timed.harness.clock.Now() - before);
+    }
+    const absl::Duration total = timed.harness.clock.Now() - start;
+    timed.harness.RunUntilIdle();
+    return std::pair(Longest(steps), total);
+  };
+  TimedEngine timed(Rule(Truth()), std::nullopt, /*is_auto=*/true);
+  TimedEngine free(Rule(Truth()), std::nullopt);
+  // What a step without prompts takes is not known yet, so nothing bounds those with prompts.
+  EXPECT_EQ(run(timed, "first", 1), run(free, "first", 1));
+  const auto [longest, total] = run(timed, "second", 2);
+  const auto [longest_free, total_free] = run(free, "second", 2);
+  EXPECT_LE(longest, 1.1 * 16 * Mean(timed.decode_steps));
+  EXPECT_GT(longest_free, 2 * longest);
+  EXPECT_LE(total, 1.1 * total_free);
 }
 
 TEST(StepTimeTargetTest, AStreamWhoseTextIsNotMadeYetWaitsForTheStep) {
