@@ -54,6 +54,10 @@ absl::StatusOr<CUtensorMapDataType> EncoderType(const TmaPlan& plan) {
 
 absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan) {
   QUIRE_RETURN_IF_ERROR(CheckTmaDevice(device, plan));
+  return EncodeTma(plan);
+}
+
+absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan) {
   QUIRE_RETURN_IF_ERROR(CheckTmaPlan(plan));
   QUIRE_ASSIGN_OR_RETURN(const CUtensorMapDataType type, EncoderType(plan));
   QUIRE_ASSIGN_OR_RETURN(const Encoder encode, GetEncoder());

@@ -55,6 +55,8 @@ struct RaggedTmaTile {
 
 // Encodes a plan for `device`.
 absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan);
+// The same where the device is known to have the plan's copies.
+absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan);
 
 template <TmaReadable C>
 absl::StatusOr<TmaTile> CreateTmaTile(const Device& device, const C& cache,

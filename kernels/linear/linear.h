@@ -236,6 +236,10 @@ absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& pa
 // y[m][j] = x[m][order[j]] for the rows of params, K of the weight's order() apart.
 absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
+// A part of it, with its bits: more than kLinearSmallRows rows by plain weights on compute
+// capability 9.0. False, and nothing is launched, where the driver has no tensor map of x or of the
+// weights; then the portable kernel runs. Ignores norm and store.
+absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 
 // Panels [panel_begin, panel_end) of all rows.
 void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);

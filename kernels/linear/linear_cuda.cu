@@ -34,6 +34,7 @@ using linear_tile::kWarps;
 using linear_tile::LinearArgs;
 using linear_tile::Multiply;
 using linear_tile::SameRow;
+using linear_tile::SetGate;
 using linear_tile::Shape;
 using linear_tile::UseWorkspace;
 using linear_tile::Work;
@@ -218,19 +219,26 @@ std::uint32_t MaxSplitRows(std::uint32_t n, std::uint32_t splits) {
   return cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (cuda::LinearTilesN(n) * splits));
 }
 
-absl::Status LaunchPlain(const CudaContext& context, const LinearArgs& args, const NextArgs& next) {
+// Of `params`, whose arguments are `args`.
+absl::Status LaunchPlain(const CudaContext& context, const LinearParams& params,
+                         const LinearArgs& args, const NextArgs& next) {
   constexpr WeightFormat kFormat = WeightFormat::kPlain;
   if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);
   if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
   if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
   if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
   const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
-  if (splits == 1) return LaunchTile<kFormat, 128>(context, args);
   // Blocks that do not split K, if they would leave SMs idle.
   const std::uint32_t whole_blocks = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
-  if (whole_blocks < context.num_sms && args.num_rows <= MaxSplitRows(args.n, splits)) {
+  if (splits > 1 && whole_blocks < context.num_sms &&
+      args.num_rows <= MaxSplitRows(args.n, splits)) {
     return LaunchTile<kFormat, 64>(context, args);
   }
+  if (context.has_sm90a()) {
+    QUIRE_ASSIGN_OR_RETURN(const bool is_launched, internal::LinearSm90Cuda(context, params));
+    if (is_launched) return absl::OkStatus();
+  }
+  if (splits == 1) return LaunchTile<kFormat, 128>(context, args);
   return LaunchTile<kFormat, 128, true>(context, args);
 }
 
@@ -276,30 +284,12 @@ absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const 
   return absl::OkStatus();
 }
 
-// REQUIRES: n is a multiple of kLinearTileN.
-void SetGate(const std::optional<GateShape>& gate, LinearArgs* args) {
-  if (!gate) return;
-  args->has_gate = true;
-  args->gate_is_silu = *gate == GateShape{};
-  args->up_distance = args->n / 2 - kHalfTile;
-  args->up_elements = std::int64_t{args->up_distance} * args->k;
-  args->gate = *gate;
-}
 }  // namespace
 
 namespace internal {
 
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params) {
-  QUIRE_ASSIGN_OR_RETURN(LinearArgs args,
-                         ArgsOf(*params.weight, params.x, params.x_stride, params.num_rows));
-  UseWorkspace(context.linear_workspace, &args);
-  args.bias = params.bias;
-  args.residual = params.residual;
-  args.residual_stride = params.residual_stride;
-  args.y = params.y.data();
-  args.y_stride = params.y_stride;
-  args.y_is_bf16 = params.y.dtype() == DType::kBF16;
-  SetGate(params.gate, &args);
+  QUIRE_ASSIGN_OR_RETURN(const LinearArgs args, ArgsOf(context, params));
   NextArgs next = {};
   if (params.norm != nullptr) next.norm = norm_row::ArgsOf<float, BF16>(*params.norm);
   if (params.store != nullptr) {
@@ -313,7 +303,7 @@ absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams
   }
   switch (params.weight->format()) {
     case WeightFormat::kPlain:
-      return LaunchPlain(context, args, next);
+      return LaunchPlain(context, params, args, next);
     case WeightFormat::kInt8:
       return LaunchQuantized<WeightFormat::kInt8>(context, args, next);
     case WeightFormat::kFp8E4M3:

@@ -22,10 +22,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -501,26 +504,11 @@ __device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& 
   }
 }
 
-// Through shared memory, so that rows of y, bias and residual are touched in whole lines.
-template <WeightFormat kFormat, std::uint32_t kTokens>
-__device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Sums& sums,
-                                      float* tile, const LinearArgs& args, const Work& work,
-                                      std::uint32_t warp) {
-  using S = Shape<kFormat, kTokens>;
-  const std::uint32_t lane = cuda::Lane();
-  const std::uint32_t feature0 = warp % S::kWarpsN * (S::kTilesN * 16) + lane / 4;
-  const std::uint32_t token0 = warp / S::kWarpsN * (S::kTilesM * 8) + lane % 4 * 2;
-#pragma unroll
-  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
-#pragma unroll
-    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
-#pragma unroll
-      for (std::uint32_t i = 0; i < 4; ++i) {
-        tile[(token0 + m * 8 + i % 2) * kOutPitch + feature0 + n * 16 + i / 2 * 8] = sums[n][m][i];
-      }
-    }
-  }
-  cuda::SyncBlock();
+// Rows of y of a tile of sums in shared memory, so that y, bias and residual are touched in whole
+// lines. By the first kThreads threads of a block.
+template <std::uint32_t kTokens>
+__device__ __forceinline__ void StoreRows(const float* tile, const LinearArgs& args,
+                                          const Work& work) {
   if (args.has_gate) {
     StoreGated<kTokens>(tile, args, work);
     return;
@@ -544,6 +532,28 @@ __device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Su
       static_cast<float*>(args.y)[row * args.y_stride + feature] = y;
     }
   }
+}
+
+template <WeightFormat kFormat, std::uint32_t kTokens>
+__device__ __forceinline__ void Store(const typename Shape<kFormat, kTokens>::Sums& sums,
+                                      float* tile, const LinearArgs& args, const Work& work,
+                                      std::uint32_t warp) {
+  using S = Shape<kFormat, kTokens>;
+  const std::uint32_t lane = cuda::Lane();
+  const std::uint32_t feature0 = warp % S::kWarpsN * (S::kTilesN * 16) + lane / 4;
+  const std::uint32_t token0 = warp / S::kWarpsN * (S::kTilesM * 8) + lane % 4 * 2;
+#pragma unroll
+  for (std::uint32_t n = 0; n < S::kTilesN; ++n) {
+#pragma unroll
+    for (std::uint32_t m = 0; m < S::kTilesM; ++m) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        tile[(token0 + m * 8 + i % 2) * kOutPitch + feature0 + n * 16 + i / 2 * 8] = sums[n][m][i];
+      }
+    }
+  }
+  cuda::SyncBlock();
+  StoreRows<kTokens>(tile, args, work);
 }
 
 template <typename S>
@@ -672,9 +682,34 @@ inline absl::StatusOr<LinearArgs> ArgsOf(const PackedLinear& weight, ConstFloatP
   return args;
 }
 
+// REQUIRES: with a gate n is a multiple of kLinearTileN.
+inline void SetGate(const std::optional<GateShape>& gate, LinearArgs* args) {
+  if (!gate) return;
+  args->has_gate = true;
+  args->gate_is_silu = *gate == GateShape{};
+  args->up_distance = args->n / 2 - kHalfTile;
+  args->up_elements = std::int64_t{args->up_distance} * args->k;
+  args->gate = *gate;
+}
+
 inline void UseWorkspace(std::byte* workspace, LinearArgs* args) {
   args->partials = reinterpret_cast<float*>(workspace + cuda::kLinearCounterBytes);
   args->counters = reinterpret_cast<std::uint32_t*>(workspace);
+}
+
+// A whole product, but for what comes behind it.
+inline absl::StatusOr<LinearArgs> ArgsOf(const CudaContext& context, const LinearParams& params) {
+  QUIRE_ASSIGN_OR_RETURN(LinearArgs args,
+                         ArgsOf(*params.weight, params.x, params.x_stride, params.num_rows));
+  UseWorkspace(context.linear_workspace, &args);
+  args.bias = params.bias;
+  args.residual = params.residual;
+  args.residual_stride = params.residual_stride;
+  args.y = params.y.data();
+  args.y_stride = params.y_stride;
+  args.y_is_bf16 = params.y.dtype() == DType::kBF16;
+  SetGate(params.gate, &args);
+  return args;
 }
 
 }  // namespace quire::kernels::linear_tile

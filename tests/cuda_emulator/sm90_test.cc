@@ -369,6 +369,7 @@ TEST_F(WarpgroupTest, MatchesDoublePrecision) {
   Check<F16, 64, 1, Operands::kRegisters>();
   Check<F16, 128, 0, Operands::kShared>();
   Check<BF16, 128, 1, Operands::kShared>();
+  Check<BF16, 256, 0, Operands::kShared>();
   Check<BF16, 128, 0, Operands::kRegisters>();
   Check<F16, 128, 1, Operands::kRegisters>();
 }

@@ -91,7 +91,12 @@ void LinearShapes(Benchmark* benchmark) {
   benchmark->Args({128256, 4096, 1});
 }
 BENCHMARK(Run<PlainLinear>)->Name("BM_Linear")->Apply(LinearShapes);
-BENCHMARK(Run<PlainLinear>)->Name("BM_Linear/tiny")->Args({128, 64, 3})->UseManualTime();
+BENCHMARK(Run<PlainLinear>)
+    ->Name("BM_Linear/tiny")
+    ->Args({128, 64, 3})
+    ->Args({128, 64, 66})
+    ->Args({128, 64, 130})
+    ->UseManualTime();
 void GatedShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
   for (const int rows : {1, 64, 4096}) benchmark->Args({28672, 4096, rows});

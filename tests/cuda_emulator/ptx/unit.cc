@@ -19,8 +19,9 @@ Plain WhereUnit, ShuffleUnit, AtomicUnit, NamedBarrierUnit, DependencyUnit, Load
 Plain CpAsync16Unit, CpAsync4Unit, LdMatrixX4Unit, LdMatrixX2Unit, LdMatrixX4TransUnit;
 Plain LdMatrixX2TransUnit, MovMatrixUnit, MmaBF16Unit, MmaF16Unit, ArithmeticUnit, ApproxUnit;
 Plain FloatPairUnit, HalfPairUnit, E4M3Unit, BitsUnit, BarrierRingUnit, BulkLoadUnit, RegistersUnit;
-Plain WgmmaSharedBF16N64Unit, WgmmaSharedBF16N128Unit, WgmmaSharedF16N64Unit;
-Plain WgmmaSharedF16N128Unit, WgmmaRegistersBF16N64Unit, WgmmaRegistersBF16N128Unit;
+Plain WgmmaSharedBF16N64Unit, WgmmaSharedBF16N128Unit, WgmmaSharedBF16N256Unit;
+Plain WgmmaSharedF16N64Unit, WgmmaSharedF16N128Unit, WgmmaRegistersBF16N64Unit,
+    WgmmaRegistersBF16N128Unit;
 Plain WgmmaRegistersF16N64Unit, WgmmaRegistersF16N128Unit;
 Mapped TmaLoad2DUnit, TmaLoad3DUnit;
 }
@@ -103,11 +104,13 @@ Words MmaInput(std::mt19937& random) {
   return words;
 }
 
-constexpr std::size_t kTileRows = 192;
+// Of A and B.
+template <std::size_t kN>
+inline constexpr std::size_t kTileRows = 64 + std::max<std::size_t>(kN, 128);
 template <typename T, std::size_t kN>
 Words WgmmaInput(std::mt19937& random) {
   Words words;
-  for (std::size_t i = 0; i < kTileRows * 32; ++i) words.push_back(NormalPair<T>(random));
+  for (std::size_t i = 0; i < kTileRows<kN> * 32; ++i) words.push_back(NormalPair<T>(random));
   for (int t = 0; t < 128; ++t) {
     for (std::size_t i = 0; i < kN / 2; ++i) words.push_back(NormalFloat(random));
     for (int i = 0; i < 4; ++i) words.push_back(NormalPair<T>(random));
@@ -430,7 +433,7 @@ double TileElement(const Words& in, std::size_t row, std::size_t k) {
 template <typename T, std::size_t kN, bool kShared>
 Words WgmmaExpected(const Words& in) {
   constexpr std::size_t kStride = kN / 2 + 4;
-  const std::uint32_t* const threads = in.data() + kTileRows * 32;
+  const std::uint32_t* const threads = in.data() + kTileRows<kN> * 32;
   const auto a = [&](std::size_t m, std::size_t k) {
     if (kShared) return TileElement<T>(in, m, k);
     return ElementA<T>(threads + m / 16 * 32 * kStride + kN / 2, kStride, m % 16, k % 16);
@@ -462,8 +465,9 @@ Unit Of(const char* name, Plain* twin, const LaunchShape& shape,
 }
 template <typename T, std::size_t kN, bool kShared>
 Unit Wgmma(const char* name, Plain* twin) {
-  Unit unit = Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows * 128},
-                 WgmmaInput<T, kN>, WgmmaExpected<T, kN, kShared>);
+  Unit unit =
+      Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows<kN> * 128},
+         WgmmaInput<T, kN>, WgmmaExpected<T, kN, kShared>);
   unit.is_float = true;
   unit.tolerance = 4e-6f;
   unit.hints = {"fence.proxy.async"};
@@ -552,6 +556,7 @@ std::vector<Unit> Sm90Units() {
            Of("RegistersUnit", RegistersUnit, {.threads = 384}, AnyWords<384>, Same)),
       Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
       Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
+      Wgmma<BF16, 256, true>("WgmmaSharedBF16N256Unit", WgmmaSharedBF16N256Unit),
       Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),
       Wgmma<F16, 128, true>("WgmmaSharedF16N128Unit", WgmmaSharedF16N128Unit),
       Wgmma<BF16, 64, false>("WgmmaRegistersBF16N64Unit", WgmmaRegistersBF16N64Unit),

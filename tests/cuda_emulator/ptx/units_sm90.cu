@@ -30,23 +30,38 @@ __device__ void CopyOut(std::uint32_t* out, std::uint32_t words) {
   for (std::uint32_t i = ThreadIndex(); i < words; i += BlockThreads()) out[i] = shared[i];
 }
 
-// Operands lie in shared memory under the 128-byte swizzle as `in` has them: A [64 rows][64], B as
-// 128 rows of 64 elements. Two steps of K, K-major B in the first group, MN-major in the second,
-// which ends with a product that does not accumulate.
-template <typename T, int kN, bool kShared>
-__device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
+// Descriptors of A [64 rows][64] and of B in rows and in columns.
+struct Operands {
+  std::uint64_t a;
+  std::uint64_t rows;
+  std::uint64_t columns;
+};
+
+// Words of A and B, which lie in shared memory under the 128-byte swizzle as `in` has them: B as
+// 128 rows of 64 elements, of which 256 columns have 256.
+template <int kN>
+inline constexpr std::uint32_t kTileWords = (64 + (kN > 128 ? kN : 128)) * 32;
+
+template <int kN>
+__device__ Operands LoadOperands(const std::uint32_t* in) {
   auto* const tile = reinterpret_cast<std::uint32_t*>(SharedMemory());
-  for (std::uint32_t i = ThreadIndex(); i < 192 * 32; i += 128) tile[i] = in[i];
+  for (std::uint32_t i = ThreadIndex(); i < kTileWords<kN>; i += 128) tile[i] = in[i];
   FenceAsyncShared();
   SyncBlock();
-  const std::uint64_t a = WgmmaDescriptor(tile, 0, 1024, SharedSwizzle::k128B);
-  const std::uint64_t rows = WgmmaDescriptor(tile + 64 * 32, 0, 1024, SharedSwizzle::k128B);
-  const std::uint64_t columns =
-      WgmmaDescriptor(tile + 64 * 32, 64 * 128, 1024, SharedSwizzle::k128B);
+  return {WgmmaDescriptor(tile, 0, 1024, SharedSwizzle::k128B),
+          WgmmaDescriptor(tile + 64 * 32, 0, 1024, SharedSwizzle::k128B),
+          WgmmaDescriptor(tile + 64 * 32, 64 * 128, 1024, SharedSwizzle::k128B)};
+}
+
+// Two steps of K, K-major B in the first group, MN-major in the second, which ends with a product
+// that does not accumulate.
+template <typename T, int kN, bool kShared>
+__device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
+  const auto [a, rows, columns] = LoadOperands<kN>(in);
   float sums[kN / 2];
   float others[kN / 2];
   std::uint32_t fragment[4];
-  in += 192 * 32 + ThreadIndex() * (kN / 2 + 4);
+  in += kTileWords<kN> + ThreadIndex() * (kN / 2 + 4);
   for (int i = 0; i < kN / 2; ++i) sums[i] = others[i] = BitsFloat(in[i]);
   for (int i = 0; i < 4; ++i) fragment[i] = in[kN / 2 + i];
   WgmmaPin(sums);
@@ -74,6 +89,32 @@ __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
   WgmmaWait<0>();
   WgmmaPin(others);
   for (int i = 0; i < kN / 2; ++i) out[kN / 2 + i] = FloatBits(others[i]);
+}
+
+// The same from shared memory one after the other: both sets of sums do not fit in registers.
+template <typename T, int kN>
+__device__ void MultiplyInTurn(const std::uint32_t* in, std::uint32_t* out) {
+  const auto [a, rows, columns] = LoadOperands<kN>(in);
+  float sums[kN / 2];
+  in += kTileWords<kN> + ThreadIndex() * (kN / 2 + 4);
+  out += ThreadIndex() * kN;
+  for (int i = 0; i < kN / 2; ++i) sums[i] = BitsFloat(in[i]);
+  WgmmaPin(sums);
+  WgmmaFence();
+  WgmmaShared<T, kN>(sums, a, rows, true);
+  WgmmaShared<T, kN>(sums, a + 2, rows + 2, true);
+  WgmmaCommit();
+  WgmmaWait<0>();
+  WgmmaPin(sums);
+  for (int i = 0; i < kN / 2; ++i) out[i] = FloatBits(sums[i]);
+  WgmmaPin(sums);
+  WgmmaFence();
+  WgmmaShared<T, kN, 1>(sums, a + 4, columns, in[0] == 0x7fc00000u);
+  WgmmaShared<T, kN, 1>(sums, a + 6, columns + 128, true);
+  WgmmaCommit();
+  WgmmaWait<0>();
+  WgmmaPin(sums);
+  for (int i = 0; i < kN / 2; ++i) out[kN / 2 + i] = FloatBits(sums[i]);
 }
 
 }  // namespace
@@ -170,6 +211,9 @@ __global__ void WgmmaSharedBF16N64Unit(const std::uint32_t* in, std::uint32_t* o
 }
 __global__ void WgmmaSharedBF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
   Multiply<BF16, 128, true>(in, out);
+}
+__global__ void WgmmaSharedBF16N256Unit(const std::uint32_t* in, std::uint32_t* out) {
+  MultiplyInTurn<BF16, 256>(in, out);
 }
 __global__ void WgmmaSharedF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
   Multiply<F16, 64, true>(in, out);

@@ -1,6 +1,6 @@
-// Mistakes planted in copies of the kernels that go on behind a product: the emulator ends the
-// process, says what is wrong, and accepts the kernel as it is. Which text is which mistake:
-// CMakeLists.txt.
+// Mistakes planted in copies of the kernels that go on behind a product, and of the product of
+// Hopper: the emulator ends the process, says what is wrong, and accepts the kernel as it is. Which
+// text is which mistake: CMakeLists.txt.
 
 #include <gtest/gtest.h>
 
@@ -40,6 +40,14 @@ absl::Status GroupedLinearTensorCoreCudaPlacesOverFlag(const CudaContext& contex
                                                        const GroupedLinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesNotWhole(const CudaContext& context,
                                                        const GroupedLinearParams& params);
+absl::StatusOr<bool> LinearSm90CudaStageStillRead(const CudaContext& context,
+                                                  const LinearParams& params);
+absl::StatusOr<bool> LinearSm90CudaStageGivenAwayEarly(const CudaContext& context,
+                                                       const LinearParams& params);
+absl::StatusOr<bool> LinearSm90CudaSumsOverStages(const CudaContext& context,
+                                                  const LinearParams& params);
+absl::StatusOr<bool> LinearSm90CudaSumsNotWhole(const CudaContext& context,
+                                                const LinearParams& params);
 
 }  // namespace internal
 
@@ -248,6 +256,35 @@ TEST_F(PlantedDeathTest, SumsBehindTheirProduct) {
                Says("grouped_linear", "PlacesOverFlag", kThreads));
   EXPECT_DEATH(run(internal::GroupedLinearTensorCoreCudaPlacesNotWhole),
                Says("grouped_linear", "PlacesNotWhole", kThreads));
+}
+
+// More tiles of K than stages, one sub-range.
+TEST_F(PlantedDeathTest, ProductOfHopper) {
+  constexpr std::uint32_t kFeatures = 128, kInputs = 384, kRows = 130;
+  const PackedLinear weight = Pack(kFeatures, kInputs, 1);
+  const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));
+  const DeviceArray<float> y(cuda(), kRows * kFeatures);
+  const LinearParams params{.x = x.data(),
+                            .weight = &weight,
+                            .y = y.data(),
+                            .x_stride = kInputs,
+                            .y_stride = kFeatures,
+                            .num_rows = kRows};
+  const auto run = [&](auto linear) {
+    const absl::StatusOr<bool> is_launched = linear(context(), params);
+    ASSERT_TRUE(is_launched.ok() && *is_launched);
+    cuda().Wait();
+  };
+  run(internal::LinearSm90Cuda);
+  const auto says = [](const std::string& name, const std::string& what) {
+    return Says("linear sm_90a", name, what);
+  };
+  EXPECT_DEATH(run(internal::LinearSm90CudaStageStillRead),
+               "kernel linear sm_90a, .*an arrival beyond the 1 of this phase .*/StageStillRead/");
+  EXPECT_DEATH(run(internal::LinearSm90CudaStageGivenAwayEarly),
+               says("StageGivenAwayEarly", kThreads));
+  EXPECT_DEATH(run(internal::LinearSm90CudaSumsOverStages), says("SumsOverStages", kThreads));
+  EXPECT_DEATH(run(internal::LinearSm90CudaSumsNotWhole), says("SumsNotWhole", kThreads));
 }
 
 }  // namespace

@@ -1,0 +1,291 @@
+// Linear on compute capability 9.0 for more rows than kLinearSmallRows, bf16 by bf16: tiles of x
+// and of the weights by TMA, products by wgmma. See README.md, "Hopper".
+//
+// Weights are the row operand and tokens the column operand, as in the portable tile, whose bits
+// this one has: MMA steps of 16 inputs ascend from zero in each sub-range, sub-ranges are added in
+// index order (linear_reduction.h). A block computes 128 features x kTokens rows over all of K. A
+// warp produces: a ring of stages of 64 inputs, weights and tokens on one barrier. Two warpgroups
+// consume, 64 features each; with a gate those are 64 features of the first half of the matrix and
+// the 64 that they gate. One sub-range: 256 tokens, whose products take as long as reading their
+// operands, 128 sums a thread. Several: 128 tokens, since sub-ranges need a second set of sums.
+// Per stage of 256 tokens 48 KB arrive and 8 products read 80 KB.
+//
+// Ideas: swapped operands, TensorRT-LLM; warp roles and promotion, CUTLASS and DeepGEMM; blocks in
+// groups of tiles that share operands in L2, Triton's tutorial.
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "base/status.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/wgmma.cuh"
+#include "kernels/cuda/tma_descriptor.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_tile.cuh"
+
+namespace quire::kernels {
+namespace {
+
+using cuda::kLinearTileK;
+using cuda::kLinearTileN;
+using linear_tile::kHalfTile;
+using linear_tile::kOutPitch;
+using linear_tile::kRowBytes;
+using linear_tile::kSteps;
+using linear_tile::LinearArgs;
+using linear_tile::Work;
+
+// Warps 0 to 7 are the two warpgroups that consume, whose threads are those of the portable block;
+// warp 8 produces.
+constexpr std::uint32_t kConsumerThreads = linear_tile::kThreads;
+constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
+constexpr std::uint32_t kBlockThreads = kConsumerThreads + cuda::kWarpSize;
+constexpr std::uint32_t kConsumerBarrier = 1;  // named; of both warpgroups
+// Rows of weights in a box, the 64 features of a warpgroup.
+constexpr std::uint32_t kBoxBytes = kHalfTile * kRowBytes;
+// Tiles of tokens that blocks of neighbouring indices share weights over: what they read of x stays
+// in L2 while the weights pass once.
+constexpr std::uint32_t kGroupTiles = 16;
+
+// Shared memory: stages of 128 features and kTokens rows of x, rows of 128 bytes under the 128-byte
+// swizzle, then barriers. Behind the last stage the sums lie there on their way out.
+template <std::uint32_t kTokens>
+struct Ring {
+  static constexpr std::uint32_t kTokensAt = kLinearTileN * kRowBytes;  // in a stage
+  static constexpr std::uint32_t kStageBytes = kTokensAt + kTokens * kRowBytes;
+  static constexpr std::uint32_t kStages = 192 * 1024 / kStageBytes;
+  static constexpr std::uint32_t kBarriersAt = kStages * kStageBytes;
+  static constexpr std::uint32_t kBytes = kBarriersAt + 2 * kStages * sizeof(cuda::Barrier);
+  static_assert(kTokens * kOutPitch * sizeof(float) <= kBarriersAt);
+
+  std::byte* shared;
+
+  __device__ __forceinline__ std::byte* weights(std::uint32_t stage) const {
+    return shared + stage * kStageBytes;
+  }
+  __device__ __forceinline__ std::byte* tokens(std::uint32_t stage) const {
+    return weights(stage) + kTokensAt;
+  }
+  __device__ __forceinline__ cuda::Barrier* full(std::uint32_t stage) const {
+    return reinterpret_cast<cuda::Barrier*>(shared + kBarriersAt) + stage;
+  }
+  __device__ __forceinline__ cuda::Barrier* empty(std::uint32_t stage) const {
+    return full(kStages + stage);
+  }
+};
+
+// Blocks in groups of kGroupTiles tiles of tokens, in a group all of these for each tile of
+// features.
+template <std::uint32_t kTokens>
+__device__ __forceinline__ Work OwnWork(const LinearArgs& args) {
+  const std::uint32_t token_tiles = (args.num_rows + kTokens - 1) / kTokens;
+  const std::uint32_t feature_tiles = (args.n + kLinearTileN - 1) / kLinearTileN;
+  const std::uint32_t group_blocks = kGroupTiles * feature_tiles;
+  const std::uint32_t first = cuda::BlockX() / group_blocks * kGroupTiles;
+  const std::uint32_t in_group = cuda::BlockX() % group_blocks;
+  const std::uint32_t width = token_tiles - first < kGroupTiles ? token_tiles - first : kGroupTiles;
+  Work work{};
+  work.feature_tile = in_group / width;
+  work.n0 = work.feature_tile * (args.has_gate ? kHalfTile : kLinearTileN);
+  work.m0 = (first + in_group % width) * kTokens;
+  work.tile_end = (args.k + kLinearTileK - 1) / kLinearTileK;
+  return work;
+}
+
+// All stages of a block, by one thread.
+template <std::uint32_t kTokens>
+__device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMap* weights,
+                                        const CUtensorMap* tokens, const Ring<kTokens>& ring,
+                                        const Work& work) {
+  using R = Ring<kTokens>;
+  const auto load_weights = [&](std::uint32_t tile, std::uint32_t stage) {
+    cuda::BarrierExpect(ring.full(stage), R::kStageBytes);
+    const auto input = static_cast<std::int32_t>(tile * kLinearTileK);
+    cuda::TmaLoad2D(ring.weights(stage), weights, ring.full(stage), input,
+                    static_cast<std::int32_t>(work.n0), cuda::L2Hint::kNormal);
+    cuda::TmaLoad2D(ring.weights(stage) + kBoxBytes, weights, ring.full(stage), input,
+                    static_cast<std::int32_t>(work.n0 + kHalfTile + args.up_distance),
+                    cuda::L2Hint::kNormal);
+  };
+  const auto load_tokens = [&](std::uint32_t tile, std::uint32_t stage) {
+    cuda::TmaLoad2D(ring.tokens(stage), tokens, ring.full(stage),
+                    static_cast<std::int32_t>(tile * kLinearTileK),
+                    static_cast<std::int32_t>(work.m0), cuda::L2Hint::kNormal);
+  };
+  const std::uint32_t at_once = work.tile_end < R::kStages ? work.tile_end : R::kStages;
+  for (std::uint32_t tile = 0; tile < at_once; ++tile) load_weights(tile, tile);
+  cuda::DependencyWait();
+  for (std::uint32_t tile = 0; tile < at_once; ++tile) load_tokens(tile, tile);
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;
+#pragma unroll 1
+  for (std::uint32_t tile = at_once; tile < work.tile_end; ++tile) {
+    cuda::BarrierWait(ring.empty(stage), parity);
+    load_weights(tile, stage);
+    load_tokens(tile, stage);
+    if (++stage == R::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+}
+
+// The sums of a block, 64 features a warpgroup; sums[4 j + i] of a thread is feature
+// 16 warp + lane / 4 + 8 (i / 2), token 8 j + 2 (lane % 4) + i % 2 of the tile.
+template <std::uint32_t kTokens, bool kPromote>
+__device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kTokens>& ring,
+                                        const Work& work) {
+  using R = Ring<kTokens>;
+  constexpr std::uint32_t kSums = kTokens / 2;
+  const std::uint32_t group = cuda::Warp() / 4;
+  const std::uint64_t first_a = cuda::WgmmaDescriptor(ring.weights(0) + group * kBoxBytes, 0, 1024,
+                                                      cuda::SharedSwizzle::k128B);
+  const std::uint64_t first_b =
+      cuda::WgmmaDescriptor(ring.tokens(0), 0, 1024, cuda::SharedSwizzle::k128B);
+  // A stage is free again once the products of the next one are under way.
+  const auto release = [&ring](std::uint32_t stage) {
+    if (cuda::Lane() == 0) cuda::BarrierArrive(ring.empty(stage));
+  };
+  float sums[kSums];
+  [[maybe_unused]] float total[kPromote ? kSums : 1];
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;
+  std::uint32_t before = 0;  // the stage in front
+  std::uint32_t tile = 0;
+  while (tile < work.tile_end) {
+    const bool is_first = tile == 0;
+    const std::uint32_t begin = tile;
+    const std::uint32_t left = work.tile_end - tile;
+    const std::uint32_t end = tile + (left < args.tiles_per_split ? left : args.tiles_per_split);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSums; ++i) sums[i] = 0;
+    cuda::WgmmaPin(sums);
+    // Not unrolled: the products of a stage hide what a turn of the loop costs.
+#pragma unroll 1
+    for (; tile < end; ++tile) {
+      cuda::BarrierWait(ring.full(stage), parity);
+      const std::uint64_t a = first_a + stage * (R::kStageBytes / 16);
+      const std::uint64_t b = first_b + stage * (R::kStageBytes / 16);
+      cuda::WgmmaFence();
+#pragma unroll
+      for (std::uint32_t step = 0; step < kSteps; ++step) {
+        cuda::WgmmaShared<BF16, kTokens>(sums, a + step * 2, b + step * 2, true);
+      }
+      cuda::WgmmaCommit();
+      cuda::WgmmaWait<1>();
+      if (tile != begin) release(before);
+      before = stage;
+      if (++stage == R::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    cuda::WgmmaWait<0>();
+    cuda::WgmmaPin(sums);
+    release(before);
+    if constexpr (kPromote) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSums; ++i) {
+        total[i] = is_first ? sums[i] : cuda::Add(total[i], sums[i]);
+      }
+    }
+  }
+  // Both warpgroups are past their last stage, and every copy has arrived: the ring becomes the
+  // output tile.
+  cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
+  auto* const out = reinterpret_cast<float*>(ring.shared);
+  const std::uint32_t feature = cuda::Warp() * 16 + cuda::Lane() / 4;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kSums; ++i) {
+    const std::uint32_t token = i / 4 * 8 + cuda::Lane() % 4 * 2 + i % 2;
+    float sum;
+    if constexpr (kPromote) {
+      sum = total[i];
+    } else {
+      sum = sums[i];
+    }
+    out[token * kOutPitch + feature + i / 2 % 2 * 8] = sum;
+  }
+  cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
+  // y may be what the kernel in front reads, and a residual what it wrote.
+  cuda::DependencyWait();
+  linear_tile::StoreRows<kTokens>(out, args, work);
+}
+
+template <std::uint32_t kTokens, bool kPromote>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    LinearKernelSm90(const __grid_constant__ LinearArgs args,
+                     const __grid_constant__ CUtensorMap weights,
+                     const __grid_constant__ CUtensorMap tokens) {
+  using R = Ring<kTokens>;
+  cuda::DependencyLaunch();
+  const R ring{cuda::SharedMemory()};
+  if (cuda::ThreadIndex() == 0) {
+    for (std::uint32_t stage = 0; stage < R::kStages; ++stage) {
+      cuda::BarrierInit(ring.full(stage), 1);
+      cuda::BarrierInit(ring.empty(stage), kConsumerWarps);
+    }
+    cuda::BarrierInitFence();
+    cuda::TmaPrefetchMap(&weights);
+    cuda::TmaPrefetchMap(&tokens);
+  }
+  cuda::SyncBlock();
+  const Work work = OwnWork<kTokens>(args);
+  if (cuda::Warp() == kConsumerWarps) {
+    if (cuda::Lane() == 0) Produce<kTokens>(args, &weights, &tokens, ring, work);
+  } else {
+    Consume<kTokens, kPromote>(args, ring, work);
+  }
+}
+
+// [rows, k] of bf16 in boxes of `box_rows` rows and 64 columns, zeros outside.
+absl::StatusOr<cuda::TmaTile> MapOf(const void* matrix, std::uint32_t rows, std::uint32_t k,
+                                    std::int64_t stride, std::uint32_t box_rows) {
+  return cuda::EncodeTma({.builder = "linear",
+                          .base = matrix,
+                          .dtype = DType::kBF16,
+                          .rank = 2,
+                          .extents = {k, rows},
+                          .strides = {static_cast<std::uint64_t>(stride) * 2},
+                          .box = {kLinearTileK, box_rows},
+                          .swizzle = cuda::TmaSwizzle::k128B,
+                          .l2 = cuda::TmaL2Promotion::k256B,
+                          .tile = {box_rows, 1, kLinearTileK}});
+}
+
+template <std::uint32_t kTokens, bool kPromote>
+absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args) {
+  const auto weights = MapOf(args.w, args.n, args.k, args.k, kHalfTile);
+  const auto tokens = MapOf(args.x, args.num_rows, args.k, args.x_stride, kTokens);
+  if (!weights.ok() || !tokens.ok()) return false;
+  QUIRE_RETURN_IF_ERROR(cuda::Launch(
+      context, "linear sm_90a", LinearKernelSm90<kTokens, kPromote>,
+      {.blocks_x = cuda::LinearTilesN(args.n) * ((args.num_rows + kTokens - 1) / kTokens),
+       .threads = kBlockThreads,
+       .shared_bytes = Ring<kTokens>::kBytes + cuda::kSharedAlignment,
+       .programmatic = true},
+      args, weights->map(), tokens->map()));
+  return true;
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params) {
+  QUIRE_ASSIGN_OR_RETURN(const LinearArgs args, linear_tile::ArgsOf(context, params));
+  const std::uint32_t tiles = cuda::LinearTilesK(args.k);
+  // The tile of 128 tokens adds one sub-range, too.
+  if (args.tiles_per_split < tiles || args.num_rows <= 128) {
+    return LaunchTile<128, true>(context, args);
+  }
+  return LaunchTile<256, false>(context, args);
+}
+
+}  // namespace internal
+}  // namespace quire::kernels
