@@ -1,5 +1,7 @@
 #include "server/descriptor_limit.h"
 
+#include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -8,6 +10,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/file_descriptor.h"
 #include "base/logging.h"
 
 namespace quire::server {
@@ -19,24 +22,48 @@ namespace {
 constexpr std::int64_t kOtherDescriptors = 512;
 constexpr std::int64_t kDescriptorsOfCall = 3;  // a connection's own and a socket pair
 constexpr std::int64_t kMinGrpcDescriptors = 16 * kDescriptorsOfCall;
+// What the default limits of connections need at most, in half a MiB of the system.
+constexpr rlim_t kPreparedDescriptors = 1 << 16;
+
+// The error of the system, 0 without one.
+int GrowDescriptorTable(rlim_t limit) {
+  const FileDescriptor any(eventfd(0, EFD_CLOEXEC));
+  if (any.fd < 0) return errno;
+  const auto last = static_cast<int>(std::min(limit, kPreparedDescriptors)) - 1;
+  const FileDescriptor highest(fcntl(any.fd, F_DUPFD_CLOEXEC, last));
+  return highest.fd < 0 ? errno : 0;
+}
 
 }  // namespace
 
-void RaiseDescriptorLimit() {
+RaisedDescriptorLimit RaiseDescriptorLimit() {
   rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    return log::Warn("server", "limit of open files unknown", {{"error", std::strerror(errno)}});
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return {.read_error = errno};
+  RaisedDescriptorLimit result = {.from = limit.rlim_cur, .to = limit.rlim_max};
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    result.raise_error = errno;
+  } else {
+    result.table_error = GrowDescriptorTable(limit.rlim_max);
   }
-  const rlimit raised = {.rlim_cur = limit.rlim_max, .rlim_max = limit.rlim_max};
-  if (setrlimit(RLIMIT_NOFILE, &raised) != 0) {
-    return log::Warn("server", "limit of open files not raised",
-                     {{"soft", static_cast<std::uint64_t>(limit.rlim_cur)},
-                      {"hard", static_cast<std::uint64_t>(limit.rlim_max)},
-                      {"error", std::strerror(errno)}});
+  return result;
+}
+
+void LogDescriptorLimit(const RaisedDescriptorLimit& limit) {
+  if (limit.read_error != 0) {
+    return log::Warn("server", "limit of open files unknown",
+                     {{"error", std::strerror(limit.read_error)}});
   }
-  log::Info("server", "limit of open files raised",
-            {{"from", static_cast<std::uint64_t>(limit.rlim_cur)},
-             {"to", static_cast<std::uint64_t>(raised.rlim_cur)}});
+  if (limit.raise_error != 0) {
+    return log::Warn(
+        "server", "limit of open files not raised",
+        {{"soft", limit.from}, {"hard", limit.to}, {"error", std::strerror(limit.raise_error)}});
+  }
+  log::Info("server", "limit of open files raised", {{"from", limit.from}, {"to", limit.to}});
+  if (limit.table_error != 0) {
+    log::Warn("server", "table of open files not enlarged",
+              {{"error", std::strerror(limit.table_error)}});
+  }
 }
 
 GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,

@@ -9,9 +9,23 @@
 
 namespace quire::server {
 
+struct RaisedDescriptorLimit {
+  std::uint64_t from = 0;
+  std::uint64_t to = 0;
+  // Errors of the system, 0 without one.
+  int read_error = 0;
+  int raise_error = 0;
+  int table_error = 0;
+};
+
 // Raises the soft limit of open files to the hard one, which the system's defaults leave far above
-// it, and logs both.
-void RaiseDescriptorLimit();
+// it, and enlarges the system's table of them to what they may need, 65 536 at most. A table that
+// is full is doubled, and in a process of several threads the system waits for all processors
+// meanwhile: the first flood of connections would keep a new one waiting for 20 to 40 ms. So this
+// is called while the process has one thread, before there is a log.
+RaisedDescriptorLimit RaiseDescriptorLimit();
+
+void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
 struct GrpcConnectionLimit {
   std::int32_t max_connections = 0;

@@ -66,6 +66,7 @@ int Run(Flags flags) {
   }
   if (flags.validate || !flags.print_format.empty()) return quire::server::kExitOk;
   quire::server::BlockSignals();
+  const quire::server::RaisedDescriptorLimit descriptors = quire::server::RaiseDescriptorLimit();
   const quire::log::Options log_options = ToOptions(*config).logging;
   quire::server::Daemon daemon(std::move(flags.sources), std::move(config));
   quire::server::SignalThread signals({.stop = [&] { daemon.RequestStop(); },
@@ -74,7 +75,7 @@ int Run(Flags flags) {
   const absl::Status logging = quire::log::Configure(log_options);
   if (!logging.ok()) return PrintErrors({"logging.file: " + std::string(logging.message())});
   quire::log::FlushOnCrash();
-  quire::server::RaiseDescriptorLimit();
+  quire::server::LogDescriptorLimit(descriptors);
   return daemon.Run();
 }
 

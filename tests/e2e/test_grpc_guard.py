@@ -6,6 +6,7 @@ The guard before gRPC (server/edge/frame_guard.h) ends the connection that attac
 import contextlib
 import os
 import pathlib
+import resource
 import socket
 import struct
 import time
@@ -258,6 +259,14 @@ def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, open
 
 def num_descriptors(daemon):
     return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+
+def test_the_table_of_descriptors_does_not_grow_while_clients_wait(daemon):
+    """Its growth keeps new connections waiting for tens of milliseconds, so it has its size from the start."""
+    process = daemon.process.pid
+    status = pathlib.Path(f"/proc/{process}/status").read_text()
+    size = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("FDSize:"))
+    assert size >= min(resource.prlimit(process, resource.RLIMIT_NOFILE)[0], 65536)
 
 
 def test_a_connection_takes_nothing_of_grpc_before_its_first_call(api, daemon):
