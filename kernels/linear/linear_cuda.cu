@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "base/status.h"
 #include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/last_block.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/kv_store/kv_dispatch.h"
@@ -26,8 +27,8 @@ namespace {
 
 using cuda::HasFewGroupRows;
 using cuda::kFewGroupRows;
+using last_block::ArrivesLast;
 using linear_tile::ArgsOf;
-using linear_tile::ArrivesLast;
 using linear_tile::kHalfTile;
 using linear_tile::kThreads;
 using linear_tile::kWarps;

@@ -30,6 +30,7 @@
 #include "base/status.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/last_block.cuh"
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/thread.cuh"
@@ -429,26 +430,6 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
   }
 }
 
-// Counts the arrival of this block; true in the last of `count` to arrive, which then sees what the
-// others wrote, and leaves the counter at 0. `flag` is shared memory, free for other use after the
-// next barrier.
-__device__ __forceinline__ bool ArrivesLast(std::uint32_t* counter, std::uint32_t count,
-                                            std::uint32_t* flag) {
-  // The fences are those of the thread that does the atomic: what the barrier orders before the
-  // first is released with it, what the second acquires is passed on by the barrier behind. Fences
-  // of all threads in front of the barrier would be followed by no atomic of theirs.
-  cuda::SyncBlock();
-  if (cuda::ThreadIndex() == 0) {
-    cuda::DeviceFence();
-    *flag = cuda::AtomicAdd(counter, 1u);
-    cuda::DeviceFence();
-  }
-  cuda::SyncBlock();
-  if (*flag + 1 != count) return false;
-  if (cuda::ThreadIndex() == 0) *counter = 0;
-  return true;
-}
-
 // Adds the sums of all sub-ranges of this output tile in index order, in the block that comes last;
 // returns false in the others. `flag` is shared memory.
 template <typename S>
@@ -464,7 +445,7 @@ __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, cons
   for (std::uint32_t v = 0; v < kValues; ++v) {
     own[v * kThreads] = sums[v / 4 / S::kTilesM][v / 4 % S::kTilesM][v % 4];
   }
-  if (!ArrivesLast(args.counters + output, args.grid_splits, flag)) return false;
+  if (!last_block::ArrivesLast(args.counters + output, args.grid_splits, flag)) return false;
   for (std::uint32_t split = 0; split < args.grid_splits; ++split) {
     const float* const from = tile + split * kValues * kThreads + cuda::ThreadIndex();
 #pragma unroll

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "base/status.h"
+#include "kernels/cuda/last_block.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/linear/linear_tile.cuh"
@@ -21,7 +22,7 @@
 namespace quire::kernels {
 namespace {
 
-using linear_tile::ArrivesLast;
+using last_block::ArrivesLast;
 using linear_tile::kThreads;
 using linear_tile::kWarps;
 using linear_tile::LinearArgs;

@@ -27,7 +27,6 @@ struct Layout {
   std::int64_t results;  // in a slot
   std::int64_t tops;     // in a slot
   std::int64_t slot_bytes;
-  std::int64_t states;
   std::int64_t buckets;
   std::int64_t x;
   std::int64_t keys;
@@ -57,6 +56,7 @@ ListSizes Sum(const ListSizes& a, const ListSizes& b) {
 struct Staged {
   std::byte* begin;
   DeviceRow* rows;
+  SamplerState* states;  // zero, so that the copy of the input is what clears them on the device
   TokenCount* history;
   LogitBias* bias;
   std::int32_t* banned;
@@ -77,10 +77,11 @@ std::int64_t MaskBytes(std::uint32_t vocab) {
 }
 
 std::int64_t ListBytes(std::int64_t rows, const ListSizes& sizes, std::uint32_t vocab) {
-  const std::int64_t bytes =
-      rows * std::int64_t{sizeof(DeviceRow)} + sizes.history * std::int64_t{sizeof(TokenCount)} +
-      sizes.bias * std::int64_t{sizeof(LogitBias)} +
-      sizes.banned * std::int64_t{sizeof(std::int32_t)} + sizes.masks * MaskBytes(vocab);
+  const std::int64_t bytes = rows * std::int64_t{sizeof(DeviceRow) + sizeof(SamplerState)} +
+                             sizes.history * std::int64_t{sizeof(TokenCount)} +
+                             sizes.bias * std::int64_t{sizeof(LogitBias)} +
+                             sizes.banned * std::int64_t{sizeof(std::int32_t)} +
+                             sizes.masks * MaskBytes(vocab);
   return (bytes + 7) / 8 * 8;
 }
 
@@ -103,12 +104,11 @@ Layout LayoutFor(const DeviceSamplerLimits& limits) {
   layout.tops = take(rows * limits.max_logprobs * std::int64_t{sizeof(TopLogprob)});
   layout.slot_bytes = at;
   at *= DeviceSampler::kSlots;
-  layout.states = take(group * std::int64_t{sizeof(SamplerState)});
   layout.buckets = take(group * internal::kSamplerBuckets * std::int64_t{sizeof(std::uint64_t)});
   layout.x = take(group * XStride(limits.vocab) * std::int64_t{sizeof(float)});
   layout.keys = take(group * limits.vocab * std::int64_t{sizeof(std::uint64_t)});
   layout.part_sums = take(group * NumParts(limits.vocab) * std::int64_t{sizeof(float)});
-  layout.has_text = take(limits.vocab);
+  layout.has_text = take(XStride(limits.vocab));
   layout.total = at;
   return layout;
 }
@@ -252,7 +252,9 @@ Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& size
   staged.begin = host(slot) + of.input_used;
   staged.bytes = ListBytes(static_cast<std::int64_t>(num_rows), sizes, limits.vocab);
   staged.rows = reinterpret_cast<DeviceRow*>(staged.begin);
-  staged.history = reinterpret_cast<TokenCount*>(staged.rows + num_rows);
+  staged.states = reinterpret_cast<SamplerState*>(staged.rows + num_rows);
+  std::fill_n(staged.states, num_rows, SamplerState{});
+  staged.history = reinterpret_cast<TokenCount*>(staged.states + num_rows);
   staged.bias = reinterpret_cast<LogitBias*>(staged.history + sizes.history);
   staged.banned = reinterpret_cast<std::int32_t*>(staged.bias + sizes.bias);
   staged.masks = reinterpret_cast<std::uint32_t*>(staged.banned + sizes.banned);
@@ -317,19 +319,15 @@ absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
   internal::SamplerNeeds needs;
   for (const DeviceRow& row : rows) {
     needs.edits = needs.edits || row.edited;
+    needs.moments = needs.moments || row.top_n_sigma > 0.0f;
     needs.samples = needs.samples || !row.greedy;
     needs.filters = needs.filters || row.filtered;
     needs.logprobs = needs.logprobs || row.num_logprobs >= 0;
     needs.tops = needs.tops || row.num_logprobs > 0;
   }
-  const Stream& stream = *backend.cuda()->stream;
-  const std::int64_t buckets = layout.x - layout.buckets;
-  QUIRE_RETURN_IF_ERROR(stream.Zero(args.states, layout.buckets - layout.states));
-  if (needs.filters) QUIRE_RETURN_IF_ERROR(stream.Zero(args.buckets, buckets));
   if constexpr (kHasCuda) {
     QUIRE_RETURN_IF_ERROR(internal::LaunchSamples(*backend.cuda(), args, needs));
     if (!needs.logprobs) return absl::OkStatus();
-    if (needs.tops) QUIRE_RETURN_IF_ERROR(stream.Zero(args.buckets, buckets));
     return internal::LaunchLogprobs(*backend.cuda(), args, needs);
   }
   return absl::OkStatus();
@@ -352,7 +350,6 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
   args.masks = on_device(staged.masks);
   args.has_text =
       has_text.empty() ? nullptr : reinterpret_cast<const std::uint8_t*>(gpu(layout.has_text));
-  args.states = reinterpret_cast<SamplerState*>(gpu(layout.states));
   args.buckets = reinterpret_cast<std::uint64_t*>(gpu(layout.buckets));
   args.x = reinterpret_cast<float*>(gpu(layout.x));
   args.keys = reinterpret_cast<std::uint64_t*>(gpu(layout.keys));
@@ -368,6 +365,7 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
     const auto group =
         rows.subspan(at, std::min<std::size_t>(internal::kSamplerRows, rows.size() - at));
     args.rows = on_device(group.data());
+    args.states = const_cast<SamplerState*>(on_device(staged.states + at));
     args.num_rows = static_cast<std::uint32_t>(group.size());
     QUIRE_RETURN_IF_ERROR(EnqueueGroup(group, args));
   }
@@ -450,6 +448,7 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   }
   if (!has_text.empty()) {
     const Stream& stream = *backend.cuda()->stream;
+    QUIRE_RETURN_IF_ERROR(stream.Zero(state->gpu(layout.has_text), XStride(limits.vocab)));
     QUIRE_RETURN_IF_ERROR(stream.Copy(state->gpu(layout.has_text), has_text.data(),
                                       static_cast<std::int64_t>(has_text.size())));
     QUIRE_RETURN_IF_ERROR(stream.Synchronize());

@@ -12,20 +12,29 @@
 namespace quire::kernels::internal {
 namespace {
 
+using last_block::ArrivesLast;
+
 constexpr std::uint32_t kVirtualLanes = 16;
-constexpr std::uint32_t kPartsPerBlock = kSamplerThreads / kVirtualLanes;
+// A warp a block, so that the few parts of a row are spread over many multiprocessors.
+constexpr std::uint32_t kSumThreads = cuda::kWarpSize;
+constexpr std::uint32_t kPartsPerBlock = kSumThreads / kVirtualLanes;
 
 __device__ __forceinline__ bool Asked(const DeviceRow& row, const SamplerState& state) {
   return row.num_logprobs >= 0 && state.token >= 0;
 }
 
-__global__ void __launch_bounds__(kSamplerThreads)
+__global__ void __launch_bounds__(kSumThreads)
     LogprobSumKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   const SamplerState& state = args.states[cuda::BlockY()];
   if (!Asked(row, state)) return;
+  if (row.num_logprobs > 0) {
+    ClearBuckets(args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+  }
+  constexpr std::uint32_t kAtOnce = 8;  // loads under way
+  const float* const logits = row.logits;
   const float max = KeyValue(state.raw_max);
   const std::uint32_t lane = cuda::ThreadIndex() % kVirtualLanes;
   const std::uint32_t part = cuda::BlockX() * kPartsPerBlock + cuda::ThreadIndex() / kVirtualLanes;
@@ -34,8 +43,15 @@ __global__ void __launch_bounds__(kSamplerThreads)
     const std::uint32_t begin = part * kSamplerSumPart;
     const std::uint32_t end =
         args.vocab - begin < kSamplerSumPart ? args.vocab : begin + kSamplerSumPart;
-    for (std::uint32_t i = begin + lane; i < end; i += kVirtualLanes) {
-      sum = cuda::Add(sum, ExactExp(cuda::Sub(row.logits[i], max)));
+    for (std::uint32_t first = begin + lane; first < end; first += kAtOnce * kVirtualLanes) {
+      float values[kAtOnce];
+#pragma unroll
+      for (std::uint32_t j = 0; j < kAtOnce; ++j) {
+        const std::uint32_t i = first + j * kVirtualLanes;
+        values[j] = i < end ? logits[i] : kMinusInfinity;  // whose exponential is 0
+      }
+#pragma unroll
+      for (const float value : values) sum = cuda::Add(sum, ExactExp(cuda::Sub(value, max)));
     }
   }
 #pragma unroll
@@ -47,66 +63,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   }
 }
 
-// Ids that are likelier than the token, and counts by the first digit where best ids are asked for.
-__global__ void __launch_bounds__(kSamplerThreads)
-    LogprobRankKernel(const __grid_constant__ SamplerArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const DeviceRow& row = args.rows[cuda::BlockY()];
-  SamplerState& state = args.states[cuda::BlockY()];
-  if (!Asked(row, state)) return;
-  auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
-  ClearSums(search);
-  const auto token = static_cast<std::uint32_t>(state.token);
-  const std::uint64_t token_key = OrderKey(row.logits[token], token);
-  std::uint32_t better = 0;
-  const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
-    if (!HasText(args, i)) continue;
-    const float logit = row.logits[i];
-    const std::uint64_t key = OrderKey(logit, i);
-    if (key > token_key) ++better;
-    if (row.num_logprobs > 0 && logit > kMinusInfinity) {
-      cuda::AtomicAdd(&search.sums[key >> 53], std::uint64_t{1});
-    }
-  }
-  if (better > 0) cuda::AtomicAdd(&state.better, better);
-  cuda::SyncBlock();
-  std::uint64_t* const buckets = args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
-  for (std::uint32_t i = cuda::ThreadIndex(); row.num_logprobs > 0 && i < kSamplerBuckets;
-       i += kSamplerThreads) {
-    if (search.sums[i] != 0) cuda::AtomicAdd(&buckets[i], search.sums[i]);
-  }
-}
-
-__global__ void __launch_bounds__(kSamplerThreads)
-    LogprobKeepKernel(const __grid_constant__ SamplerArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const DeviceRow& row = args.rows[cuda::BlockY()];
-  SamplerState& state = args.states[cuda::BlockY()];
-  if (!Asked(row, state) || row.num_logprobs == 0) return;
-  auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
-  const std::uint64_t* const buckets =
-      args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
-  const auto target = static_cast<double>(row.num_logprobs);
-  const std::uint64_t lowest = FindBucket(search, buckets, 0, target).index;
-  std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
-  const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t first = stripe.begin; first < stripe.end; first += kSamplerThreads) {
-    const std::uint32_t i = first + cuda::ThreadIndex();
-    std::uint64_t key = 0;
-    bool keep = false;
-    if (i < stripe.end && HasText(args, i)) {
-      const float logit = row.logits[i];
-      key = OrderKey(logit, i);
-      keep = logit > kMinusInfinity && key >> 53 >= lowest;
-    }
-    AppendKey(keep, key, keys, &state.top_kept);
-  }
-}
-
-// What a block of the last kernel shares.
+// What a block that looks for the best ids shares.
 struct TopSearch {
   DigitSearch digits;
   std::uint64_t best[kMaxDeviceLogprobs];
@@ -117,7 +74,7 @@ struct TopSearch {
 // counting.
 __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, const DeviceRow& row,
                                                    TopSearch& search, std::uint32_t count) {
-  const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockX()} * args.vocab;
+  const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
   const std::uint64_t border =
       FindBorder(search.digits, keys, count, 0, static_cast<double>(row.num_logprobs), OfOne{});
   if (cuda::ThreadIndex() == 0) search.num_best = 0;
@@ -136,55 +93,107 @@ __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, cons
   return num_best;
 }
 
-__global__ void __launch_bounds__(kSamplerThreads)
-    LogprobFinishKernel(const __grid_constant__ SamplerArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const DeviceRow& row = args.rows[cuda::BlockX()];
-  const SamplerState& state = args.states[cuda::BlockX()];
-  if (!Asked(row, state)) return;
-  std::uint32_t num_top = 0;
-  if (row.num_logprobs > 0) {
-    num_top =
-        WriteTops(args, row, *reinterpret_cast<TopSearch*>(cuda::SharedMemory16()), state.top_kept);
-  }
-  if (cuda::ThreadIndex() != 0) return;
+// What the host makes log-probabilities of; one thread calls it, when all that is counted is there.
+__device__ __forceinline__ void FinishLogprob(const SamplerArgs& args, const DeviceRow& row,
+                                              const SamplerState& state, std::uint32_t num_top) {
+  const float* const parts = args.part_sums + std::int64_t{cuda::BlockY()} * args.num_parts;
   double sum = 0;
-  for (std::uint32_t i = 0; i < args.num_parts; ++i) {
-    sum += static_cast<double>(args.part_sums[std::int64_t{cuda::BlockX()} * args.num_parts + i]);
-  }
+  for (std::uint32_t i = 0; i < args.num_parts; ++i) sum += static_cast<double>(parts[i]);
   DeviceSampled& result = args.results[row.result];
   result.sum = sum;
   result.rank = static_cast<std::int32_t>(state.better) + 1;
   result.num_top = num_top;
 }
 
+// Ids that are likelier than the token, and counts by the first digit where best ids are asked for;
+// where they are not the last block finishes the row.
+__global__ void __launch_bounds__(kSamplerThreads)
+    LogprobRankKernel(const __grid_constant__ SamplerArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const DeviceRow& row = args.rows[cuda::BlockY()];
+  SamplerState& state = args.states[cuda::BlockY()];
+  if (!Asked(row, state)) return;
+  auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
+  const bool counts = row.num_logprobs > 0;
+  if (counts) ClearSums(search);
+  const auto token = static_cast<std::uint32_t>(state.token);
+  const std::uint64_t token_key = OrderKey(row.logits[token], token);
+  std::uint32_t better = 0;
+  VisitStripe(args.vocab, LogitLoads(args, row.logits),
+              [&](std::uint32_t i, const FourValues& four) {
+#pragma unroll
+                for (std::uint32_t c = 0; c < 4; ++c) {
+                  if (i == kNoId || !HasText(args, four, i, c)) continue;
+                  const std::uint64_t key = OrderKey(four.values[c], i + c);
+                  if (key > token_key) ++better;
+                  if (counts && four.values[c] > kMinusInfinity) {
+                    CountInBucket(search, static_cast<std::uint32_t>(key >> 53));
+                  }
+                }
+              });
+  better = WarpSum(better);
+  if (cuda::Lane() == 0 && better > 0) cuda::AtomicAdd(&state.better, better);
+  if (counts) {
+    PublishBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+    return;
+  }
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.votes.flag)) return;
+  if (cuda::ThreadIndex() == 0) FinishLogprob(args, row, state, 0);
+}
+
+// The keys from the border's bucket on, to the row's list, of which the last block takes the best.
+__global__ void __launch_bounds__(kSamplerThreads)
+    LogprobKeepKernel(const __grid_constant__ SamplerArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const DeviceRow& row = args.rows[cuda::BlockY()];
+  SamplerState& state = args.states[cuda::BlockY()];
+  if (!Asked(row, state) || row.num_logprobs == 0) return;
+  auto& search = *reinterpret_cast<TopSearch*>(cuda::SharedMemory16());
+  const std::uint64_t* const buckets =
+      args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
+  const auto target = static_cast<double>(row.num_logprobs);
+  const std::uint64_t lowest = FindBucket(search.digits, buckets, 0, target).index;
+  std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
+  VisitStripe(args.vocab, LogitLoads(args, row.logits),
+              [&](std::uint32_t i, const FourValues& four) {
+                std::uint64_t own[4];
+                bool keep[4];
+#pragma unroll
+                for (std::uint32_t c = 0; c < 4; ++c) {
+                  own[c] = OrderKey(four.values[c], i + c);
+                  keep[c] = HasText(args, four, i, c) && four.values[c] > kMinusInfinity &&
+                            own[c] >> 53 >= lowest;
+                }
+                AppendKeys(keep, own, keys, &state.top_kept);
+              });
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.digits.votes.flag)) return;
+  const std::uint32_t num_top = WriteTops(args, row, search, state.top_kept);
+  if (cuda::ThreadIndex() == 0) FinishLogprob(args, row, state, num_top);
+}
+
 }  // namespace
 
 absl::Status LaunchLogprobs(const CudaContext& context, const SamplerArgs& args,
                             const SamplerNeeds& needs) {
-  const cuda::LaunchShape splits{.blocks_x = kSamplerSplits,
-                                 .blocks_y = args.num_rows,
-                                 .threads = kSamplerThreads,
-                                 .shared_bytes = sizeof(DigitSearch),
-                                 .programmatic = true};
   QUIRE_RETURN_IF_ERROR(
       cuda::Launch(context, "logprob_sum", LogprobSumKernel,
                    {.blocks_x = (args.num_parts + kPartsPerBlock - 1) / kPartsPerBlock,
                     .blocks_y = args.num_rows,
-                    .threads = kSamplerThreads,
+                    .threads = kSumThreads,
                     .programmatic = true},
                    args));
-  QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "logprob_rank", LogprobRankKernel, splits, args));
-  if (needs.tops) {
-    QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "logprob_keep", LogprobKeepKernel, splits, args));
-  }
-  return cuda::Launch(context, "logprob_finish", LogprobFinishKernel,
-                      {.blocks_x = args.num_rows,
-                       .threads = kSamplerThreads,
-                       .shared_bytes = sizeof(TopSearch),
-                       .programmatic = true},
-                      args);
+  const cuda::LaunchShape rank{.blocks_x = BlocksOfRow(args),
+                               .blocks_y = args.num_rows,
+                               .threads = kSamplerThreads,
+                               .shared_bytes = sizeof(DigitSearch),
+                               .programmatic = true};
+  QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "logprob_rank", LogprobRankKernel, rank, args));
+  if (!needs.tops) return absl::OkStatus();
+  cuda::LaunchShape keep = rank;
+  keep.shared_bytes = sizeof(TopSearch);
+  return cuda::Launch(context, "logprob_keep", LogprobKeepKernel, keep, args);
 }
 
 }  // namespace quire::kernels::internal

@@ -1,17 +1,17 @@
-// Samples: steps 0 and 2 to 10 of sampling.h without a sort. kSamplerSplits blocks share a row
-// where all of it is read; what they find meets in SamplerState by maxima and integer sums, so no
-// result depends on their order.
+// Samples: steps 0 and 2 to 10 of sampling.h without a sort. Blocks share a row where all of it is
+// read, 16 bytes a load and four loads of a thread under way; what they find meets in SamplerState
+// by maxima and integer sums, so no result depends on their number or order. The last of a row's
+// blocks to arrive goes on with what takes one block, so a row has no launch of its own for it.
 //
-//   scan       the logits, once from memory: flags, maximum, masks; scaled x to scratch (L2)
-//   edit       penalties, bias and banned ids, which are few: one block a row
+//   scan       the logits, once from memory: flags, maximum, masks; scaled x to scratch (L2); then
+//              penalties, bias and banned ids, which are few
 //   scale      the edited rows' temperature, and the moments that top-n-sigma asks for
 //   buckets    top-k or top-p: counts or masses by the first 11 bits of the ordered key
-//   keep       without filters the race itself; with them a short list: keys from the border's
-//              bucket on
-//   choose     exact borders of top-k, top-p, min-p and XTC on that list, and the race
-//   finish     tokens and flags
+//   keep       without filters the race itself; with them a short list, keys from the border's
+//              bucket on; then exact borders of top-k, top-p, min-p and XTC on it, and the race
 //
-// A greedy row without edits needs the first and the last only.
+// The launch that finds a row's token writes it: scan where nothing is drawn or edited, scale where
+// edits are all there is, and else keep.
 
 #include <cstdint>
 
@@ -22,6 +22,8 @@
 
 namespace quire::kernels::internal {
 namespace {
+
+using last_block::ArrivesLast;
 
 // As in sampling.cc: below the best candidate by this much a token cannot win.
 constexpr float kReach = 28.0f;
@@ -48,14 +50,19 @@ struct OfMass {
 // Smallest (score, id) of what a thread has seen.
 class Race {
  public:
-  __device__ __forceinline__ Race(const DeviceRow& row, float max) : row_(row), max_(max) {}
+  __device__ __forceinline__ Race(const DeviceRow& row, float max)
+      : seed_(row.seed),
+        position_(row.position),
+        choice_(row.choice),
+        processed_(row.processed),
+        max_(max) {}
 
   __device__ __forceinline__ auto Words(std::uint32_t id) const {
-    return Philox4x32({id / 4, row_.position, row_.choice, kPurposeSample}, row_.seed);
+    return Philox4x32({id / 4, position_, choice_, kPurposeSample}, seed_);
   }
   __device__ __forceinline__ void Add(float x, std::uint32_t id, std::uint32_t r) {
     const float w = ExactExp(cuda::Sub(x, max_));
-    if (row_.processed) mass_ += static_cast<std::uint64_t>(cuda::Mul(w, 0x1p40f));
+    if (processed_) mass_ += static_cast<std::uint64_t>(cuda::Mul(w, 0x1p40f));
     // -ln u is never below 1 - u, so most tokens lose without a logarithm.
     const float rest = cuda::Mul(static_cast<float>(~r), 0x1p-32f * 0.999f);
     if (rest > cuda::Mul(best_, w)) return;
@@ -65,63 +72,25 @@ class Race {
     lost_ = ~key;
     best_ = score;
   }
-  // All lanes of the warp call it.
-  __device__ __forceinline__ void Publish(SamplerState& state) const {
-    const std::uint64_t lost = WarpMax(lost_);
-    if (cuda::Lane() == 0) cuda::AtomicMax(&state.race, lost);
-    if (!row_.processed) return;
+  // All threads call it.
+  __device__ __forceinline__ void Publish(BlockVotes& votes, SamplerState& state) const {
+    const std::uint64_t lost = BlockMax(votes, lost_);
+    if (cuda::ThreadIndex() == 0) cuda::AtomicMax(&state.race, lost);
+    if (!processed_) return;
     const std::uint64_t mass = WarpSum(mass_);
     if (cuda::Lane() == 0) cuda::AtomicAdd(&state.mass, mass);
   }
 
  private:
-  const DeviceRow& row_;
+  const std::uint64_t seed_;
+  const std::uint32_t position_;
+  const std::uint32_t choice_;
+  const bool processed_;
   const float max_;
   float best_ = std::numeric_limits<float>::infinity();
   std::uint64_t lost_ = 0;  // complement of the key
   std::uint64_t mass_ = 0;
 };
-
-__device__ __forceinline__ bool IsAllowed(const std::uint32_t* allowed, std::uint32_t id) {
-  return allowed == nullptr || (allowed[id / 32] >> (id % 32) & 1) != 0;
-}
-
-__global__ void __launch_bounds__(kSamplerThreads)
-    SamplerScanKernel(const __grid_constant__ SamplerArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const DeviceRow& row = args.rows[cuda::BlockY()];
-  SamplerState& state = args.states[cuda::BlockY()];
-  float* const x = args.x + cuda::BlockY() * args.x_stride;
-  const bool score = row.token_logprob >= 0;
-  const bool writes = !score && (row.edited || !row.greedy);
-  bool bad = false;
-  std::uint32_t raw_max = 0;
-  std::uint64_t best = 0;
-  // Edits of a masked logit leave it -infinity, so the mask may come before them.
-  const std::uint32_t* const allowed =
-      row.mask < 0 ? nullptr : args.masks + std::int64_t{row.mask} * args.mask_words;
-  const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
-    const float logit = row.logits[i];
-    bad = bad || !(logit <= kLargestLogit);
-    const std::uint32_t key = OrderedKey(logit);
-    raw_max = raw_max < key ? key : raw_max;
-    if (score) continue;
-    float z = HasText(args, i) && IsAllowed(allowed, i) ? logit : kMinusInfinity;
-    if (!row.greedy && !row.edited) z = ScaleLogit(z, row.factor);
-    if (writes) x[i] = z;
-    const std::uint64_t order = OrderKey(z, i);
-    if (z > kMinusInfinity && order > best) best = order;
-  }
-  raw_max = WarpMax(raw_max);
-  best = WarpMax(best);
-  bad = cuda::AnyLane(bad);
-  if (cuda::Lane() != 0) return;
-  cuda::AtomicMax(&state.raw_max, raw_max);
-  if (bad) cuda::AtomicOr(&state.non_finite, 1);
-  if (!row.edited) cuda::AtomicMax(&state.best, best);
-}
 
 // Steps 2 to 4 of one token; NaN, which only infinite penalties make, cannot be sampled.
 __device__ __forceinline__ float Penalised(const DeviceRow& row, const TokenCount& seen, float z) {
@@ -134,13 +103,9 @@ __device__ __forceinline__ float Penalised(const DeviceRow& row, const TokenCoun
   return cuda::Min(z, kLargestLogit);
 }
 
-__global__ void __launch_bounds__(kSamplerThreads)
-    SamplerEditKernel(const __grid_constant__ SamplerArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const DeviceRow& row = args.rows[cuda::BlockX()];
-  float* const x = args.x + cuda::BlockX() * args.x_stride;
-  SamplerState& state = args.states[cuda::BlockX()];
+// Penalties, bias and banned ids, by one block.
+__device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow& row,
+                                        SamplerState& state, float* x) {
   const std::int32_t in_flight = row.sample_in_flight == nullptr ? -1 : *row.sample_in_flight;
   for (std::uint32_t i = cuda::ThreadIndex(); i < row.history_size; i += kSamplerThreads) {
     TokenCount seen = args.history[row.history_begin + i];
@@ -176,20 +141,113 @@ __global__ void __launch_bounds__(kSamplerThreads)
   }
 }
 
-// Shared memory of the scale kernel: sums of its warps.
-struct WarpMoments {
+// What a result has of its row, and the token to where it is wanted; one thread calls it, when all
+// that finds the token is done.
+__device__ __forceinline__ void FinishRow(const SamplerArgs& args, const DeviceRow& row,
+                                          SamplerState& state) {
+  DeviceSampled result{};
+  const bool bad = state.non_finite != 0 || state.raw_max <= OrderedKey(kMinusInfinity);
+  result.non_finite = bad ? 1 : 0;
+  result.token = -1;
+  if (!bad) {
+    if (row.token_logprob >= 0) {
+      result.token = row.token_logprob;
+    } else if (state.best == 0) {
+      result.no_survivor = 1;
+    } else if (row.greedy) {
+      result.token = static_cast<std::int32_t>(KeyId(state.best));
+    } else {
+      result.token = static_cast<std::int32_t>(~state.race & 0xffffffffu);
+    }
+  }
+  if (result.token >= 0) result.logit = row.logits[result.token];
+  if (result.token >= 0 && row.processed) {
+    result.x = args.x[(&row - args.rows) * args.x_stride + result.token];
+    result.x_max = KeyValue(state.best);
+    result.mass = state.mass;
+  }
+  result.max = KeyValue(state.raw_max);
+  state.token = result.token;
+  args.results[row.result] = result;
+  if (row.token != nullptr) *row.token = result.token;
+}
+
+__global__ void __launch_bounds__(kSamplerThreads)
+    SamplerScanKernel(const __grid_constant__ SamplerArgs args) {
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const DeviceRow& row = args.rows[cuda::BlockY()];
+  SamplerState& state = args.states[cuda::BlockY()];
+  auto& votes = *reinterpret_cast<BlockVotes*>(cuda::SharedMemory16());
+  float* const x = args.x + cuda::BlockY() * args.x_stride;
+  const bool edited = row.edited;
+  const bool greedy = row.greedy;
+  const float factor = row.factor;
+  // Edits of a masked logit leave it -infinity, so the mask may come before them.
+  const std::uint32_t* const mask =
+      row.mask < 0 ? nullptr : args.masks + std::int64_t{row.mask} * args.mask_words;
+  const LogitLoads logits(args, row.logits);
+  const auto load = [&](std::uint32_t i) {
+    FourValues four = logits(i);
+    if (mask != nullptr) four.mask = mask[i / 32];
+    return four;
+  };
+  bool bad = false;
+  float raw_max = kMinusInfinity;
+  float best = kMinusInfinity;
+  std::uint32_t best_id = 0;
+  VisitStripe(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
+    if (i == kNoId) return;
+    float z[4];
+#pragma unroll
+    for (std::uint32_t c = 0; c < 4; ++c) {
+      const float logit = four.values[c];
+      bad = bad || !(logit <= kLargestLogit);
+      raw_max = raw_max < logit ? logit : raw_max;
+      const bool allowed = (four.mask >> (i % 32 + c) & 1) != 0;
+      z[c] = allowed && HasText(args, four, i, c) ? logit : kMinusInfinity;
+      if (!greedy && !edited) z[c] = ScaleLogit(z[c], factor);
+      // Of equal ones the first stays, and NaN is not larger.
+      if (z[c] > best) {
+        best = z[c];
+        best_id = i + c;
+      }
+    }
+    if (!greedy || edited) *reinterpret_cast<float4*>(x + i) = {z[0], z[1], z[2], z[3]};
+  });
+  if (row.filtered) ClearBuckets(args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
+  // NaN beside larger logits leaves no trace in the maximum.
+  const std::uint64_t largest = BlockMax(votes, bad ? ~0u : OrderedKey(raw_max));
+  const std::uint64_t order =
+      BlockMax(votes, best > kMinusInfinity ? OrderKey(best, best_id) : std::uint64_t{0});
+  if (cuda::ThreadIndex() == 0) {
+    if (largest > OrderedKey(kLargestLogit)) cuda::AtomicOr(&state.non_finite, 1);
+    cuda::AtomicMax(&state.raw_max, static_cast<std::uint32_t>(largest));
+    if (!edited) cuda::AtomicMax(&state.best, order);
+  }
+  if (!edited && !greedy) return;
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &votes.flag)) return;
+  if (edited) {
+    EditRow(args, row, state, x);
+  } else if (cuda::ThreadIndex() == 0) {
+    FinishRow(args, row, state);
+  }
+}
+
+// Shared memory of the scale kernel.
+struct ScaleShared {
+  BlockVotes votes;
   double sums[kSamplerWarps];
   double squares[kSamplerWarps];
 };
 
 // What all threads of the block have added up, as the moments of its stripe. All threads call it.
-__device__ __forceinline__ void PublishMoments(const Moments& own, SamplerState& state) {
-  auto& shared = *reinterpret_cast<WarpMoments*>(cuda::SharedMemory16());
+__device__ __forceinline__ void PublishMoments(ScaleShared& shared, const Moments& own,
+                                               Moments& stripe) {
   const std::uint32_t warp = cuda::Warp();
   const double sum = WarpSum(own.sum);
   const double squares = WarpSum(own.squares);
   const std::uint64_t count = WarpSum(own.count);
-  Moments& stripe = state.stripes[cuda::BlockX()];
   if (cuda::Lane() == 0) {
     shared.sums[warp] = sum;
     shared.squares[warp] = squares;
@@ -208,36 +266,55 @@ __device__ __forceinline__ void PublishMoments(const Moments& own, SamplerState&
   stripe.squares = total_squares;
 }
 
+// A thread takes every 256th id and no four neighbours, since the sums have that order (sigma.h).
 __global__ void __launch_bounds__(kSamplerThreads)
     SamplerScaleKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   if (!row.edited) return;
+  constexpr std::uint32_t kAtOnce = 8;
+  auto& shared = *reinterpret_cast<ScaleShared*>(cuda::SharedMemory16());
   float* const x = args.x + cuda::BlockY() * args.x_stride;
   SamplerState& state = args.states[cuda::BlockY()];
+  const bool greedy = row.greedy;
+  const float factor = row.factor;
   const bool adds = row.top_n_sigma > 0.0f;
   std::uint64_t best = 0;
   Moments own;
   const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
-    float z = x[i];
-    if (!row.greedy) {
-      z = ScaleLogit(z, row.factor);
-      x[i] = z;
+  for (std::uint32_t first = stripe.begin + cuda::ThreadIndex(); first < stripe.end;
+       first += kAtOnce * kSamplerThreads) {
+    float values[kAtOnce];
+#pragma unroll
+    for (std::uint32_t j = 0; j < kAtOnce; ++j) {
+      const std::uint32_t i = first + j * kSamplerThreads;
+      values[j] = i < stripe.end ? x[i] : kMinusInfinity;
     }
-    const std::uint64_t order = OrderKey(z, i);
-    if (z > kMinusInfinity && order > best) best = order;
-    if (adds && z > kMinusInfinity) {
-      const double value = z;
-      own.sum += value;
-      own.squares = fma(value, value, own.squares);
-      ++own.count;
+#pragma unroll
+    for (std::uint32_t j = 0; j < kAtOnce; ++j) {
+      const std::uint32_t i = first + j * kSamplerThreads;
+      float z = values[j];
+      if (!(z > kMinusInfinity)) continue;
+      if (!greedy) {
+        z = ScaleLogit(z, factor);
+        x[i] = z;
+      }
+      const std::uint64_t order = OrderKey(z, i);
+      best = best < order ? order : best;
+      if (adds) {
+        const double value = z;
+        own.sum += value;
+        own.squares = fma(value, value, own.squares);
+        ++own.count;
+      }
     }
   }
-  best = WarpMax(best);
-  if (cuda::Lane() == 0) cuda::AtomicMax(&state.best, best);
-  if (adds) PublishMoments(own, state);
+  best = BlockMax(shared.votes, best);
+  if (cuda::ThreadIndex() == 0) cuda::AtomicMax(&state.best, best);
+  if (adds) PublishMoments(shared, own, state.stripes[cuda::BlockX()]);
+  if (!greedy || !ArrivesLast(&state.arrived, cuda::GridX(), &shared.votes.flag)) return;
+  if (cuda::ThreadIndex() == 0) FinishRow(args, row, state);
 }
 
 // The lowest key that can be sampled: below reach a token cannot win, below the border of
@@ -249,7 +326,7 @@ __device__ __forceinline__ std::uint32_t LowestKey(const DeviceRow& row,
   if (row.top_n_sigma > 0.0f) {
     Moments all;
 #pragma unroll
-    for (std::uint32_t s = 0; s < kSamplerSplits; ++s) {
+    for (std::uint32_t s = 0; s < kSigmaStripes; ++s) {
       all.sum += state.stripes[s].sum;
       all.squares += state.stripes[s].squares;
       all.count += state.stripes[s].count;
@@ -271,17 +348,22 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   const OfMass mass{KeyValue(state.best)};
   const std::uint32_t lowest = LowestKey(row, state);
-  const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + cuda::ThreadIndex(); i < stripe.end; i += kSamplerThreads) {
-    const std::uint64_t key = OrderKey(x[i], i);
-    if (key >> 32 < lowest) continue;
-    cuda::AtomicAdd(&search.sums[key >> 53], row.top_k > 0 ? 1 : mass(key));
-  }
-  cuda::SyncBlock();
-  std::uint64_t* const buckets = args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
-  for (std::uint32_t i = cuda::ThreadIndex(); i < kSamplerBuckets; i += kSamplerThreads) {
-    if (search.sums[i] != 0) cuda::AtomicAdd(&buckets[i], search.sums[i]);
-  }
+  const bool counts = row.top_k > 0;
+  const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
+  VisitStripe(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
+#pragma unroll
+    for (std::uint32_t c = 0; c < 4; ++c) {
+      const std::uint64_t key = OrderKey(four.values[c], i + c);
+      if (key >> 32 < lowest) continue;
+      const auto bucket = static_cast<std::uint32_t>(key >> 53);
+      if (counts) {
+        CountInBucket(search, bucket);
+      } else {
+        AddToBucket(search, bucket, mass(key));
+      }
+    }
+  });
+  PublishBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
 }
 
 // Mass that top-p asks for of `total`.
@@ -305,49 +387,36 @@ __device__ __forceinline__ std::uint32_t MinPKey(const DeviceRow& row, float max
 
 // Of a row without filters: the race over everything from the key on.
 __device__ __forceinline__ void RaceOverStripe(const SamplerArgs& args, const DeviceRow& row,
-                                               SamplerState& state, std::uint32_t lowest) {
+                                               SamplerState& state, BlockVotes& votes,
+                                               std::uint32_t lowest) {
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   Race race(row, KeyValue(state.best));
-  const IdStripe stripe = BlockStripe(args.vocab);
-  for (std::uint32_t i = stripe.begin + 4 * cuda::ThreadIndex(); i < stripe.end;
-       i += 4 * kSamplerThreads) {
-    float four[4];
+  const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
+  // Two, since the code of the race is long and there as often.
+  VisitStripe<2>(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
+    bool takes_part[4];
     bool any = false;
 #pragma unroll
     for (std::uint32_t c = 0; c < 4; ++c) {
-      four[c] = i + c < stripe.end ? x[i + c] : kMinusInfinity;
-      any = any || OrderedKey(four[c]) >= lowest;
+      takes_part[c] = OrderedKey(four.values[c]) >= lowest;
+      any = any || takes_part[c];
     }
-    if (!any) continue;
+    if (!any) return;
     const auto words = race.Words(i);
 #pragma unroll
     for (std::uint32_t c = 0; c < 4; ++c) {
-      if (OrderedKey(four[c]) >= lowest) race.Add(four[c], i + c, words[c]);
+      if (takes_part[c]) race.Add(four.values[c], i + c, words[c]);
     }
-  }
+  });
   cuda::SyncWarp();
-  race.Publish(state);
+  race.Publish(votes, state);
 }
 
-__global__ void __launch_bounds__(kSamplerThreads)
-    SamplerKeepKernel(const __grid_constant__ SamplerArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const DeviceRow& row = args.rows[cuda::BlockY()];
-  SamplerState& state = args.states[cuda::BlockY()];
-  if (row.token_logprob >= 0 || row.greedy || !Alive(state)) return;
-  std::uint32_t lowest = LowestKey(row, state);
-  // A token below min-p has a mass for top-p, but no part in anything else.
-  if (row.top_p >= 1.0) {
-    const std::uint32_t min_p = MinPKey(row, KeyValue(state.best));
-    lowest = lowest < min_p ? min_p : lowest;
-  }
-  if (!row.filtered) {
-    RaceOverStripe(args, row, state, lowest);
-    return;
-  }
+// Of a row with filters: keys from the border's bucket on, to the row's list.
+__device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRow& row,
+                                         SamplerState& state, DigitSearch& search,
+                                         std::uint32_t lowest) {
   if (row.top_k > 0 || row.top_p < 1.0) {
-    auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
     const std::uint64_t* const buckets =
         args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
     const double target = row.top_k > 0 ? static_cast<double>(row.top_k)
@@ -357,13 +426,17 @@ __global__ void __launch_bounds__(kSamplerThreads)
   }
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
-  const IdStripe stripe = BlockStripe(args.vocab);
-  // Every lane takes every turn: the warp appends together.
-  for (std::uint32_t first = stripe.begin; first < stripe.end; first += kSamplerThreads) {
-    const std::uint32_t i = first + cuda::ThreadIndex();
-    const std::uint64_t key = i < stripe.end ? OrderKey(x[i], i) : 0;
-    AppendKey(key >> 32 >= lowest, key, keys, &state.kept);
-  }
+  const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
+  VisitStripe(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
+    std::uint64_t own[4];
+    bool keep[4];
+#pragma unroll
+    for (std::uint32_t c = 0; c < 4; ++c) {
+      own[c] = OrderKey(four.values[c], i + c);
+      keep[c] = own[c] >> 32 >= lowest;
+    }
+    AppendKeys(keep, own, keys, &state.kept);
+  });
 }
 
 // XTC over the keys of the list from `border` on: the largest key that stays. All threads call it.
@@ -390,15 +463,10 @@ __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::
   return search.above == 0 ? ~std::uint64_t{0} : ~search.above;
 }
 
-__global__ void __launch_bounds__(kSamplerThreads)
-    SamplerChooseKernel(const __grid_constant__ SamplerArgs args) {
-  cuda::DependencyLaunch();
-  cuda::DependencyWait();
-  const DeviceRow& row = args.rows[cuda::BlockX()];
-  SamplerState& state = args.states[cuda::BlockX()];
-  if (!row.filtered || !Alive(state)) return;
-  auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
-  const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockX()} * args.vocab;
+// Of a row with filters, by one block: exact borders on the list, and the race over what they keep.
+__device__ __forceinline__ void Choose(const SamplerArgs& args, const DeviceRow& row,
+                                       SamplerState& state, DigitSearch& search) {
+  const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
   const std::uint32_t count = state.kept;
   const OfMass mass{KeyValue(state.best)};
   std::uint64_t border = 0;
@@ -413,7 +481,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
       }
       total = BlockScan(search, total).total;
     } else {
-      total = SumOfBuckets(search, args.buckets + std::int64_t{cuda::BlockX()} * kSamplerBuckets);
+      total = SumOfBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
     }
     border = FindBorder(search, keys, count, border, TopPTarget(row, total), mass);
   }
@@ -435,79 +503,61 @@ __global__ void __launch_bounds__(kSamplerThreads)
     race.Add(KeyValue(key), id, id % 4 < 2 ? low : high);
   }
   cuda::SyncWarp();
-  race.Publish(state);
+  race.Publish(search.votes, state);
+  cuda::SyncBlock();
 }
 
-__global__ void __launch_bounds__(kSamplerRows)
-    SamplerFinishKernel(const __grid_constant__ SamplerArgs args) {
+__global__ void __launch_bounds__(kSamplerThreads)
+    SamplerKeepKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  const std::uint32_t r = cuda::ThreadIndex();
-  if (r >= args.num_rows) return;
-  const DeviceRow& row = args.rows[r];
-  SamplerState& state = args.states[r];
-  DeviceSampled result{};
-  const bool bad = state.non_finite != 0 || state.raw_max <= OrderedKey(kMinusInfinity);
-  state.non_finite = bad ? 1 : 0;
-  result.non_finite = bad ? 1 : 0;
-  result.token = -1;
-  if (!bad) {
-    if (row.token_logprob >= 0) {
-      result.token = row.token_logprob;
-    } else if (state.best == 0) {
-      result.no_survivor = 1;
-    } else if (row.greedy) {
-      result.token = static_cast<std::int32_t>(KeyId(state.best));
+  const DeviceRow& row = args.rows[cuda::BlockY()];
+  SamplerState& state = args.states[cuda::BlockY()];
+  if (row.token_logprob >= 0 || row.greedy) return;
+  auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
+  const bool alive = Alive(state);
+  if (alive) {
+    std::uint32_t lowest = LowestKey(row, state);
+    // A token below min-p has a mass for top-p, but no part in anything else.
+    if (row.top_p >= 1.0) {
+      const std::uint32_t min_p = MinPKey(row, KeyValue(state.best));
+      lowest = lowest < min_p ? min_p : lowest;
+    }
+    if (row.filtered) {
+      KeepKeys(args, row, state, search, lowest);
     } else {
-      result.token = static_cast<std::int32_t>(~state.race & 0xffffffffu);
+      RaceOverStripe(args, row, state, search.votes, lowest);
     }
   }
-  if (result.token >= 0) result.logit = row.logits[result.token];
-  if (result.token >= 0 && row.processed) {
-    result.x = args.x[r * args.x_stride + result.token];
-    result.x_max = KeyValue(state.best);
-    result.mass = state.mass;
-  }
-  result.max = KeyValue(state.raw_max);
-  state.token = result.token;
-  args.results[row.result] = result;
-  if (row.token != nullptr) *row.token = result.token;
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.votes.flag)) return;
+  if (alive && row.filtered) Choose(args, row, state, search);
+  if (cuda::ThreadIndex() == 0) FinishRow(args, row, state);
 }
 
 }  // namespace
 
 absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
                            const SamplerNeeds& needs) {
-  const cuda::LaunchShape rows{
-      .blocks_x = args.num_rows, .threads = kSamplerThreads, .programmatic = true};
-  const cuda::LaunchShape splits{.blocks_x = kSamplerSplits,
-                                 .blocks_y = args.num_rows,
-                                 .threads = kSamplerThreads,
-                                 .programmatic = true};
-  cuda::LaunchShape search = splits;
-  search.shared_bytes = sizeof(DigitSearch);
-  QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scan", SamplerScanKernel, splits, args));
+  const cuda::LaunchShape scan{.blocks_x = BlocksOfRow(args),
+                               .blocks_y = args.num_rows,
+                               .threads = kSamplerThreads,
+                               .shared_bytes = sizeof(BlockVotes),
+                               .programmatic = true};
+  QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scan", SamplerScanKernel, scan, args));
   if (needs.edits) {
-    QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_edit", SamplerEditKernel, rows, args));
-    cuda::LaunchShape scale = splits;
-    scale.shared_bytes = sizeof(WarpMoments);
+    cuda::LaunchShape scale = scan;
+    if (needs.moments) scale.blocks_x = kSigmaStripes;
+    scale.shared_bytes = sizeof(ScaleShared);
     QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scale", SamplerScaleKernel, scale, args));
   }
+  cuda::LaunchShape search = scan;
+  search.shared_bytes = sizeof(DigitSearch);
   if (needs.filters) {
     QUIRE_RETURN_IF_ERROR(
         cuda::Launch(context, "sampler_buckets", SamplerBucketsKernel, search, args));
   }
-  if (needs.samples) {
-    QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_keep", SamplerKeepKernel, search, args));
-  }
-  if (needs.filters) {
-    cuda::LaunchShape choose = rows;
-    choose.shared_bytes = sizeof(DigitSearch);
-    QUIRE_RETURN_IF_ERROR(
-        cuda::Launch(context, "sampler_choose", SamplerChooseKernel, choose, args));
-  }
-  return cuda::Launch(context, "sampler_finish", SamplerFinishKernel,
-                      {.threads = kSamplerRows, .programmatic = true}, args);
+  if (!needs.samples) return absl::OkStatus();
+  return cuda::Launch(context, "sampler_keep", SamplerKeepKernel, search, args);
 }
 
 }  // namespace quire::kernels::internal

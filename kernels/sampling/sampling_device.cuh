@@ -10,7 +10,7 @@
 
 #include "kernels/backend/exact_math.h"
 #include "kernels/cuda/convert.cuh"
-#include "kernels/cuda/memory.cuh"
+#include "kernels/cuda/last_block.cuh"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/sampling/sampling_device.h"
 
@@ -44,19 +44,92 @@ __device__ __forceinline__ bool HasText(const SamplerArgs& args, std::uint32_t i
   return id < args.text_vocab && (args.has_text == nullptr || args.has_text[id] != 0);
 }
 
-static_assert(kSigmaStripes == kSamplerSplits && kSigmaLanes == kSamplerThreads &&
-              kSigmaGroup == cuda::kWarpSize);
+static_assert(kSigmaLanes == kSamplerThreads && kSigmaGroup == cuda::kWarpSize);
 
-// The ids of this block: one of kSamplerSplits stripes, whose bounds are multiples of 4.
+// The ids of this block: a stripe of its row, whose bounds are multiples of 4.
 struct IdStripe {
   std::uint32_t begin;
   std::uint32_t end;
 };
 __device__ __forceinline__ IdStripe BlockStripe(std::uint32_t vocab) {
-  const std::uint32_t length = StripeLength(vocab);
+  const std::uint32_t length = StripeLength(vocab, cuda::GridX());
   const std::uint32_t begin = cuda::BlockX() * length;
   const std::uint32_t end = begin + length;
   return {begin < vocab ? begin : vocab, end < vocab ? end : vocab};
+}
+
+// Values of ids i to i + 3, and what is read beside them; -infinity where there is no id.
+struct FourValues {
+  float values[4] = {kMinusInfinity, kMinusInfinity, kMinusInfinity, kMinusInfinity};
+  std::uint32_t text = 0x01010101;  // their bytes of has_text
+  std::uint32_t mask = ~0u;         // the word of the mask that holds their bits
+};
+// In place of an id, in threads beyond the end of the block's stripe.
+inline constexpr std::uint32_t kNoId = ~0u;
+
+// Calls visit(i, load(i)) in all lanes together, for every fourth id of the block's stripe, and as
+// often as the longest thread needs with kNoId and FourValues{}. Ids of a thread ascend. The loads
+// of kAtOnce calls are under way together, so `load` must not look at what it loads.
+template <std::uint32_t kAtOnce = 4, typename Load, typename Visit>
+__device__ __forceinline__ void VisitStripe(std::uint32_t vocab, Load load, Visit visit) {
+  constexpr std::uint32_t kStep = 4 * kSamplerThreads;
+  const IdStripe stripe = BlockStripe(vocab);
+  for (std::uint32_t first = stripe.begin; first < stripe.end; first += kAtOnce * kStep) {
+    const std::uint32_t own = first + 4 * cuda::ThreadIndex();
+    FourValues fours[kAtOnce];
+#pragma unroll
+    for (std::uint32_t j = 0; j < kAtOnce; ++j) {
+      if (own + j * kStep < stripe.end) fours[j] = load(own + j * kStep);
+    }
+#pragma unroll
+    for (std::uint32_t j = 0; j < kAtOnce; ++j) {
+      const std::uint32_t i = own + j * kStep;
+      visit(i < stripe.end ? i : kNoId, fours[j]);
+    }
+  }
+}
+
+// Of a row of `x`, which is aligned and padded with -infinity to a multiple of 4.
+__device__ __forceinline__ FourValues LoadX(const float* x, std::uint32_t i) {
+  const float4 v = *reinterpret_cast<const float4*>(x + i);
+  return {.values = {v.x, v.y, v.z, v.w}};
+}
+
+// Of a row of logits, which is neither.
+class LogitLoads {
+ public:
+  __device__ __forceinline__ LogitLoads(const SamplerArgs& args, const float* logits)
+      : logits_(logits),
+        has_text_(args.has_text),
+        vocab_(args.vocab),
+        aligned_(reinterpret_cast<std::uintptr_t>(logits) % sizeof(float4) == 0) {}
+
+  __device__ __forceinline__ FourValues operator()(std::uint32_t i) const {
+    FourValues four;
+    if (aligned_ && i + 4 <= vocab_) {
+      four = LoadX(logits_, i);
+    } else {
+#pragma unroll
+      for (std::uint32_t c = 0; c < 4; ++c) {
+        if (i + c < vocab_) four.values[c] = logits_[i + c];
+      }
+    }
+    // Padded to a multiple of 4.
+    if (has_text_ != nullptr) four.text = *reinterpret_cast<const std::uint32_t*>(has_text_ + i);
+    return four;
+  }
+
+ private:
+  const float* const logits_;
+  const std::uint8_t* const has_text_;
+  const std::uint32_t vocab_;
+  const bool aligned_;
+};
+
+// As HasText, of id i + c of the four.
+__device__ __forceinline__ bool HasText(const SamplerArgs& args, const FourValues& four,
+                                        std::uint32_t i, std::uint32_t c) {
+  return i + c < args.text_vocab && (four.text >> (8 * c) & 0xff) != 0;
 }
 
 // Largest over the warp, in all lanes.
@@ -80,20 +153,78 @@ __device__ __forceinline__ T WarpSum(T value) {
   return value;
 }
 
-// Shared memory of the searches.
+// Shared memory of a block that agrees with itself, and with the others of its row.
+struct BlockVotes {
+  std::uint64_t of_warps[kSamplerWarps];
+  std::uint32_t flag;  // of ArrivesLast
+};
+
+// Largest over the block, in all threads. All threads call it.
+__device__ __forceinline__ std::uint64_t BlockMax(BlockVotes& votes, std::uint64_t value) {
+  value = WarpMax(value);
+  cuda::SyncBlock();
+  if (cuda::Lane() == 0) votes.of_warps[cuda::ThreadIndex() / cuda::kWarpSize] = value;
+  cuda::SyncBlock();
+#pragma unroll
+  for (std::uint32_t w = 0; w < kSamplerWarps; ++w) {
+    const std::uint64_t other = votes.of_warps[w];
+    value = value < other ? other : value;
+  }
+  return value;
+}
+
+// Shared memory of the searches. A sum has 64 bits in two words, since shared memory adds words of
+// 32 bits by itself and longer ones in a loop that spins while others change them.
 struct DigitSearch {
-  std::uint64_t sums[kSamplerBuckets];
-  std::uint64_t warp_sums[kSamplerWarps];
+  std::uint32_t low[kSamplerBuckets];
+  std::uint32_t high[kSamplerBuckets];
+  BlockVotes votes;
   std::uint64_t above;
   std::uint64_t sum;
   std::uint32_t bucket;
+
+  __device__ __forceinline__ std::uint64_t operator[](std::uint32_t i) const {
+    return std::uint64_t{high[i]} << 32 | low[i];
+  }
 };
 
 __device__ __forceinline__ void ClearSums(DigitSearch& search) {
   for (std::uint32_t i = cuda::ThreadIndex(); i < kSamplerBuckets; i += kSamplerThreads) {
-    search.sums[i] = 0;
+    search.low[i] = 0;
+    search.high[i] = 0;
   }
   cuda::SyncBlock();
+}
+
+__device__ __forceinline__ void CountInBucket(DigitSearch& search, std::uint32_t bucket) {
+  cuda::AtomicAdd(&search.low[bucket], 1u);
+}
+// Of two atomics the second is rare, for most masses are below 2^32. In any order of the values the
+// low word wraps once for each 2^32 of their low words' sum.
+__device__ __forceinline__ void AddToBucket(DigitSearch& search, std::uint32_t bucket,
+                                            std::uint64_t mass) {
+  const auto low = static_cast<std::uint32_t>(mass);
+  const std::uint32_t before = cuda::AtomicAdd(&search.low[bucket], low);
+  const std::uint32_t high =
+      static_cast<std::uint32_t>(mass >> 32) + (before + low < before ? 1u : 0u);
+  if (high != 0) cuda::AtomicAdd(&search.high[bucket], high);
+}
+
+// Adds what is not 0 to a row's buckets in device memory. All threads call it.
+__device__ __forceinline__ void PublishBuckets(const DigitSearch& search, std::uint64_t* buckets) {
+  cuda::SyncBlock();
+  for (std::uint32_t i = cuda::ThreadIndex(); i < kSamplerBuckets; i += kSamplerThreads) {
+    if (search[i] != 0) cuda::AtomicAdd(&buckets[i], search[i]);
+  }
+}
+
+// Sets this block's share of a row's buckets to 0.
+__device__ __forceinline__ void ClearBuckets(std::uint64_t* buckets) {
+  const std::uint32_t threads = cuda::BlockThreads();
+  for (std::uint32_t i = cuda::BlockX() * threads + cuda::ThreadIndex(); i < kSamplerBuckets;
+       i += cuda::GridX() * threads) {
+    buckets[i] = 0;
+  }
 }
 
 // Sum of `value` over the threads before this one, and over all. All threads call it.
@@ -109,12 +240,12 @@ __device__ __forceinline__ ScanResult BlockScan(DigitSearch& search, std::uint64
     if (cuda::Lane() >= delta) sum += lower;
   }
   const std::uint32_t warp = cuda::Warp();
-  if (cuda::Lane() == cuda::kWarpSize - 1) search.warp_sums[warp] = sum;
+  if (cuda::Lane() == cuda::kWarpSize - 1) search.votes.of_warps[warp] = sum;
   cuda::SyncBlock();
   ScanResult result{sum - value, 0};
 #pragma unroll
   for (std::uint32_t w = 0; w < kSamplerWarps; ++w) {
-    const std::uint64_t of_warp = search.warp_sums[w];
+    const std::uint64_t of_warp = search.votes.of_warps[w];
     if (w < warp) result.before += of_warp;
     result.total += of_warp;
   }
@@ -127,14 +258,15 @@ __device__ __forceinline__ bool Reached(std::uint64_t sum, double target) {
 }
 
 // Largest bucket at which `above` and the sums from the top on reach the target, and what is above
-// it; bucket 0 when they never do. `sums` has kSamplerBuckets entries in any memory. All threads
-// call it.
+// it; bucket 0 when they never do. `sums` has kSamplerBuckets entries: the search itself, or a
+// pointer to device memory. All threads call it.
 struct Bucket {
   std::uint64_t above;
   std::uint64_t sum;
   std::uint32_t index;
 };
-__device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const std::uint64_t* sums,
+template <typename Sums>
+__device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const Sums& sums,
                                              std::uint64_t above, double target) {
   constexpr std::uint32_t kPer = kSamplerBuckets / kSamplerThreads;
   const std::uint32_t thread = cuda::ThreadIndex();
@@ -143,7 +275,7 @@ __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const std::uin
   // Each lane begins elsewhere in its run, so that the lanes of a warp meet in no bank of shared
   // memory. In device memory it makes no difference: every load is one of 8 bytes.
 #pragma unroll
-  for (std::uint32_t j = 0; j < kPer; ++j) own += sums[top - (j + thread / 2) % kPer];
+  for (std::uint32_t j = 0; j < kPer; ++j) own += sums[top - (j + thread / 4) % kPer];
   std::uint64_t running = above + BlockScan(search, own).before;
   const bool last = thread == kSamplerThreads - 1;
   if (!Reached(running, target) && (last || Reached(running + own, target))) {
@@ -159,21 +291,30 @@ __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const std::uin
   return bucket;
 }
 
-// Adds `key` to a list in device memory when `keep`; all lanes of the warp call it.
-__device__ __forceinline__ void AppendKey(bool keep, std::uint64_t key, std::uint64_t* keys,
-                                          std::uint32_t* count) {
-  const std::uint32_t lanes = cuda::Ballot(keep);
-  if (lanes == 0) return;
+// Adds keys to a list in device memory, those whose `keep` is set; all lanes of the warp call it.
+__device__ __forceinline__ void AppendKeys(const bool (&keep)[4], const std::uint64_t (&four)[4],
+                                           std::uint64_t* keys, std::uint32_t* count) {
+  std::uint32_t lanes[4];
+  std::uint32_t total = 0;
+#pragma unroll
+  for (std::uint32_t c = 0; c < 4; ++c) {
+    lanes[c] = cuda::Ballot(keep[c]);
+    total += cuda::CountBits(lanes[c]);
+  }
+  if (total == 0) return;
   std::uint32_t first = 0;
-  if (cuda::Lane() == 0) first = cuda::AtomicAdd(count, cuda::CountBits(lanes));
+  if (cuda::Lane() == 0) first = cuda::AtomicAdd(count, total);
   first = cuda::Shuffle(first, 0);
-  if (keep) keys[first + cuda::CountBits(lanes & ((1u << cuda::Lane()) - 1))] = key;
+#pragma unroll
+  for (std::uint32_t c = 0; c < 4; ++c) {
+    const std::uint32_t before = cuda::CountBits(lanes[c] & ((1u << cuda::Lane()) - 1));
+    if (keep[c]) keys[first + before] = four[c];
+    first += cuda::CountBits(lanes[c]);
+  }
 }
 
-// The weight of a key that is counted.
-struct OfOne {
-  __device__ __forceinline__ std::uint64_t operator()(std::uint64_t) const { return 1; }
-};
+// In place of a mass, where keys are counted.
+struct OfOne {};
 
 // The smallest key of the shortest prefix, in order of the keys in the list from `lowest` on, whose
 // weights reach the target; 0 when all of them do not. Six digits: three of the value, three of the
@@ -193,10 +334,15 @@ __device__ __forceinline__ std::uint64_t FindBorder(DigitSearch& search, const s
     for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
       const std::uint64_t key = keys[i];
       if (key < lowest || (key & mask) != prefix) continue;
-      cuda::AtomicAdd(&search.sums[(key >> shift) & digit], weight(key));
+      const auto bucket = static_cast<std::uint32_t>((key >> shift) & digit);
+      if constexpr (std::is_same_v<Weight, OfOne>) {
+        CountInBucket(search, bucket);
+      } else {
+        AddToBucket(search, bucket, weight(key));
+      }
     }
     cuda::SyncBlock();
-    const Bucket bucket = FindBucket(search, search.sums, above, target);
+    const Bucket bucket = FindBucket(search, search, above, target);
     above = bucket.above;
     prefix |= std::uint64_t{bucket.index} << shift;
     mask |= digit << shift;

@@ -3,6 +3,7 @@
 // What the host side of DeviceSampler and its kernels share: rows of a call as the device reads
 // them, scratch, results, and the launches in their order.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -14,8 +15,6 @@ namespace quire::kernels::internal {
 
 // Rows that are worked on at a time: scratch is per row.
 inline constexpr std::uint32_t kSamplerRows = 32;
-// Blocks that share one row.
-inline constexpr std::uint32_t kSamplerSplits = 8;
 // Buckets of the first digit of the ordered key.
 inline constexpr std::uint32_t kSamplerBuckets = 2048;
 // Logits whose exponentials are summed in f32 before the sums add up in f64.
@@ -69,8 +68,8 @@ struct SamplerState {
   std::uint32_t top_kept;  // and for the best ids
   std::uint32_t better;    // ids with text that are likelier than the token
   std::int32_t token;
-  std::uint32_t in_history;  // the history holds the sample in flight
-  std::uint32_t unused;
+  std::uint32_t in_history;        // the history holds the sample in flight
+  std::uint32_t arrived;           // blocks of a launch whose last one goes on
   Moments stripes[kSigmaStripes];  // of x, where top-n-sigma asks for them
 };
 
@@ -97,15 +96,15 @@ struct SamplerArgs {
   const LogitBias* bias;
   const std::int32_t* banned;
   const std::uint32_t* masks;    // [masks of the call, mask_words]
-  const std::uint8_t* has_text;  // [vocab]; null: every id below text_vocab has text
+  const std::uint8_t* has_text;  // [x_stride]; null: every id below text_vocab has text
   SamplerState* states;          // [kSamplerRows]
   std::uint64_t* buckets;        // [kSamplerRows, kSamplerBuckets]
   float* x;                      // [kSamplerRows, x_stride] adjusted and scaled logits
   std::uint64_t* keys;           // [kSamplerRows, vocab] kept order keys
   float* part_sums;              // [kSamplerRows, num_parts]
   DeviceSampled* results;
-  TopLogprob* tops;  // logits in place of log-probabilities
-  std::int64_t x_stride;
+  TopLogprob* tops;       // logits in place of log-probabilities
+  std::int64_t x_stride;  // vocab rounded up to a multiple of 4; x is -infinity from vocab on
   std::uint32_t vocab;
   std::uint32_t text_vocab;
   std::uint32_t mask_words;
@@ -116,18 +115,25 @@ struct SamplerArgs {
 // Which kernels a group needs.
 struct SamplerNeeds {
   bool edits = false;
+  bool moments = false;  // rows with top-n-sigma
   bool samples = false;  // rows that are not greedy
   bool filters = false;
   bool logprobs = false;
   bool tops = false;
 };
 
-// Steps 0 and 2 to 10 of sampling.h; results hold tokens and flags. states are zero, and buckets
-// when there are filters.
+// Blocks that share a row where all of it is read: with few rows enough to fill a GPU, but none
+// without a load of 16 bytes for each of its 256 threads.
+inline std::uint32_t BlocksOfRow(const SamplerArgs& args) {
+  constexpr std::uint32_t kBlocks = 128, kFewest = 8, kMost = 64;
+  const std::uint32_t wanted = std::clamp(kBlocks / args.num_rows, kFewest, kMost);
+  return std::min(wanted, args.vocab / 1024 + 1);
+}
+
+// Steps 0 and 2 to 10 of sampling.h; results hold tokens and flags. states are zero.
 absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
                            const SamplerNeeds& needs);
-// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchSamples. buckets
-// are zero when there are tops.
+// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchSamples.
 absl::Status LaunchLogprobs(const CudaContext& context, const SamplerArgs& args,
                             const SamplerNeeds& needs);
 

@@ -132,7 +132,8 @@ internal::Moments StripeMoments(const float* x, std::size_t count) {
 }
 
 internal::Moments RowMoments(const float* x, std::size_t count) {
-  const std::size_t length = internal::StripeLength(static_cast<std::uint32_t>(count));
+  const std::size_t length =
+      internal::StripeLength(static_cast<std::uint32_t>(count), internal::kSigmaStripes);
   internal::Moments moments;
   for (std::size_t begin = 0; begin < count; begin += length) {
     const internal::Moments stripe = StripeMoments(x + begin, std::min(length, count - begin));

@@ -21,9 +21,9 @@ inline constexpr std::uint32_t kSigmaStripes = 8;
 inline constexpr std::uint32_t kSigmaLanes = 256;
 inline constexpr std::uint32_t kSigmaGroup = 32;
 
-// Values of a stripe: a multiple of 4, and the last ones may have fewer or none.
-QUIRE_HOST_DEVICE constexpr std::uint32_t StripeLength(std::uint32_t vocab) {
-  return (vocab / (4 * kSigmaStripes) + 1) * 4;
+// Values of one of `stripes` stripes: a multiple of 4, and the last ones may have fewer or none.
+QUIRE_HOST_DEVICE constexpr std::uint32_t StripeLength(std::uint32_t vocab, std::uint32_t stripes) {
+  return (vocab / (4 * stripes) + 1) * 4;
 }
 
 // Of the finite values of a stripe, or of a row.

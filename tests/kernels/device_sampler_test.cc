@@ -2,6 +2,8 @@
 
 #include "kernels/sampling/device_sampler.h"
 
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -219,7 +221,8 @@ class DeviceSamplerTest : public testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Vocabularies, DeviceSamplerTest,
-                         testing::Values(Case{1, 1, 1, false, 8}, Case{1, 37, 37, true, 64},
+                         testing::Values(Case{1, 1, 1, false, 8}, Case{3, 3, 3, false, 8},
+                                         Case{1, 37, 37, true, 64}, Case{2, 1023, 1023, true, 16},
                                          Case{1, 1000, 1000, false, 64},
                                          Case{2, 1000, 1000, false, 64},
                                          Case{2, 1003, 900, true, 64}, Case{3, 1003, 900, true, 64},
@@ -376,23 +379,103 @@ TEST(DeviceSamplerUseTest, LogitsAtTheEndsOfTheRange) {
   }
 }
 
-TEST(DeviceSamplerUseTest, AGreedyRowTakesTwoKernels) {
-  const SamplerSetup setup(1, 300, 300, false);
-  HostRow host(5, 300);
-  host.logits = RandomFloats(300, 5);
-  host.row = {};
-  host.row.temperature = 0;
-  DeviceArray<float> logits(setup.cuda(), 300);
-  const auto rows = setup.OnDevice({host}, logits);
-  DeviceArray<std::int32_t> tokens(setup.cuda(), 1);
-  const std::uint64_t before = cuda_emulator::LaunchCount();
+// A row by itself is read by 40 blocks, one among 16 by 8, and each is the CPU's. Neither 16 bytes
+// nor blocks nor what a thread reads at a time divide the vocabulary, so most rows are not aligned.
+TEST(DeviceSamplerUseTest, BitsDoNotDependOnTheBlocksOfARow) {
+  if (!CpuHasFma()) GTEST_SKIP() << "the CPU's exp has no fused multiply-add";
+  constexpr std::uint32_t kVocab = 40003;
+  const SamplerSetup setup(2, kVocab, kVocab, true);
+  std::vector<HostRow> hosts;
+  for (std::uint32_t i = 0; i < 16; ++i) hosts.emplace_back(700 + i, kVocab);
+  hosts[1].row.temperature = 0;
+  hosts[2].row.temperature = 0.7f;
+  hosts[2].row.top_k = 0;
+  hosts[2].row.top_p = 0.99f;
+  // Moments of a part are not those of the row.
+  hosts[3].logits = RandomFloats(kVocab, 5, 2.0f);
+  std::fill(hosts[3].logits.begin() + kVocab / 3, hosts[3].logits.end(), 0.0f);
+  hosts[3].row = {.top_n_sigma = 2.5f, .wants_processed_logprob = true};
+  const Expected expected(setup, hosts);
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * kVocab);
+  const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
   ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
-  const auto best = std::max_element(host.logits.begin(), host.logits.end());
-  EXPECT_EQ(tokens.Get()[0], best - host.logits.begin());
-  if (cuda_emulator::IsEmulated()) {
-    EXPECT_EQ(cuda_emulator::LaunchCount() - before, 2u);
+  for (std::size_t i = 0; i < 5; ++i) {
+    ASSERT_TRUE(setup.sampler().Sample({&rows[i], 1}, tokens.data(), 1).ok());
   }
+  setup.cuda().Wait();
+  int sampled = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("row ", i));
+    sampled += expected.sampled[i].token >= 0;
+    ExpectSameSample(setup.sampler().samples(0)[i], expected.sampled[i]);
+    if (i < 5) ExpectSameSample(setup.sampler().samples(1)[i], expected.sampled[i]);
+  }
+  EXPECT_GT(sampled, 8);
+}
+
+// Equal logits side by side, where one thread reads on, and in other threads and blocks.
+TEST(DeviceSamplerUseTest, TheFirstOfEqualLogitsWins) {
+  constexpr std::uint32_t kVocab = 30000;
+  const SamplerSetup setup(1, kVocab, kVocab, false);
+  std::vector<HostRow> hosts;
+  const std::vector<std::int32_t> firsts = {0, 4001, 4002, 4003, 9000, 29999};
+  for (const std::int32_t first : firsts) {
+    HostRow& host = hosts.emplace_back(1u, kVocab);
+    host.logits.assign(kVocab, -1.0f);
+    host.row = {.temperature = 0};
+    for (const std::int32_t beyond : {0, 1, 2, 5, 1024, 1025, 4096, 12000}) {
+      const auto id = static_cast<std::uint32_t>(first + beyond);
+      if (id < kVocab) host.logits[id] = beyond % 2 == 0 ? 0.0f : -0.0f;
+    }
+  }
+  DeviceArray<float> logits(setup.cuda(), hosts.size() * kVocab);
+  const std::vector<SamplingRow> rows = setup.OnDevice(hosts, logits);
+  DeviceArray<std::int32_t> tokens(setup.cuda(), rows.size());
+  ASSERT_TRUE(setup.sampler().Sample(rows, tokens.data(), 0).ok());
+  EXPECT_EQ(tokens.Get(), firsts);
+}
+
+// Kernels of one row by itself: what finds its token writes it, without a launch for that.
+TEST(DeviceSamplerUseTest, LaunchesOfARowAreHeld) {
+  constexpr std::uint32_t kVocab = 3000;
+  const SamplerSetup setup(1, kVocab, kVocab, false);
+  HostRow host(5, kVocab);
+  host.logits = RandomFloats(kVocab, 5);
+  host.row = {.temperature = 0};
+  DeviceArray<float> logits(setup.cuda(), kVocab);
+  const SamplingRow greedy = setup.OnDevice({host}, logits)[0];
+  DeviceArray<std::int32_t> token(setup.cuda(), 1);
+  const auto launches = [&](auto change) {
+    SamplingRow row = greedy;
+    change(row);
+    const std::uint64_t before = cuda_emulator::LaunchCount();
+    EXPECT_TRUE(setup.sampler().Sample({&row, 1}, token.data(), 0).ok());
+    setup.cuda().Wait();
+    return cuda_emulator::LaunchCount() - before;
+  };
+  const TokenCount seen{1, 1};
+  const std::uint64_t counts[] = {launches([](SamplingRow&) {}),
+                                  launches([&](SamplingRow& row) {
+                                    row.presence_penalty = 1.0f;
+                                    row.history = &seen;
+                                    row.history_size = 1;
+                                  }),
+                                  launches([](SamplingRow& row) { row.temperature = 1.0f; }),
+                                  launches([](SamplingRow& row) {
+                                    row.temperature = 1.0f;
+                                    row.top_k = 5;
+                                    row.top_p = 0.9f;
+                                  }),
+                                  launches([](SamplingRow& row) { row.num_logprobs = 0; }),
+                                  launches([](SamplingRow& row) { row.num_logprobs = 2; })};
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_THAT(counts, testing::ElementsAre(1, 2, 2, 3, 3, 4));
+  }
+  const auto best = std::max_element(host.logits.begin(), host.logits.end());
+  EXPECT_EQ(setup.sampler().samples(0)[0].token, best - host.logits.begin());
   EXPECT_EQ(setup.sampler().samples(0)[0].rank, 0);
+  EXPECT_EQ(setup.sampler().samples(0)[5].rank, 1);
 }
 
 // Lists that do not fit together: the samples are those of the CPU all the same, and results of
@@ -447,7 +530,7 @@ TEST(DeviceSamplerUseTest, SamplesInPiecesWhatDoesNotFitAtOnce) {
   }
 }
 
-// The mask is read where the logits are, so a greedy row with one still takes two kernels; one
+// The mask is read where the logits are, so a greedy row with one still takes one kernel; one
 // without takes no room for masks.
 TEST(DeviceSamplerUseTest, AMaskDecidesAndIsReadWhereThereIsOne) {
   constexpr std::uint32_t kVocab = 70;

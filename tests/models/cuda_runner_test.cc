@@ -803,7 +803,7 @@ TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
   // Norms of the first layer and of the head; of a mixture's layers each but the first has one.
   Launches outside = {{"step inputs", 1},  {"attention plan", 1}, {"embedding", 1},
                       {"rope_angles", 1},  {"rms_norm", 2},       {"linear", 1},
-                      {"sampler_scan", 1}, {"sampler_finish", 1}};
+                      {"sampler_scan", 1}};
   const std::tuple<int, bool, std::uint32_t, bool> cases[] = {
       {0, false, 1, true}, {0, false, 1, false}, {0, true, 3, true}, {0, false, 3, false},
       {4, false, 1, true}, {8, false, 3, false}, {8, false, 3, true}};

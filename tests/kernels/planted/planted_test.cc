@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -17,6 +18,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/moe/route.h"
 #include "kernels/norm/norm.h"
+#include "kernels/sampling/sampling_device.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -48,6 +50,12 @@ absl::StatusOr<bool> LinearSm90CudaSumsOverStages(const CudaContext& context,
                                                   const LinearParams& params);
 absl::StatusOr<bool> LinearSm90CudaSumsNotWhole(const CudaContext& context,
                                                 const LinearParams& params);
+absl::Status LaunchSamplesScanNotWhole(const CudaContext& context, const SamplerArgs& args,
+                                       const SamplerNeeds& needs);
+absl::Status LaunchSamplesListNotWhole(const CudaContext& context, const SamplerArgs& args,
+                                       const SamplerNeeds& needs);
+absl::Status LaunchSamplesMassNotWhole(const CudaContext& context, const SamplerArgs& args,
+                                       const SamplerNeeds& needs);
 
 }  // namespace internal
 
@@ -285,6 +293,56 @@ TEST_F(PlantedDeathTest, ProductOfHopper) {
                says("StageGivenAwayEarly", kThreads));
   EXPECT_DEATH(run(internal::LinearSm90CudaSumsOverStages), says("SumsOverStages", kThreads));
   EXPECT_DEATH(run(internal::LinearSm90CudaSumsNotWhole), says("SumsNotWhole", kThreads));
+}
+
+// Three blocks, of which not the one with the last ids goes on, but the one that comes last.
+TEST_F(PlantedDeathTest, TokensBehindTheirSearch) {
+  constexpr std::uint32_t kVocab = 2500;
+  const DeviceArray<float> logits(cuda(), RandomFloats(kVocab, 1, 2.0f)), x(cuda(), kVocab);
+  const DeviceArray<std::uint64_t> buckets(cuda(), internal::kSamplerBuckets), keys(cuda(), kVocab);
+  const DeviceArray<std::int32_t> token(cuda(), 1);
+  const DeviceArray<LogitBias> bias(cuda(), {{.token = 0, .bias = 1.0f}});
+  const DeviceArray<internal::DeviceSampled> result(cuda(), 1);
+  internal::DeviceRow row{};
+  row.logits = logits.data();
+  row.token = token.data();
+  row.top_p = 1;
+  row.factor = 1;
+  row.log_min_p = -std::numeric_limits<float>::infinity();
+  row.mask = row.token_logprob = row.num_logprobs = -1;
+  row.greedy = row.edited = true;
+  row.bias_size = 1;
+  const auto run = [&](auto launch, const internal::SamplerNeeds& needs) {
+    const DeviceArray<internal::DeviceRow> rows(cuda(), std::vector{row});
+    const DeviceArray<internal::SamplerState> states(cuda(),
+                                                     std::vector<internal::SamplerState>(1));
+    internal::SamplerArgs args{};
+    args.rows = rows.data();
+    args.bias = bias.data();
+    args.states = states.data();
+    args.buckets = buckets.data();
+    args.x = x.data();
+    args.keys = keys.data();
+    args.results = result.data();
+    args.x_stride = args.vocab = args.text_vocab = kVocab;
+    args.num_rows = 1;
+    ASSERT_TRUE(launch(context(), args, needs).ok());
+    cuda().Wait();
+  };
+  const internal::SamplerNeeds edits{.edits = true};
+  run(internal::LaunchSamples, edits);
+  EXPECT_DEATH(run(internal::LaunchSamplesScanNotWhole, edits),
+               Says("sampler_scan", "ScanNotWhole", kBlocks));
+  row.greedy = row.edited = false;
+  row.filtered = row.processed = true;
+  row.top_k = 300;
+  const internal::SamplerNeeds draws{.samples = true, .filters = true};
+  run(internal::LaunchSamples, draws);
+  // The list's length is written by a header, which is no copy; who reads it too early is.
+  EXPECT_DEATH(run(internal::LaunchSamplesListNotWhole, draws),
+               absl::StrCat("kernel sampler_keep, .*: ", kBlocks, ", at .*planted/ListNotWhole/"));
+  EXPECT_DEATH(run(internal::LaunchSamplesMassNotWhole, draws),
+               Says("sampler_keep", "MassNotWhole", kThreads));
 }
 
 }  // namespace
