@@ -26,6 +26,16 @@ def processor_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def threads_named(pid, name):
+    """Ids of its threads of this name (docs/architecture.md, section 5)."""
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one may end meanwhile
+            if (task / "comm").read_text().strip() == name:
+                found.append(int(task.name))
+    return found
+
+
 @contextlib.contextmanager
 def peak_memory(pid):
     """`bytes` of what it gives is the most that was seen meanwhile."""

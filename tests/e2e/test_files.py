@@ -12,6 +12,7 @@ import pytest
 from attack_tools import Files, bearer, endless, failure, generate, http_get, request_of, tls_channel, token_line  # noqa: F401
 from certificates import Authority
 from daemon import QUIRED, ROOT, Daemon, reason_of
+from process_figures import threads_named
 from waiting import pace, wait_until
 
 # As in base/settled_files.h, for the writer that a slow machine may stop for as long.
@@ -248,20 +249,11 @@ def hanging(tmp_path_factory):
     return dict(os.environ, LD_PRELOAD=str(library))
 
 
-def has_thread(daemon, name):
-    """Whether the process has a thread of this name (docs/architecture.md, section 5)."""
-    try:
-        tasks = os.listdir(f"/proc/{daemon.process.pid}/task")
-        return any(open(f"/proc/{daemon.process.pid}/task/{task}/comm").read().strip() == name for task in tasks)
-    except FileNotFoundError:
-        return False
-
-
 def test_sigterm_ends_a_start_whose_configuration_does_not_come(tmp_path, hanging):
     path = tmp_path / "hangs.yaml"
     path.write_text("{}\n")
     with Daemon(tmp_path, "--config", str(path), env=hanging) as daemon:
-        wait_until(lambda: has_thread(daemon, "file"), "the file is being read")
+        wait_until(lambda: threads_named(daemon.process.pid, "file"), "the file is being read")
         daemon.terminate()
         assert daemon.wait(30) == 128 + signal.SIGTERM
 
@@ -270,7 +262,7 @@ def test_sigterm_ends_a_start_whose_tokens_do_not_come(tmp_path, hanging):
     tokens = tmp_path / "hangs"
     tokens.write_text(token_line("keep", "k", "generate"))
     with Daemon(tmp_path, settings=token_settings(tokens), env=hanging) as daemon:
-        wait_until(lambda: has_thread(daemon, "file"), "the file is being read")
+        wait_until(lambda: threads_named(daemon.process.pid, "file"), "the file is being read")
         daemon.terminate()
         assert daemon.wait(30) == 0
 
@@ -308,7 +300,7 @@ def test_sigterm_ends_a_reload_whose_tokens_do_not_come(api, tmp_path, hanging):
         daemon.wait_serving()
         config.write_text(f"auth: {{mode: token, tokens_file: {tmp_path}/hangs}}\n")
         daemon.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: has_thread(daemon, "file"), "the file is being read")
+        wait_until(lambda: threads_named(daemon.process.pid, "file"), "the file is being read")
         with daemon.channel() as channel:
             assert generate(api, channel, bearer("keep"))
         daemon.terminate()

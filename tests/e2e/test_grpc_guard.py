@@ -5,7 +5,6 @@ The guard before gRPC (server/edge/frame_guard.h) ends the connection that attac
 
 import contextlib
 import os
-import pathlib
 import resource
 import socket
 import struct
@@ -19,7 +18,7 @@ from attacks import (GRPC_HEADERS, begin, begin_known, begin_messages, compresse
                      send_streams)
 from daemon import Daemon
 from http2_client import ACK, GOAWAY, PING, SETTINGS, Http2Client, frame
-from process_figures import MIB, peak_memory, resident_bytes
+from process_figures import MIB, peak_memory, process_status, resident_bytes, threads_named
 from stopped_threads import stopped_threads
 from test_attacks import streams
 from waiting import wait_until
@@ -264,8 +263,7 @@ def num_descriptors(daemon):
 def test_the_table_of_descriptors_does_not_grow_while_clients_wait(daemon):
     """Its growth keeps new connections waiting for tens of milliseconds, so it has its size from the start."""
     process = daemon.process.pid
-    status = pathlib.Path(f"/proc/{process}/status").read_text()
-    size = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("FDSize:"))
+    size = int(process_status(process)["FDSize"])
     assert size >= min(resource.prlimit(process, resource.RLIMIT_NOFILE)[0], 65536)
 
 
@@ -328,10 +326,9 @@ def test_a_client_that_says_goodbye_is_closed(daemon):
 
 
 def threads_of(daemon, name):
-    tasks = [task for task in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir()
-             if (task / "comm").read_text().strip() == name]
-    assert tasks, name
-    return [int(task.name) for task in tasks]
+    threads = threads_named(daemon.process.pid, name)
+    assert threads, name
+    return threads
 
 
 def test_probes_say_which_port_does_not_answer(tmp_path):

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pathlib
 import signal
 import socket
 import threading
@@ -12,6 +11,7 @@ import time
 import grpc
 import pytest
 from daemon import Daemon, reason_of
+from process_figures import threads_named
 from reload_tools import slow_channel, unread_on
 from stopped_threads import WALL, stop_thread
 from waiting import wait_until
@@ -199,8 +199,7 @@ def test_second_sigterm_exits_at_once_when_the_log_has_no_reader(tmp_path):
 
 def thread_named(pid, name):
     """The one thread of a process with that name."""
-    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    [tid] = [int(task.name) for task in tasks if (task / "comm").read_text().strip() == name]
+    [tid] = threads_named(pid, name)
     return tid
 
 
