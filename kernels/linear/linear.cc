@@ -1,11 +1,13 @@
 #include "kernels/linear/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/logging.h"
 #include "base/status.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/fp8_linear.h"
@@ -298,6 +300,12 @@ namespace internal {
 bool OnTensorCores(const PackedLinear& weight, DType x) {
   return x == DType::kBF16 && weight.k() % 8 == 0 &&
          (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
+}
+
+void LogWithoutTensorMaps(const absl::Status& why) {
+  static std::atomic_flag is_logged;
+  if (is_logged.test_and_set()) return;
+  log::Warn("model", "products run without tensor maps", {{"error", why.message()}});
 }
 
 }  // namespace internal

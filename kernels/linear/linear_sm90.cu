@@ -15,7 +15,6 @@
 
 #include <cuda.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "absl/status/statusor.h"
@@ -262,7 +261,10 @@ template <std::uint32_t kTokens, bool kPromote>
 absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args) {
   const auto weights = MapOf(args.w, args.n, args.k, args.k, kHalfTile);
   const auto tokens = MapOf(args.x, args.num_rows, args.k, args.x_stride, kTokens);
-  if (!weights.ok() || !tokens.ok()) return false;
+  if (!weights.ok() || !tokens.ok()) {
+    internal::LogWithoutTensorMaps(weights.ok() ? tokens.status() : weights.status());
+    return false;
+  }
   QUIRE_RETURN_IF_ERROR(cuda::Launch(
       context, "linear sm_90a", LinearKernelSm90<kTokens, kPromote>,
       {.blocks_x = cuda::LinearTilesN(args.n) * ((args.num_rows + kTokens - 1) / kTokens),

@@ -612,8 +612,10 @@ void GrpcAcceptor::Impl::Tick(std::uint64_t first) {
     const auto connections = Connections(first, kTickedAtOnce);
     for (const auto& connection : connections) connection->Tick(now);
     if (connections.size() == kTickedAtOnce) next = connections.back()->number() + 1;
-    MutexLock lock(&mutex_);
-    pace_.Tick(now);
+    if (next == 0) {
+      MutexLock lock(&mutex_);
+      pace_.Tick(now);
+    }
   } catch (const std::bad_alloc&) {  // the next one may find memory
   }
   WaitForMemory([&] {

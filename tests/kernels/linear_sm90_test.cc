@@ -4,13 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/device_graph.h"
+#include "base/logging.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_reduction.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -166,6 +171,7 @@ TEST(LinearSm90Test, CapturedLaunchesReadNewRows) {
   EXPECT_TRUE(SameBits(y.Get(), Compute(cuda, packed, in, {}, 0, kRows)));
 }
 
+// And the log says so, once.
 TEST(LinearSm90Test, WithoutAnEncoderOfMapsThePortableKernelRuns) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
@@ -174,12 +180,24 @@ TEST(LinearSm90Test, WithoutAnEncoderOfMapsThePortableKernelRuns) {
   const Inputs in(kRows, kN, kK, kBF16);
   const std::vector<float> y = Compute(cuda, packed, in, {}, 0, kRows);
   const std::uint64_t before = Launches();
-  cuda_emulator::InjectFault(
-      {.where = "cudaGetDriverEntryPointByVersion", .error = cudaErrorInvalidValue});
   const std::uint64_t portable = cuda_emulator::LaunchCount("linear");
-  EXPECT_TRUE(SameBits(Compute(cuda, packed, in, {}, 0, kRows), y));
+  const std::string path = testing::TempDir() + "linear_sm90_log";
+  std::remove(path.c_str());
+  ASSERT_TRUE(log::Configure({.file = path}).ok());
+  for (int i = 0; i < 2; ++i) {
+    cuda_emulator::InjectFault(
+        {.where = "cudaGetDriverEntryPointByVersion", .error = cudaErrorInvalidValue});
+    EXPECT_TRUE(SameBits(Compute(cuda, packed, in, {}, 0, kRows), y));
+  }
+  EXPECT_TRUE(log::Flush(absl::Seconds(20)));
+  ASSERT_TRUE(log::Configure({}).ok());
   EXPECT_EQ(Launches(), before);
-  EXPECT_EQ(cuda_emulator::LaunchCount("linear"), portable + 1);
+  EXPECT_EQ(cuda_emulator::LaunchCount("linear"), portable + 2);
+  std::ifstream lines(path);
+  std::string line, more;
+  EXPECT_TRUE(std::getline(lines, line));
+  EXPECT_NE(line.find("products run without tensor maps"), line.npos) << line;
+  EXPECT_FALSE(std::getline(lines, more)) << more;
 }
 
 }  // namespace
