@@ -152,10 +152,10 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   std::uint32_t max_seq_length = 0;
   std::uint32_t max_cache_length = 0;
   std::uint32_t max_history_length = 0;
-  [[no_unique_address]] KvExtent<Params::kNumHeads, 0> heads{};
-  [[no_unique_address]] KvExtent<Params::kHeadSize, 1> columns{};
-  [[no_unique_address]] KvPageExtent<PageSize> page{};
-  [[no_unique_address]] KvExtent<Granularity, 2> group{};
+  KvExtent<Params::kNumHeads> heads{};
+  KvExtent<Params::kHeadSize> columns{};
+  KvPageExtent<PageSize> page{};
+  KvExtent<Granularity> group{};
 
   // "PagedKVCache<bf16,h8,d128,p64>"; a run-time extent is "?", and ",q=f32/128", ",mla" and
   // ",rope64" follow where they apply.

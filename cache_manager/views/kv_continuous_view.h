@@ -76,8 +76,8 @@ struct ContinuousBatchingKVCache {
   std::uint32_t max_seq_length = 0;
   std::uint32_t max_cache_length = 0;
   std::uint32_t max_history_length = 0;
-  [[no_unique_address]] KvExtent<Params::kNumHeads, 0> heads{};
-  [[no_unique_address]] KvExtent<Params::kHeadSize, 1> columns{};
+  KvExtent<Params::kNumHeads> heads{};
+  KvExtent<Params::kHeadSize> columns{};
 
   // "ContinuousBatchingKVCache<f32,h2,d64>", with ",mla" where it applies.
   static std::string type_name() {

@@ -30,14 +30,15 @@ inline constexpr std::uint32_t kNullPage = 0;
 // Most entries of a tile's row table, and the width of the table's padding.
 inline constexpr std::uint32_t kMaxTilePages = 16;
 
-// An extent E that is a constant, or a field when E is kDynamicExtent. Tag keeps two empty extents
-// of one view apart, so that both can lie at no cost.
-template <std::uint32_t E, int Tag>
+// An extent E that is a constant, or a field when E is kDynamicExtent. Views hold it as a plain
+// member: nvcc 13.0 passes a class with [[no_unique_address]] members to kernels in another layout
+// than the host's.
+template <std::uint32_t E>
 struct KvExtent {
   QUIRE_HOST_DEVICE constexpr std::uint32_t get() const { return E; }
 };
-template <int Tag>
-struct KvExtent<kDynamicExtent, Tag> {
+template <>
+struct KvExtent<kDynamicExtent> {
   std::uint32_t value = 0;
   QUIRE_HOST_DEVICE constexpr std::uint32_t get() const { return value; }
 };
