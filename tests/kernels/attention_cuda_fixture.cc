@@ -115,7 +115,7 @@ float AttentionShape::scale() const {
   return loudness / std::sqrt(static_cast<float>(head_size));
 }
 
-CudaBackend::CudaBackend(int num_sms, std::uint64_t seed) : pool_(1) {
+AttentionBackend::AttentionBackend(int num_sms, std::uint64_t seed) : pool_(1) {
   cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
   options.num_sms = num_sms;
   // QUIRE_EMULATOR_SEED moves every order that the tests ask for.
@@ -240,7 +240,7 @@ AnyKvCollection AttentionRig::HostCollection() const {
   return *std::move(made);
 }
 
-std::vector<float> AttentionRig::Run(const CudaBackend& cuda,
+std::vector<float> AttentionRig::Run(const AttentionBackend& cuda,
                                      const std::vector<StepRows>& step) const {
   DeviceStep device(*this, cuda, step);
   const absl::Status status = device.Enqueue();
@@ -288,7 +288,7 @@ std::vector<double> AttentionRig::Exact(const std::vector<StepRows>& step) const
   return Wanted(all);
 }
 
-DeviceStep::DeviceStep(const AttentionRig& rig, const CudaBackend& cuda,
+DeviceStep::DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda,
                        const std::vector<StepRows>& step, std::uint32_t max_rows)
     : rig_(rig),
       cuda_(cuda),

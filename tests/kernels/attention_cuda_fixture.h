@@ -23,10 +23,10 @@
 namespace quire::kernels {
 
 // An emulated device with a stream and a backend.
-class CudaBackend {
+class AttentionBackend {
  public:
   // A device of so many multiprocessors; threads and blocks run in the order of `seed`.
-  explicit CudaBackend(int num_sms = 4, std::uint64_t seed = 1);
+  explicit AttentionBackend(int num_sms = 4, std::uint64_t seed = 1);
   const Backend& operator*() const { return *backend_; }
   const Stream& stream() const { return *stream_; }
   std::uint32_t num_sms() const { return backend_->cuda()->num_sms; }
@@ -39,18 +39,18 @@ class CudaBackend {
 
 // Device memory with a copy of `values`.
 template <typename T>
-class DeviceArray {
+class AttentionArray {
  public:
-  DeviceArray(const CudaBackend& cuda, const std::vector<T>& values)
+  AttentionArray(const AttentionBackend& cuda, const std::vector<T>& values)
       : buffer_(*DeviceBuffer::Allocate(MemoryKind::kDevice, Bytes(values))) {
     EXPECT_TRUE(cuda.stream().Copy(buffer_.data(), values.data(), Bytes(values)).ok());
   }
   T* data() const { return static_cast<T*>(buffer_.data()); }
   // REQUIRES: no more values than at first.
-  void Write(const CudaBackend& cuda, const std::vector<T>& values) const {
+  void Write(const AttentionBackend& cuda, const std::vector<T>& values) const {
     EXPECT_TRUE(cuda.stream().Copy(buffer_.data(), values.data(), Bytes(values)).ok());
   }
-  void Read(const CudaBackend& cuda, std::vector<T>* values) const {
+  void Read(const AttentionBackend& cuda, std::vector<T>* values) const {
     EXPECT_TRUE(cuda.stream().Copy(values->data(), buffer_.data(), Bytes(*values)).ok());
     const absl::Status status = cuda.stream().Synchronize();
     EXPECT_TRUE(status.ok()) << status;
@@ -111,7 +111,7 @@ class AttentionRig {
 
   // One step: what PagedAttention writes, row after row, [heads, columns] each, with as many
   // columns as are wanted.
-  std::vector<float> Run(const CudaBackend& cuda, const std::vector<StepRows>& step) const;
+  std::vector<float> Run(const AttentionBackend& cuda, const std::vector<StepRows>& step) const;
   // The same in double precision.
   std::vector<double> Exact(const std::vector<StepRows>& step) const;
 
@@ -149,7 +149,7 @@ class AttentionRig {
 class DeviceStep {
  public:
   // Room for steps of `max_rows` rows, 0: those of `step`.
-  DeviceStep(const AttentionRig& rig, const CudaBackend& cuda, const std::vector<StepRows>& step,
+  DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda, const std::vector<StepRows>& step,
              std::uint32_t max_rows = 0);
   // Other rows for the same addresses; the output becomes NaN.
   void Set(const std::vector<StepRows>& step);
@@ -163,17 +163,17 @@ class DeviceStep {
   void MakeViews(std::uint32_t batch, std::uint32_t max_rows);
 
   const AttentionRig& rig_;
-  const CudaBackend& cuda_;
+  const AttentionBackend& cuda_;
   std::uint32_t num_rows_ = 0;
   std::unique_ptr<std::byte, void (*)(std::byte*)> blocks_;
-  DeviceArray<std::byte> scales_;
-  DeviceArray<std::uint32_t> table_;
-  DeviceArray<std::uint32_t> cached_;
-  DeviceArray<std::uint32_t> prompt_;
-  DeviceArray<std::uint32_t> offsets_;
-  DeviceArray<std::byte> q_;
-  DeviceArray<std::byte> out_;
-  DeviceArray<float> sinks_;
+  AttentionArray<std::byte> scales_;
+  AttentionArray<std::uint32_t> table_;
+  AttentionArray<std::uint32_t> cached_;
+  AttentionArray<std::uint32_t> prompt_;
+  AttentionArray<std::uint32_t> offsets_;
+  AttentionArray<std::byte> q_;
+  AttentionArray<std::byte> out_;
+  AttentionArray<float> sinks_;
   std::vector<std::byte> out_host_;
   AttentionPlanParams planned_{};
   std::unique_ptr<AttentionPlan> plan_;

@@ -33,7 +33,7 @@ std::string Describe(const AttentionShape& s, const std::vector<StepRows>& step)
   return text;
 }
 
-void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
+void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
                  const std::vector<StepRows>& step, double tolerance) {
   SCOPED_TRACE(Describe(shape, step));
   std::vector<std::uint32_t> lengths;
@@ -56,7 +56,7 @@ constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType:
 // Lengths at and around pages, tiles, spans and groups; every value of the other axes with each
 // other in turn.
 TEST(AttentionCudaTest, GeneratedRowsEqualDoublePrecision) {
-  const CudaBackend cuda(1);
+  const AttentionBackend cuda(1);
   const std::uint32_t lengths[] = {1,   15,  16,  17,  63,   64,   65,   127, 129,
                                    511, 512, 513, 577, 1000, 2047, 2049, 4097};
   const std::uint32_t rows[] = {1, 2, 5};
@@ -76,7 +76,7 @@ TEST(AttentionCudaTest, GeneratedRowsEqualDoublePrecision) {
 }
 
 TEST(AttentionCudaTest, EveryDecodeKernelEqualsDoublePrecision) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : kElements) {
     for (const std::uint32_t head_size : {16u, 64u, 80u, 96u, 112u, 128u}) {
       AttentionShape shape{8, 2, head_size, 32, kv, DType::kBF16, 0};
@@ -86,7 +86,7 @@ TEST(AttentionCudaTest, EveryDecodeKernelEqualsDoublePrecision) {
 }
 
 TEST(AttentionCudaTest, EveryPrefillKernelEqualsDoublePrecision) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : kElements) {
     for (const std::uint32_t head_size : {48u, 64u, 80u, 128u}) {
       AttentionShape shape{4, 2, head_size, 16, kv, DType::kBF16, 0};
@@ -96,7 +96,7 @@ TEST(AttentionCudaTest, EveryPrefillKernelEqualsDoublePrecision) {
 }
 
 TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
-  const CudaBackend cuda(2);
+  const AttentionBackend cuda(2);
   const struct {
     Heads heads;
     std::uint32_t cached;
@@ -120,7 +120,7 @@ TEST(AttentionCudaTest, PromptRowsEqualDoublePrecision) {
 // Prefill tokens and decode tokens of one sequence, sequences without rows, and both classes in one
 // step.
 TEST(AttentionCudaTest, MixedStepsEqualDoublePrecision) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const AttentionShape shape;
   ExpectExact(cuda, shape,
               {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 600, 0, 1}, {4, 5, 9, 0}},
@@ -128,13 +128,13 @@ TEST(AttentionCudaTest, MixedStepsEqualDoublePrecision) {
 }
 
 TEST(AttentionCudaTest, StepWithoutRowsWritesNothing) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const AttentionRig rig({}, {16, 16}, 5);
   EXPECT_TRUE(rig.Run(cuda, {{0, 7, 0, 0}, {1, 0, 0, 0}}).empty());
 }
 
 TEST(AttentionCudaTest, ScalarKernelEqualsDoublePrecision) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8}) {
     for (const std::uint32_t head_size : {16u, 200u, 576u}) {
       AttentionShape shape{4, 2, head_size, 16, kv, DType::kF32, 0};
@@ -148,12 +148,12 @@ TEST(AttentionCudaTest, ScalarKernelEqualsDoublePrecision) {
 }
 
 // The bits of a sequence's rows in a step of its own.
-std::vector<float> Alone(const CudaBackend& cuda, const AttentionRig& rig, const StepRows& rows) {
+std::vector<float> Alone(const AttentionBackend& cuda, const AttentionRig& rig, const StepRows& rows) {
   return rig.Run(cuda, {rows});
 }
 
 TEST(AttentionBitsTest, RowsDoNotDependOnTheBatch) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
     AttentionShape shape{14, 2, 64, 32, kv, DType::kBF16, 0};
     const AttentionRig rig(shape, {700, 40, 130, 9}, 3);
@@ -172,7 +172,7 @@ TEST(AttentionBitsTest, RowsDoNotDependOnTheBatch) {
 // Decode tokens one step after the other, as they were first made, and all in one step, as after
 // preemption.
 TEST(AttentionBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : kElements) {
     for (const bool cancelling : {false, true}) {
       AttentionShape shape{7, 1, 64, 16, kv, DType::kBF16, 0};
@@ -190,7 +190,7 @@ TEST(AttentionBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
 }
 
 TEST(AttentionBitsTest, ChunksOfAPromptDoNotShow) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kI8}) {
     for (const bool cancelling : {false, true}) {
       AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0};
@@ -221,9 +221,9 @@ TEST(AttentionBitsTest, CutsOfARowDoNotShow) {
       step.push_back({s, lengths.back() - 1, 0, 1});
     }
     const AttentionRig rig(shape, lengths, 4);
-    const std::vector<float> spans = rig.Run(CudaBackend(64), step);
-    const std::vector<float> groups = rig.Run(CudaBackend(8), step);
-    const std::vector<float> rows = rig.Run(CudaBackend(1), step);
+    const std::vector<float> spans = rig.Run(AttentionBackend(64), step);
+    const std::vector<float> groups = rig.Run(AttentionBackend(8), step);
+    const std::vector<float> rows = rig.Run(AttentionBackend(1), step);
     EXPECT_TRUE(SameBits(spans, groups)) << cancelling;
     EXPECT_TRUE(SameBits(spans, rows)) << cancelling;
     if (!cancelling) {
@@ -237,14 +237,14 @@ TEST(AttentionBitsTest, OrderOfThreadsDoesNotShow) {
     AttentionShape shape{8, 2, 128, 16, kv, DType::kBF16, 0};
     const AttentionRig rig(shape, {530, 90}, 6);
     const std::vector<StepRows> step = {{0, 529, 0, 1}, {1, 20, 70, 0}};
-    EXPECT_TRUE(SameBits(rig.Run(CudaBackend(4, 1), step), rig.Run(CudaBackend(4, 77), step)))
+    EXPECT_TRUE(SameBits(rig.Run(AttentionBackend(4, 1), step), rig.Run(AttentionBackend(4, 77), step)))
         << DTypeName(kv);
   }
 }
 
 // Planner and attention captured once follow the lengths that they find in device memory.
 TEST(AttentionBitsTest, CapturedStepsFollowTheLengths) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const AttentionRig rig({8, 2, 64, 16, DType::kBF16, DType::kBF16, 0}, {900, 200, 60}, 12);
   const std::vector<StepRows> first = {{0, 30, 0, 1}, {1, 2, 9, 0}, {2, 0, 0, 0}};
   DeviceStep device(rig, cuda, first, 160);
@@ -265,7 +265,7 @@ TEST(AttentionBitsTest, CapturedStepsFollowTheLengths) {
 TEST(AttentionBitsTest, PagesBeyondFourGigabytes) {
   AttentionShape shape{8, 8, 128, 128, DType::kBF16, DType::kBF16, 0};
   const std::vector<StepRows> step = {{0, 150, 0, 1}, {1, 20, 30, 0}};
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const std::vector<float> near = AttentionRig(shape, {151, 50}, 13).Run(cuda, step);
   shape.first_page = (1u << 20) / shape.page_size;  // a token takes 4096 bytes
   cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
@@ -276,7 +276,7 @@ TEST(AttentionBitsTest, PagesBeyondFourGigabytes) {
 }
 
 TEST(AttentionErrorTest, NamesWhatIsWrong) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const auto message = [&](const AttentionShape& shape) {
     const AttentionRig rig(shape, {20}, 2);
     return std::string(DeviceStep(rig, cuda, {{0, 19, 0, 1}}).Enqueue().message());
@@ -288,7 +288,7 @@ TEST(AttentionErrorTest, NamesWhatIsWrong) {
 }
 
 TEST(AttentionErrorTest, ANegativeSoftCapIsRefused) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   AttentionShape shape;
   shape.softcap = -1;
   const AttentionRig rig(shape, {20}, 2);

@@ -28,7 +28,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // `is_latent`: whether the kernel of latent rows is to run.
-void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
+void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
                  const std::vector<StepRows>& step, bool is_latent) {
   SCOPED_TRACE(absl::StrCat(shape.heads, " heads of ", shape.head_size, " columns, ",
                             DTypeName(shape.kv), " pages, ", DTypeName(shape.activations)));
@@ -47,7 +47,7 @@ void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
 }
 
 TEST(AttentionLatentTest, TensorCoreKernelEqualsDoublePrecision) {
-  const CudaBackend cuda(2);
+  const AttentionBackend cuda(2);
   // Prompt and decode tokens, a border of tiles and one of spans, sequences without rows.
   const std::vector<StepRows> step = {{0, 2047, 3, 0}, {1, 33, 0, 1}, {2, 9, 0, 0}, {3, 0, 5, 1}};
   for (const auto& [rank, rope] : {std::pair{512u, 64u}, {128u, 16u}, {320u, 32u}, {256u, 128u}}) {
@@ -60,7 +60,7 @@ TEST(AttentionLatentTest, TensorCoreKernelEqualsDoublePrecision) {
 }
 
 TEST(AttentionLatentTest, OtherShapesAndTypesRunInTheOtherKernels) {
-  const CudaBackend cuda(2);
+  const AttentionBackend cuda(2);
   const std::vector<StepRows> step = {{0, 70, 2, 0}, {1, 33, 0, 1}};
   ExpectExact(cuda, Latent(2, 32, 16), step, false);
   ExpectExact(cuda, Latent(2, 64, 8), step, false);
@@ -71,7 +71,7 @@ TEST(AttentionLatentTest, OtherShapesAndTypesRunInTheOtherKernels) {
 }
 
 TEST(AttentionLatentTest, MoreValueColumnsThanAHeadHasAreRefused) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   AttentionShape shape = Latent(2, 32, 16);
   shape.value_columns = 49;
   const AttentionRig rig(shape, {5}, 3);
@@ -80,7 +80,7 @@ TEST(AttentionLatentTest, MoreValueColumnsThanAHeadHasAreRefused) {
 }
 
 TEST(AttentionLatentBitsTest, ChunksAndClassesDoNotShow) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const AttentionRig rig(Latent(3, 128, 32), {2100}, 9);
   const std::vector<float> once = rig.Run(cuda, {{0, 2030, 70, 0}});
   std::vector<float> chunks;
@@ -97,11 +97,11 @@ TEST(AttentionLatentBitsTest, TheCutDoesNotShow) {
   const std::vector<std::uint32_t> lengths = {4200, 40, 2049};
   const std::vector<StepRows> alone = {{0, 4199, 0, 1}};
   const std::vector<StepRows> step = {{0, 4199, 0, 1}, {1, 39, 0, 1}, {2, 2048, 0, 1}};
-  const CudaBackend many(64);
-  const CudaBackend one(1, 3);
+  const AttentionBackend many(64);
+  const AttentionBackend one(1, 3);
   // Has room for fewer partial results than 4200 tokens have spans. 32 heads fill a partial result,
   // so that one too many runs into what lies behind the plan's memory.
-  const CudaBackend two(2);
+  const AttentionBackend two(2);
   // Cancelling values show the order of the reductions, loud queries their factors.
   for (const bool cancelling : {true, false}) {
     SCOPED_TRACE(cancelling);
@@ -128,7 +128,7 @@ TEST(AttentionLatentBitsTest, LongBatchesAreCountedThrough) {
     step.push_back({s, s % 3, 0, s % 7 == 0 ? 0u : 1u});
   }
   const AttentionRig rig(Latent(2, 128, 16), lengths, 6);
-  const CudaBackend cuda(2);
+  const AttentionBackend cuda(2);
   EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), 6e-3);
 }
 

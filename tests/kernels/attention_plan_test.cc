@@ -284,12 +284,12 @@ TEST(AttentionPlanTest, CountsOfHugeStepsDoNotWrap) {
   EXPECT_EQ(lists.counts.decode, 4096u * 8);
 }
 
-void ExpectDeviceListsEqual(const CudaBackend& cuda, const Batch& batch, std::uint32_t heads,
+void ExpectDeviceListsEqual(const AttentionBackend& cuda, const Batch& batch, std::uint32_t heads,
                             std::uint32_t kv_heads, std::uint32_t window = 0) {
   const HostLists host(batch, {kv_heads, heads / kv_heads, cuda.num_sms(), window});
-  const DeviceArray<std::uint32_t> offsets(cuda, batch.offsets);
-  const DeviceArray<std::uint32_t> cached(cuda, batch.cached);
-  const DeviceArray<std::uint32_t> prompt(cuda, batch.prompt);
+  const AttentionArray<std::uint32_t> offsets(cuda, batch.offsets);
+  const AttentionArray<std::uint32_t> cached(cuda, batch.cached);
+  const AttentionArray<std::uint32_t> prompt(cuda, batch.prompt);
   auto plan = AttentionPlan::Create(
       *cuda, {batch.size(), std::max(batch.offsets.back(), 1u), 1, heads, kv_heads, 64, window});
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -315,7 +315,7 @@ void ExpectDeviceListsEqual(const CudaBackend& cuda, const Batch& batch, std::ui
 TEST(AttentionPlanTest, DeviceFormEqualsHostForm) {
   Random random(7);
   for (const int num_sms : {1, 16, 132}) {
-    const CudaBackend cuda(num_sms);
+    const AttentionBackend cuda(num_sms);
     for (const std::uint32_t size : {1u, 2u, 3u, 31u, 64u, 65u, 257u, 600u}) {
       SCOPED_TRACE(absl::StrCat(size, " sequences, ", num_sms, " SMs"));
       ExpectDeviceListsEqual(cuda, RandomBatch(size, size < 40 ? 9000 : 1500, random), 12, 3);
@@ -329,7 +329,7 @@ TEST(AttentionPlanTest, DeviceFormEqualsHostForm) {
 }
 
 TEST(AttentionPlanTest, RefusesWhatItCannotHold) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const AttentionPlanLimits good{4, 16, 100, 8, 2, 64};
   AttentionPlanLimits bad = good;
   bad.num_kv_heads = 3;

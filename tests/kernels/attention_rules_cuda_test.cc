@@ -42,7 +42,7 @@ double Tolerance(const AttentionShape& shape) {
   return shape.kv == DType::kF8E4M3 || shape.kv == DType::kI8 ? 1e-2 : 6e-3;
 }
 
-void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
+void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
                  const std::vector<StepRows>& step) {
   SCOPED_TRACE(absl::StrCat(DTypeName(shape.kv), " heads of ", shape.head_size, ", window ",
                             shape.window, ", softcap ", shape.softcap, shape.sinks ? ", sinks" : "",
@@ -61,7 +61,7 @@ void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
 }
 
 TEST(AttentionRulesTest, EveryTileKernelEqualsDoublePrecision) {
-  const CudaBackend cuda(2);
+  const AttentionBackend cuda(2);
   std::uint32_t i = 0;
   for (const DType kv : kElements) {
     for (const std::uint32_t head_size : {64u, 80u, 128u}) {
@@ -79,7 +79,7 @@ TEST(AttentionRulesTest, EveryTileKernelEqualsDoublePrecision) {
 // A window at the borders of tiles, spans and groups, whatever the cut.
 TEST(AttentionRulesTest, WindowsEndAnywhere) {
   for (const int sms : {1, 8, 64}) {
-    const CudaBackend cuda(sms);
+    const AttentionBackend cuda(sms);
     for (const std::uint32_t window : {63u, 512u, 513u, 1025u}) {
       AttentionShape shape{7, 1, 64, 64, DType::kBF16, DType::kBF16, 0};
       ExpectExact(cuda, With(shape, {window, 0, window == 513}), {{0, 2599, 0, 1}});
@@ -88,7 +88,7 @@ TEST(AttentionRulesTest, WindowsEndAnywhere) {
 }
 
 TEST(AttentionRulesTest, ScalarKernelEqualsDoublePrecision) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   std::uint32_t i = 0;
   for (const DType kv : {DType::kF32, DType::kBF16, DType::kI8}) {
     for (const std::uint32_t head_size : {16u, 256u}) {
@@ -103,7 +103,7 @@ TEST(AttentionRulesTest, ScalarKernelEqualsDoublePrecision) {
 
 // Pages before the windows may hold anything.
 TEST(AttentionRulesTest, TilesBeforeTheWindowsAreNotRead) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType activations : {DType::kBF16, DType::kF32}) {
     for (const bool maps : {false, true}) {
       if (maps && activations == DType::kF32) continue;
@@ -120,7 +120,7 @@ TEST(AttentionRulesTest, TilesBeforeTheWindowsAreNotRead) {
 }
 
 TEST(AttentionRulesTest, HopperDecodeHasTheBitsOfThePortableKernel) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const Rules& rules : kRules) {
     AttentionShape shape{8, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
     shape = With(shape, rules);
@@ -136,7 +136,7 @@ TEST(AttentionRulesTest, HopperDecodeHasTheBitsOfThePortableKernel) {
 }
 
 TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const std::uint32_t window : {0u, 65u}) {
     AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0};
     shape.window = window;
@@ -149,7 +149,7 @@ TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
 
 // The kernel of 9.0 for prefill tokens knows the causal mask alone.
 TEST(AttentionRulesTest, PromptRowsWithRulesRunInThePortableKernel) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const Rules& rules : {kRules[2], kRules[6], kRules[7]}) {
     AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
     const std::uint64_t before = cuda_emulator::LaunchCount("attention prefill sm_90a");
@@ -159,7 +159,7 @@ TEST(AttentionRulesTest, PromptRowsWithRulesRunInThePortableKernel) {
 }
 
 TEST(AttentionRulesBitsTest, ChunksOfAPromptDoNotShow) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kI8}) {
     AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0};
     const AttentionRig rig(With(shape, {70, 3, false}), {251}, 9);
@@ -176,7 +176,7 @@ TEST(AttentionRulesBitsTest, ChunksOfAPromptDoNotShow) {
 
 // Decode tokens one by one and together, over windows that begin in different tiles and spans.
 TEST(AttentionRulesBitsTest, GeneratedRowsDoNotDependOnTheirStep) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : kElements) {
     AttentionShape shape{7, 1, 64, 16, kv, DType::kBF16, 0};
     const AttentionRig rig(With(shape, {60, 0, true}), {580}, 8);
@@ -200,9 +200,9 @@ TEST(AttentionRulesBitsTest, CutsOfARowDoNotShow) {
     step.push_back({s, lengths.back() - 1, 0, 1});
   }
   const AttentionRig rig(shape, lengths, 4);
-  const std::vector<float> spans = rig.Run(CudaBackend(64), step);
-  EXPECT_TRUE(SameBits(spans, rig.Run(CudaBackend(8), step)));
-  EXPECT_TRUE(SameBits(spans, rig.Run(CudaBackend(1), step)));
+  const std::vector<float> spans = rig.Run(AttentionBackend(64), step);
+  EXPECT_TRUE(SameBits(spans, rig.Run(AttentionBackend(8), step)));
+  EXPECT_TRUE(SameBits(spans, rig.Run(AttentionBackend(1), step)));
 }
 
 // Leaving out the spans before a window, in any cut, is no other reduction than passing over them.
@@ -213,10 +213,10 @@ TEST(AttentionRulesBitsTest, AWindowThatThePlanKnowsDoesNotShow) {
     const std::vector<std::uint32_t> lengths = {5200, 2600, 40};
     const std::vector<StepRows> step = {{0, 5199, 0, 1}, {1, 2590, 5, 5}, {2, 39, 0, 1}};
     shape.plan_window = 0;
-    const std::vector<float> passed = AttentionRig(shape, lengths, 4).Run(CudaBackend(64), step);
+    const std::vector<float> passed = AttentionRig(shape, lengths, 4).Run(AttentionBackend(64), step);
     shape.plan_window = window;
     for (const int sms : {64, 2, 1}) {
-      EXPECT_TRUE(SameBits(passed, AttentionRig(shape, lengths, 4).Run(CudaBackend(sms), step)))
+      EXPECT_TRUE(SameBits(passed, AttentionRig(shape, lengths, 4).Run(AttentionBackend(sms), step)))
           << window << ", " << sms;
     }
   }

@@ -28,7 +28,7 @@ AttentionShape Shape(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t 
   return {heads, kv_heads, head_size, page_size, kv, DType::kBF16, 0, true, 8};
 }
 
-void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
+void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
                  const std::vector<StepRows>& step) {
   std::string text = absl::StrCat("heads ", shape.heads, "/", shape.kv_heads, " of ",
                                   shape.head_size, ", pages of ", shape.page_size, ":");
@@ -58,7 +58,7 @@ void ExpectExact(const CudaBackend& cuda, const AttentionShape& shape,
 
 // Lengths and chunks at and around the borders of tiles, pages and blocks of rows.
 TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
-  const CudaBackend cuda(2);
+  const AttentionBackend cuda(2);
   const struct {
     std::uint32_t heads, kv_heads, cached, prompt;
   } cases[] = {{2, 2, 0, 1},   {8, 2, 0, 63},  {7, 1, 0, 64},    {4, 1, 0, 65},   {2, 1, 0, 127},
@@ -77,7 +77,7 @@ TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
 }
 
 TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const DType kv : {DType::kBF16, DType::kF16}) {
     for (const std::uint32_t head_size : {64u, 128u}) {
       ExpectExact(cuda, Shape(4, 2, head_size, 16, kv), {{0, 97, 70, 0}});
@@ -88,16 +88,16 @@ TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
 // Several items for each block, sequences without rows, decode tokens beside prefill tokens.
 TEST(AttentionSm90Test, MixedStepsEqualDoublePrecision) {
   ExpectExact(
-      CudaBackend(2), Shape(8, 2, 64, 16),
+      AttentionBackend(2), Shape(8, 2, 64, 16),
       {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 200, 0, 1}, {4, 5, 9, 0}, {5, 0, 150, 0}});
 }
 
 TEST(AttentionSm90Test, FewerItemsThanBlocks) {
-  ExpectExact(CudaBackend(16), Shape(2, 1, 64, 64), {{0, 0, 3, 0}});
+  ExpectExact(AttentionBackend(16), Shape(2, 1, 64, 64), {{0, 0, 3, 0}});
 }
 
 TEST(AttentionSm90Test, ChunksOfAPromptDoNotShow) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   for (const bool cancelling : {false, true}) {
     AttentionShape shape = Shape(6, 2, 64, 16);
     shape.cancelling = cancelling;
@@ -114,7 +114,7 @@ TEST(AttentionSm90Test, ChunksOfAPromptDoNotShow) {
 }
 
 TEST(AttentionSm90Test, RowsDoNotDependOnTheBatch) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const AttentionRig rig(Shape(14, 2, 64, 32), {200, 40, 130}, 3);
   const std::vector<StepRows> step = {{0, 190, 10, 0}, {1, 10, 20, 0}, {2, 0, 130, 0}};
   const std::vector<float> together = rig.Run(cuda, step);
@@ -130,9 +130,9 @@ TEST(AttentionSm90Test, RowsDoNotDependOnTheBatch) {
 TEST(AttentionSm90Test, OrderOfThreadsAndMultiprocessorsDoNotShow) {
   const AttentionRig rig(Shape(8, 2, 128, 16), {140, 90}, 6);
   const std::vector<StepRows> step = {{0, 0, 140, 0}, {1, 20, 70, 0}};
-  const std::vector<float> out = rig.Run(CudaBackend(4, 1), step);
-  EXPECT_TRUE(SameBits(out, rig.Run(CudaBackend(4, 77), step)));
-  EXPECT_TRUE(SameBits(out, rig.Run(CudaBackend(1, 5), step)));
+  const std::vector<float> out = rig.Run(AttentionBackend(4, 1), step);
+  EXPECT_TRUE(SameBits(out, rig.Run(AttentionBackend(4, 77), step)));
+  EXPECT_TRUE(SameBits(out, rig.Run(AttentionBackend(1, 5), step)));
 }
 
 // Lengths at and around pages, tiles, spans and groups, as the kernel without tensor maps has them.
@@ -147,7 +147,7 @@ TEST(AttentionSm90Test, GeneratedRowsHaveTheBitsOfThePortableKernel) {
               i % 3 == 1 ? DType::kF16 : DType::kBF16);
     const std::uint32_t count = std::min(1 + i % 4, length);
     const std::vector<StepRows> step = {{0, length - count, 0, count}, {1, 33, 0, 1}, {2, 7, 0, 0}};
-    const CudaBackend cuda(1 + static_cast<int>(i % 3), 20 + i);
+    const AttentionBackend cuda(1 + static_cast<int>(i % 3), 20 + i);
     ExpectExact(cuda, shape, step);
     const std::vector<std::uint32_t> tokens = {length, 34, 7};
     shape.cancelling = i % 2 == 1;
@@ -161,7 +161,7 @@ TEST(AttentionSm90Test, GeneratedRowsHaveTheBitsOfThePortableKernel) {
 
 // Rows that are not aligned to 16 bytes run in the portable kernels, tensor maps or not.
 TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   AttentionShape shape = Shape(4, 2, 64, 16);
   shape.out_gap = 4;
   const std::vector<StepRows> step = {{0, 20, 70, 2}};
@@ -174,7 +174,7 @@ TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
 }
 
 TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
-  const CudaBackend cuda;
+  const AttentionBackend cuda;
   const auto create = [](std::int32_t capability, std::uint32_t head_size, DType dtype) {
     cache::KvGeometry geometry;
     geometry.num_blocks = 4;

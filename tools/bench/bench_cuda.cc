@@ -1,5 +1,6 @@
 #include "tools/bench/bench_cuda.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,12 @@
 #include "kernels/backend/proven.h"
 
 namespace quire::kernels {
+namespace {
+
+// In a graph, on a GPU.
+constexpr int kLaunches = 20;
+
+}  // namespace
 
 Gpu::Gpu(Stream s, bool is_emulated)
     : stream(std::move(s)),
@@ -49,12 +56,12 @@ absl::StatusOr<DeviceBuffer> Repeated(const Gpu& gpu, const void* from, std::int
 
 std::size_t CopiesBeyondCache(const Gpu& gpu, std::int64_t bytes) {
   if (gpu.emulated) return 1;
-  return static_cast<std::size_t>(std::max<std::int64_t>(1, (256 << 20) / bytes));
+  return static_cast<std::size_t>(std::clamp<std::int64_t>((256 << 20) / bytes, 1, kLaunches));
 }
 
 absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
                      absl::FunctionRef<absl::Status(int)> enqueue) {
-  const int launches = gpu.emulated ? 1 : 20;
+  const int launches = gpu.emulated ? 1 : kLaunches;
   for (int i = 0; i < launches; ++i) QUIRE_RETURN_IF_ERROR(enqueue(i));
   QUIRE_RETURN_IF_ERROR(gpu.stream.Synchronize());
   QUIRE_ASSIGN_OR_RETURN(DeviceTimer timer, DeviceTimer::Create(gpu.stream));
