@@ -149,8 +149,8 @@ class AttentionRig {
 class DeviceStep {
  public:
   // Room for steps of `max_rows` rows, 0: those of `step`.
-  DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda, const std::vector<StepRows>& step,
-             std::uint32_t max_rows = 0);
+  DeviceStep(const AttentionRig& rig, const AttentionBackend& cuda,
+             const std::vector<StepRows>& step, std::uint32_t max_rows = 0);
   // Other rows for the same addresses; the output becomes NaN.
   void Set(const std::vector<StepRows>& step);
   // The planner and the op.

@@ -148,7 +148,8 @@ TEST(AttentionCudaTest, ScalarKernelEqualsDoublePrecision) {
 }
 
 // The bits of a sequence's rows in a step of its own.
-std::vector<float> Alone(const AttentionBackend& cuda, const AttentionRig& rig, const StepRows& rows) {
+std::vector<float> Alone(const AttentionBackend& cuda, const AttentionRig& rig,
+                         const StepRows& rows) {
   return rig.Run(cuda, {rows});
 }
 
@@ -237,7 +238,8 @@ TEST(AttentionBitsTest, OrderOfThreadsDoesNotShow) {
     AttentionShape shape{8, 2, 128, 16, kv, DType::kBF16, 0};
     const AttentionRig rig(shape, {530, 90}, 6);
     const std::vector<StepRows> step = {{0, 529, 0, 1}, {1, 20, 70, 0}};
-    EXPECT_TRUE(SameBits(rig.Run(AttentionBackend(4, 1), step), rig.Run(AttentionBackend(4, 77), step)))
+    EXPECT_TRUE(
+        SameBits(rig.Run(AttentionBackend(4, 1), step), rig.Run(AttentionBackend(4, 77), step)))
         << DTypeName(kv);
   }
 }

@@ -213,10 +213,12 @@ TEST(AttentionRulesBitsTest, AWindowThatThePlanKnowsDoesNotShow) {
     const std::vector<std::uint32_t> lengths = {5200, 2600, 40};
     const std::vector<StepRows> step = {{0, 5199, 0, 1}, {1, 2590, 5, 5}, {2, 39, 0, 1}};
     shape.plan_window = 0;
-    const std::vector<float> passed = AttentionRig(shape, lengths, 4).Run(AttentionBackend(64), step);
+    const std::vector<float> passed =
+        AttentionRig(shape, lengths, 4).Run(AttentionBackend(64), step);
     shape.plan_window = window;
     for (const int sms : {64, 2, 1}) {
-      EXPECT_TRUE(SameBits(passed, AttentionRig(shape, lengths, 4).Run(AttentionBackend(sms), step)))
+      EXPECT_TRUE(
+          SameBits(passed, AttentionRig(shape, lengths, 4).Run(AttentionBackend(sms), step)))
           << window << ", " << sms;
     }
   }
