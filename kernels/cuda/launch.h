@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -24,6 +25,15 @@ struct LaunchShape {
   // run the PTX of 8.0, in which DependencyWait is empty.
   bool programmatic = false;
 };
+
+// cudaLaunchKernelEx for arguments of kBytes, the host's sizes of P. It is not inlined: cuda_gate
+// finds the names of its instances in objects and compares kBytes with what the machine code takes,
+// since nvcc lays out the classes of the two sides apart.
+template <std::size_t... kBytes, typename... P>
+[[gnu::noinline]] cudaError_t Enqueue(const cudaLaunchConfig_t& config, void (*kernel)(P...),
+                                      const P&... args) {
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
 
 // Enqueues kernel(args...) on the context's stream. `name` is for messages. Returns what
 // CudaStatus makes of a refused launch; errors inside the kernel appear when the stream is waited
@@ -50,7 +60,7 @@ absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)
     config.attrs = &attribute;
     config.numAttrs = 1;
   }
-  return CudaStatus(cudaLaunchKernelEx(&config, kernel, P(static_cast<A&&>(args))...), name);
+  return CudaStatus(Enqueue<sizeof(P)...>(config, kernel, P(static_cast<A&&>(args))...), name);
 }
 
 }  // namespace quire::kernels::cuda

@@ -24,9 +24,42 @@ ptxas info    : Used {registers} registers, used 1 barriers, {shared} bytes smem
 """
 CLEAN = {"stack": 0, "spills": 0, "registers": 32, "shared": 16}
 TABLE = {"x_cuda.cu": {"instructions": ["HMMA"], "kernels": {"K": {"sm_90": [32, 16]}}}}
+# What g++ makes of launches: K(), and L<T> of a class of its own and a number.
+HOST = """
+struct cudaLaunchConfig_st;
+namespace quire {
+struct BF16;
+namespace {
+template <typename T> struct Args { char bytes[288]; };
+template <typename T> void L(Args<T>, unsigned) {}
+}
+}
+namespace quire::kernels::cuda {
+template <unsigned long... kBytes, typename... P>
+[[gnu::noinline]] int Enqueue(const cudaLaunchConfig_st&, void (*kernel)(P...), const P&... args) {
+  return kernel(args...), 0;
+}
+}
+void K();
+int Launch(const cudaLaunchConfig_st& config) {
+  using namespace quire;
+  const Args<BF16> args{};
+  return kernels::cuda::Enqueue<>(config, K) + kernels::cuda::Enqueue<sizeof(args), 4>(config, L<BF16>, args, 1u);
+}
+"""
+# What cuobjdump -elf says of K().
+ELF = "Fatbin elf code:\narch = sm_90\n.nv.info\n.nv.info._Z1Kv\n\tAttribute:\tEIATTR_PARAM_CBANK\n"
 
 
 class GateCase(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "host.o")
+            subprocess.run(["g++", "-std=c++20", "-O1", "-c", "-x", "c++", "-", "-o", path],
+                           input=HOST, text=True, check=True)
+            cls.object = path.read_bytes()
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -34,6 +67,14 @@ class GateCase(unittest.TestCase):
         self.objects = self.build / "kernels/x/CMakeFiles/quire_kernels_x_gpu.dir"
         self.objects.mkdir(parents=True)
         self.table = self.build / "resources.json"
+
+    def write_object(self, listing, elf=ELF):
+        """An object, and a cuobjdump that shows `listing` and `elf` of it. Returns the tool's path."""
+        (self.objects / "x_cuda.cu.o").write_bytes(self.object)
+        tool = self.build / "cuobjdump"
+        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{elf}{listing}\nEND\n")
+        tool.chmod(0o755)
+        return str(tool)
 
     def gate(self, report, table=None, *arguments):
         (self.objects / "x_cuda.cu.o.ptxas").write_text(report)
@@ -84,18 +125,54 @@ class CudaGateTest(GateCase):
                                         capture_output=True).returncode, 1)
 
     def test_machine_code(self):
-        tool = self.build / "cuobjdump"
-        (self.objects / "x_cuda.cu.o").write_text("")
         ptx = ".version 9.0\n mma.sync.aligned\n"
         for code, status in (("Function : K\n HMMA.16816 R1\n" + ptx, 0),
                              ("Function : K\n FFMA\n" + ptx, 1),
                              ("Function : K\n HMMA.1 R1\n.version 9.0\n", 1),
                              ("Function : K\n HMMA.1 R1\n", 1),
                              ("Function : K\n HMMA.1 R1\n STL [R1]\n" + ptx, 1), ("", 1)):
-            tool.write_text(f"#!/bin/sh\ncat <<'END'\n{code}\nEND\n")
-            tool.chmod(0o755)
+            tool = self.write_object(code)
             self.assertEqual(
-                self.gate(REPORT.format(**CLEAN), None, "--cuobjdump", str(tool))[0], status, code)
+                self.gate(REPORT.format(**CLEAN), None, "--cuobjdump", tool)[0], status, code)
+
+
+class ArgumentsTest(GateCase):
+    # L<BF16>(Args<BF16>, unsigned int), whose class is in an unnamed namespace, as nvcc names it.
+    NAME = "_ZN5quire12_GLOBAL__N_11LINS_4BF16EEEvNS0_4ArgsIT_EEj"
+
+    def arguments(self, *sizes, name=NAME):
+        """The gate's answer where the machine code takes arguments of these sizes."""
+        elf = ELF.replace("_Z1Kv", name) + "".join(
+            f"\tValue:\tIndex : 0x0\tOrdinal : {ordinal:#x}\tOffset  : 0x0\tSize    : {size:#x}\n"
+            for ordinal, size in reversed(list(enumerate(sizes))))
+        tool = self.write_object("Function : K\n HMMA.1 R1\n" + PTX, elf)
+        table = {"x_cuda.cu": {"instructions": [], "kernels": {"L<BF16>": {"sm_90": [32, 16]}}}}
+        return self.gate(REPORT.format(**CLEAN).replace("_Z1Kv", self.NAME), table, "--cuobjdump", tool)
+
+    def test_sizes_of_both_sides_agree(self):
+        status, output = self.arguments(288, 4)
+        self.assertEqual(status, 0, output)
+
+    def test_a_class_of_two_layouts_is_named_with_both_sizes(self):
+        status, output = self.arguments(464, 4)
+        self.assertEqual(status, 1)
+        self.assertIn("x_cuda.cu: void quire::(anonymous namespace)::L<quire::BF16>(quire::(anonymous namespace)::Args<"
+                      "quire::BF16>, unsigned int) for sm_90: takes arguments of [464, 4] bytes, the host passes "
+                      "[288, 4]", output)
+
+    def test_the_order_of_arguments_counts(self):
+        self.assertIn("takes arguments of [4, 288] bytes", self.arguments(4, 288)[1])
+
+    def test_a_kernel_without_a_launch_fails(self):
+        status, output = self.arguments(4, name="_Z1Kj")
+        self.assertEqual(status, 1)
+        self.assertIn("x_cuda.cu: K(unsigned int) for sm_90: the host launches nothing with these arguments", output)
+
+    def test_machine_code_without_a_word_of_arguments_fails(self):
+        tool = self.write_object("Function : K\n HMMA.1 R1\n" + PTX, "arch = sm_90\n")
+        status, output = self.gate(REPORT.format(**CLEAN), None, "--cuobjdump", tool)
+        self.assertEqual(status, 1)
+        self.assertIn("x_cuda.cu: the machine code tells the arguments of 0 kernels of 1", output)
 
 
 # A kernel whose tile loop branches over a copy, has a wait behind the kernel's end, and a rare path. Addresses are 16
@@ -133,12 +210,9 @@ LOOPS = {"K": {"tile_bytes": 40, "warps": 8, "instructions_per_tile": {"sm_90": 
 
 class LoopTest(GateCase):
     def loop(self, extra="MOV R1, R2", loops=LOOPS, arguments=(), listing=LOOP):
-        tool = self.build / "cuobjdump"
-        (self.objects / "x_cuda.cu.o").write_text("")
-        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{listing.replace('{extra}', extra)}{PTX}\nEND\n")
-        tool.chmod(0o755)
+        tool = self.write_object(listing.replace("{extra}", extra) + PTX)
         table = {"x_cuda.cu": TABLE["x_cuda.cu"] | {"loops": loops}}
-        return self.gate(REPORT.format(**CLEAN), table, "--cuobjdump", str(tool), *arguments)
+        return self.gate(REPORT.format(**CLEAN), table, "--cuobjdump", tool, *arguments)
 
     def test_a_loop_as_in_the_table_passes(self):
         self.assertEqual(self.loop()[0], 0, self.loop()[1])

@@ -6,7 +6,7 @@ shared memory within kernels/cuda/resources.json, every kernel in that table and
 kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
 are there, portable units carry PTX for later GPUs, no kernel reads or writes local memory, and the inner loops of
 products and attention issue no more instructions than the table says (machine_code.py; kernels/cuda/README.md,
-"Instructions of a tile").
+"Instructions of a tile"), and every kernel takes as many bytes of arguments as the host passes (kernel_arguments.py).
 
     tools/checks/cuda_gate.py build/ci                         the reports
     tools/checks/cuda_gate.py build/ci --cuobjdump PATH        and the machine code
@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 
+import kernel_arguments
 import machine_code
 
 MAX_KERNELS = 110  # per architecture (kernels/cuda/README.md)
@@ -243,6 +244,16 @@ def check_code(build, table, cuobjdump):
     return errors, checks
 
 
+def check_arguments(build, units, cuobjdump):
+    errors, checks = [], 0
+    for unit, kernels in units.items():
+        if kernels:
+            found = next(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"))
+            errors += kernel_arguments.check(unit, found, cuobjdump, len(kernels))
+            checks += len(kernels)
+    return errors, checks
+
+
 def check_ptx(build, unit, instructions, cuobjdump):
     found = next(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"))
     ptx = subprocess.run([cuobjdump, "-ptx", str(found)], capture_output=True, text=True, check=True).stdout
@@ -273,9 +284,10 @@ def main():
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     errors, checks, counts = check_reports(units, table)
     if args.cuobjdump:
-        more, code_checks = check_code(args.build, table, args.cuobjdump)
-        errors += more
-        checks += code_checks
+        for more, done in (check_code(args.build, table, args.cuobjdump),
+                           check_arguments(args.build, units, args.cuobjdump)):
+            errors += more
+            checks += done
     for error in errors:
         print(error)
     kernels = ", ".join(f"{count} for {arch}" for arch, count in sorted(counts.items()))
