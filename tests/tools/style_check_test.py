@@ -53,6 +53,25 @@ class StyleCheckTest(CheckCase):
                                  self.clean["base/CMakeLists.txt"]})
             self.accepts(both | {"base/sub/b.cc": own("void F() {\n  " + text.strip().replace("\n", "\n  ") + "\n}\n")})
 
+    def test_no_two_types_of_one_full_name(self):
+        def in_two(first, second=None):
+            return {"base/a.cc": '#include "base/a.h"\n' + first, "tests/util.h": "#pragma once\n" + (second or first)}
+
+        for kind in ("struct A", "class A final : public B<int>", "enum class A : int", "struct alignas(8) A",
+                     "template <typename T>\nclass A"):
+            text = f"namespace n::m {{\n{kind} {{\n}};\n}}\n"
+            self.refuses(in_two(text), "tests/util.h:", "base/a.cc defines a n::m::A, too")
+        text = "namespace n {\nstruct A {\n};\n}\n"
+        self.refuses(in_two(text, "namespace n {\nstruct B {\n  int a;\n};\nvoid F(struct A a);\n" + text[14:]),
+                     "tests/util.h:7: base/a.cc defines a n::A, too")
+        self.accepts(in_two(text, text.replace("namespace n", "namespace m")))
+        self.accepts(in_two(text, text.replace("};", "  int a;\n};").replace("struct A {", "struct B { struct A {};")))
+        self.accepts(in_two(text, "namespace n {\nstruct A;\nvoid F() {\n  struct A {};\n}\n}\n"))
+        self.accepts(in_two(text, "namespace n {\n" + text.replace("namespace n", "namespace") + "}\n"))
+        twin = {"base/a.cc": in_two(text)["base/a.cc"], "tests/cuda_emulator/include/base/a.h": "#pragma once\n" + text,
+                "tests/a_test.cc": self.clean["tests/a_test.cc"] + '#include "tests/cuda_emulator/include/base/a.h"\n'}
+        self.accepts(twin)
+
     def test_file_length(self):
         self.accepts(self.in_source("int a;\n" * 900))
         self.refuses(self.in_source("int a;\n" * 901), "base/a.cc:1", "901 lines")
@@ -102,7 +121,7 @@ class StyleCheckTest(CheckCase):
 
     def test_banned_words(self):
         for code in ("void F() { throw 1; }", "using namespace std;", "auto s = std::format(1);",
-                     "absl::Mutex mutex;"):
+                     "absl::Mutex mutex;", "struct A { [[no_unique_address]] B b; };"):
             self.refuses(self.in_source(code + "\n"), "base/a.cc:1")
         self.accepts(self.in_source('const char* k = "throw";  // throw, using namespace\n'))
 
@@ -184,7 +203,7 @@ class StyleCheckTest(CheckCase):
             self.refuses({name: "#pragma once\nstruct S {\n  virtual ~S();\n};\n"}, f"{name}:3", "a virtual function")
         self.accepts({"base/CMakeLists.txt": "quire_component(NAME base HDRS a.h clock.h SRCS a.cc sub/b.cc)\n",
                       "base/clock.h": "#pragma once\nstruct S {\n  virtual ~S();\n};\n",
-                      "tests/util.h": "#pragma once\nstruct S {\n  virtual ~S();\n};\n",
+                      "tests/util.h": "#pragma once\nstruct T {\n  virtual ~T();\n};\n",
                       "base/a.cc": "// virtual lanes\n"})
 
     def test_sleeps(self):

@@ -52,14 +52,14 @@ struct AttentionCase {
 };
 
 absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const AttentionCase& c) {
-  QUIRE_ASSIGN_OR_RETURN(const Sequences sequences,
-                         Sequences::Create(gpu, c.pages,
-                                           {.batch = c.batch,
-                                            .cached = c.cached,
-                                            .rows = c.rows,
-                                            .kv_heads = c.kv_heads,
-                                            .head_size = c.head_size,
-                                            .is_prompt = c.is_prompt()}));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceSequences sequences,
+                         DeviceSequences::Create(gpu, c.pages,
+                                                 {.batch = c.batch,
+                                                  .cached = c.cached,
+                                                  .rows = c.rows,
+                                                  .kv_heads = c.kv_heads,
+                                                  .head_size = c.head_size,
+                                                  .is_prompt = c.is_prompt()}));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AttentionPlan> plan,
                          AttentionPlan::Create(gpu.backend, {.max_rows = c.batch,
                                                              .max_step_tokens = c.batch * c.rows,

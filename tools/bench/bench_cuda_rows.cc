@@ -109,14 +109,15 @@ struct NewTokens {
 
   static absl::StatusOr<NewTokens> Create(Gpu& gpu, std::uint32_t batch) {
     NewTokens tokens;
-    QUIRE_ASSIGN_OR_RETURN(Sequences sequences, Sequences::Create(gpu, DType::kBF16,
-                                                                  {.batch = batch,
-                                                                   .cached = 63,
-                                                                   .rows = 1,
-                                                                   .kv_heads = kKvHeads,
-                                                                   .head_size = kHeadSize,
-                                                                   .is_prompt = false}));
-    tokens.sequences = std::make_unique<Sequences>(std::move(sequences));
+    QUIRE_ASSIGN_OR_RETURN(DeviceSequences sequences,
+                           DeviceSequences::Create(gpu, DType::kBF16,
+                                                   {.batch = batch,
+                                                    .cached = 63,
+                                                    .rows = 1,
+                                                    .kv_heads = kKvHeads,
+                                                    .head_size = kHeadSize,
+                                                    .is_prompt = false}));
+    tokens.sequences = std::make_unique<DeviceSequences>(std::move(sequences));
     QUIRE_ASSIGN_OR_RETURN(tokens.qkv, Random<BF16>(gpu, batch * kWidth));
     QUIRE_ASSIGN_OR_RETURN(tokens.angles, Random<float>(gpu, std::int64_t{batch} * kHeadSize));
     std::vector<std::int32_t> rows(batch);
@@ -142,7 +143,7 @@ struct NewTokens {
     return tokens;
   }
 
-  std::unique_ptr<Sequences> sequences;
+  std::unique_ptr<DeviceSequences> sequences;
   DeviceBuffer qkv, angles, token_rows, positions;
   std::unique_ptr<AnyKvView> keys, values;
   QkvStoreParams params{};

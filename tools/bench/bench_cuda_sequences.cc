@@ -19,8 +19,8 @@ absl::StatusOr<DeviceBuffer> RandomPages(const Gpu& gpu, const cache::KvGeometry
 
 }  // namespace
 
-absl::StatusOr<Sequences> Sequences::Create(const Gpu& gpu, DType dtype,
-                                            const SequencesShape& shape) {
+absl::StatusOr<DeviceSequences> DeviceSequences::Create(const Gpu& gpu, DType dtype,
+                                                        const SequencesShape& shape) {
   const std::uint32_t keys = shape.cached + shape.rows;
   const std::uint32_t pages = (keys + kPage - 1) / kPage;
   const std::uint32_t stride = (pages + 7) / 8 * 8 + 16;
@@ -34,7 +34,7 @@ absl::StatusOr<Sequences> Sequences::Create(const Gpu& gpu, DType dtype,
     geometry.scale_dtype = DType::kF32;
     geometry.granularity = shape.head_size;
   }
-  Sequences made(shape.batch);
+  DeviceSequences made(shape.batch);
   QUIRE_ASSIGN_OR_RETURN(made.pool_, RandomPages(gpu, geometry));
   // The null page.
   QUIRE_RETURN_IF_ERROR(

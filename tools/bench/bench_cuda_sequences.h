@@ -24,12 +24,13 @@ struct SequencesShape {
   bool is_prompt;
 };
 
-class Sequences {
+class DeviceSequences {
  public:
   static constexpr std::uint32_t kPage = 64;
 
   // One layer of random K and V. RESOURCE_EXHAUSTED without memory.
-  static absl::StatusOr<Sequences> Create(const Gpu& gpu, DType dtype, const SequencesShape& shape);
+  static absl::StatusOr<DeviceSequences> Create(const Gpu& gpu, DType dtype,
+                                                const SequencesShape& shape);
 
   AttentionPlanParams Lengths(bool is_prompt) const {
     return {.row_offsets = static_cast<const std::uint32_t*>(row_offsets_.data()),
@@ -43,7 +44,7 @@ class Sequences {
   std::optional<AnyKvCollection> collection;
 
  private:
-  explicit Sequences(std::uint32_t batch) : batch_(batch) {}
+  explicit DeviceSequences(std::uint32_t batch) : batch_(batch) {}
 
   std::uint32_t batch_;
   DeviceBuffer pool_, scales_, table_, lengths_, row_offsets_, prefill_tokens_;

@@ -5,7 +5,7 @@ Lengths of files and functions, columns of C++, no folders that include each oth
 file in the build, no TODO without an issue number, `#pragma once`, no disabled tests, none of the
 C++ that we do not use, no dead link in a page, functions that docs/architecture.md names where it
 names them, one word per idea, no sleep in a test, `virtual` only where docs/style.md says, no
-reason of an error that no source gives.
+reason of an error that no source gives, no two types of one full name.
 Each violation is printed as `file:line: what`. Exit status 1 when there is one.
 """
 
@@ -38,6 +38,8 @@ BANNED = [
     (re.compile(r"\bstd::format\b|\bstd::views\b|\bco_(await|yield|return)\b"),
      "not accepted by every compiler that we support"),
     (re.compile(r"\babsl::Mutex\b"), "use base/mutex.h, which ThreadSanitizer understands"),
+    (re.compile(r"\bno_unique_address\b"),
+     "nvcc 13.0 passes a class with such members to kernels in another layout than the host's"),
 ]
 
 # Deadlines and ages are monotonic time (base/clock.h): the files that may read the wall clock show
@@ -373,6 +375,39 @@ def check_own_names(root, names):
                         yield f"{folder}{source}:1: {folder}{other} has a {name} of its own, too"
 
 
+NAMESPACE = re.compile(r"(?:inline\s+)?namespace\b\s*([\w:]*)$")
+TYPE = re.compile(r"\b(?:class|struct|union|enum)\s+(?:(?:alignas|[A-Z]\w*)\s*\([^)]*\)\s*)?(\w+)(?:\s+final)?"
+                  r"\s*(?::(?!:).*)?$", re.DOTALL)
+
+
+def linked_types(text):
+    """Yields (full name, line) of the types that C++ `text` defines in namespaces with names."""
+    code, scopes, start = code_only(text), [], 0
+    for match in re.finditer(r"[{};]", code):
+        head = code[start:match.start()].strip()
+        start = match.end()
+        if match.group(0) == "}" and scopes:
+            scopes.pop()
+        elif match.group(0) == "{":
+            space, found = NAMESPACE.match(head), TYPE.search(head)
+            if found and all(scopes):
+                yield "::".join([*scopes, found.group(1)]), code.count("\n", 0, match.start()) + 1
+            scopes.append(space.group(1) if space else "")
+
+
+def check_linked_types(root, names):
+    """No two files define a type of one full name: a program of both has the functions of one for both."""
+    owners = {}
+    for name in names:
+        # The emulator's twins take the place of the headers that they are named after.
+        if pathlib.PurePath(name).suffix not in CPP or name.startswith("tests/cuda_emulator/include/"):
+            continue
+        for found, line in linked_types((root / name).read_text(encoding="utf-8", errors="replace")):
+            other = owners.setdefault(found, name)
+            if other != name:
+                yield f"{name}:{line}: {other} defines a {found}, too"
+
+
 def pages(root):
     found = {page for folder in PAGE_FOLDERS for page in (root / folder).rglob("*.md")}
     return sorted(found.union(root.glob("*.md")))
@@ -458,6 +493,7 @@ def check(root):
     errors += check_reasons(root, names)
     errors += check_mutual_folders(root, names)
     errors += check_own_names(root, names)
+    errors += check_linked_types(root, names)
     errors += check_links(root)
     errors += check_openings(root)
     errors += check_paths(root)
