@@ -17,6 +17,9 @@ namespace quire::kernels::cuda {
 struct LaunchShape {
   std::uint32_t blocks_x = 1;  // no block at all: nothing is launched
   std::uint32_t blocks_y = 1;
+  // Blocks of a cluster (sm90/cluster.cuh), of which blocks_x is a multiple. More than one: on
+  // compute capability 9.0 only.
+  std::uint32_t cluster_x = 1;
   std::uint32_t threads = 0;
   // Dynamic shared memory; a kernel that calls SharedMemory() adds kSharedAlignment here.
   std::uint32_t shared_bytes = 0;
@@ -48,17 +51,22 @@ absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     if (error != cudaSuccess) return CudaStatus(error, name);
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.blocks_x, shape.blocks_y);
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = context.stream->cuda();
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
   if (shape.programmatic && context.compute_capability == 90) {
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster_x > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {.x = shape.cluster_x, .y = 1, .z = 1};
   }
   return CudaStatus(Enqueue<sizeof(P)...>(config, kernel, P(static_cast<A&&>(args))...), name);
 }

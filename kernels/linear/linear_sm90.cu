@@ -10,17 +10,24 @@
 // operands, 128 sums a thread. Several: 128 tokens, since sub-ranges need a second set of sums.
 // Per stage of 256 tokens 48 KB arrive and 8 products read 80 KB.
 //
-// Ideas: swapped operands, TensorRT-LLM; warp roles and promotion, CUTLASS and DeepGEMM; blocks in
-// groups of tiles that share operands in L2, Triton's tutorial.
+// Two blocks with the same tokens and neighbouring features are a cluster: each copies half of the
+// tokens to both, so that L2 gives 32 of the 48 KB.
+//
+// Ideas: swapped operands, TensorRT-LLM; warp roles, promotion and multicast, CUTLASS and DeepGEMM;
+// blocks in groups of tiles that share operands in L2, Triton's tutorial.
 
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/cuda_status.h"
 #include "base/status.h"
+#include "base/stream.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 #include "kernels/cuda/tma_descriptor.h"
@@ -47,9 +54,12 @@ constexpr std::uint32_t kBlockThreads = kConsumerThreads + cuda::kWarpSize;
 constexpr std::uint32_t kConsumerBarrier = 1;  // named; of both warpgroups
 // Rows of weights in a box, the 64 features of a warpgroup.
 constexpr std::uint32_t kBoxBytes = kHalfTile * kRowBytes;
-// Tiles of tokens that blocks of neighbouring indices share weights over: what they read of x stays
-// in L2 while the weights pass once.
-constexpr std::uint32_t kGroupTiles = 16;
+// Tokens that blocks of neighbouring indices share weights over: what they read of x stays in L2
+// while the weights pass once.
+constexpr std::uint32_t kGroupTokens = 2048;
+// Blocks of a cluster.
+constexpr std::uint32_t kPair = 2;
+constexpr std::uint16_t kBothRanks = 3;
 
 // Shared memory: stages of 128 features and kTokens rows of x, rows of 128 bytes under the 128-byte
 // swizzle, then barriers. Behind the last stage the sums lie there on their way out.
@@ -57,6 +67,7 @@ template <std::uint32_t kTokens>
 struct Ring {
   static constexpr std::uint32_t kTokensAt = kLinearTileN * kRowBytes;  // in a stage
   static constexpr std::uint32_t kStageBytes = kTokensAt + kTokens * kRowBytes;
+  static constexpr std::uint32_t kOwnTokens = kTokens / kPair;  // that a block copies to both
   static constexpr std::uint32_t kStages = 192 * 1024 / kStageBytes;
   static constexpr std::uint32_t kBarriersAt = kStages * kStageBytes;
   static constexpr std::uint32_t kBytes = kBarriersAt + 2 * kStages * sizeof(cuda::Barrier);
@@ -78,18 +89,23 @@ struct Ring {
   }
 };
 
-// Blocks in groups of kGroupTiles tiles of tokens, in a group all of these for each tile of
-// features.
+__host__ __device__ constexpr std::uint32_t FeaturePairs(std::uint32_t n) {
+  return (n + kPair * kLinearTileN - 1) / (kPair * kLinearTileN);
+}
+
+// Clusters in groups of kGroupTokens, in a group all tiles of tokens for each pair of tiles of
+// features, the second of which may have none.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ Work OwnWork(const LinearArgs& args) {
+  constexpr std::uint32_t kGroupTiles = kGroupTokens / kTokens;
   const std::uint32_t token_tiles = (args.num_rows + kTokens - 1) / kTokens;
-  const std::uint32_t feature_tiles = (args.n + kLinearTileN - 1) / kLinearTileN;
-  const std::uint32_t group_blocks = kGroupTiles * feature_tiles;
-  const std::uint32_t first = cuda::BlockX() / group_blocks * kGroupTiles;
-  const std::uint32_t in_group = cuda::BlockX() % group_blocks;
+  const std::uint32_t group_pairs = kGroupTiles * FeaturePairs(args.n);
+  const std::uint32_t pair = cuda::BlockX() / kPair;
+  const std::uint32_t first = pair / group_pairs * kGroupTiles;
+  const std::uint32_t in_group = pair % group_pairs;
   const std::uint32_t width = token_tiles - first < kGroupTiles ? token_tiles - first : kGroupTiles;
   Work work{};
-  work.feature_tile = in_group / width;
+  work.feature_tile = in_group / width * kPair + cuda::BlockX() % kPair;
   work.n0 = work.feature_tile * (args.has_gate ? kHalfTile : kLinearTileN);
   work.m0 = (first + in_group % width) * kTokens;
   work.tile_end = (args.k + kLinearTileK - 1) / kLinearTileK;
@@ -111,10 +127,11 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
                     static_cast<std::int32_t>(work.n0 + kHalfTile + args.up_distance),
                     cuda::L2Hint::kNormal);
   };
+  const std::uint32_t own = cuda::BlockX() % kPair * R::kOwnTokens;
   const auto load_tokens = [&](std::uint32_t tile, std::uint32_t stage) {
-    cuda::TmaLoad2D(ring.tokens(stage), tokens, ring.full(stage),
-                    static_cast<std::int32_t>(tile * kLinearTileK),
-                    static_cast<std::int32_t>(work.m0), cuda::L2Hint::kNormal);
+    cuda::TmaMulticast2D(ring.tokens(stage) + own * kRowBytes, tokens, ring.full(stage),
+                         static_cast<std::int32_t>(tile * kLinearTileK),
+                         static_cast<std::int32_t>(work.m0 + own), kBothRanks);
   };
   const std::uint32_t at_once = work.tile_end < R::kStages ? work.tile_end : R::kStages;
   for (std::uint32_t tile = 0; tile < at_once; ++tile) load_weights(tile, tile);
@@ -122,11 +139,14 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   for (std::uint32_t tile = 0; tile < at_once; ++tile) load_tokens(tile, tile);
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
+  // The last turns only wait: then both blocks are done with what this one copies and counts.
 #pragma unroll 1
-  for (std::uint32_t tile = at_once; tile < work.tile_end; ++tile) {
+  for (std::uint32_t tile = at_once; tile < work.tile_end + at_once; ++tile) {
     cuda::BarrierWait(ring.empty(stage), parity);
-    load_weights(tile, stage);
-    load_tokens(tile, stage);
+    if (tile < work.tile_end) {
+      load_weights(tile, stage);
+      load_tokens(tile, stage);
+    }
     if (++stage == R::kStages) {
       stage = 0;
       parity ^= 1;
@@ -146,9 +166,10 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
                                                       cuda::SharedSwizzle::k128B);
   const std::uint64_t first_b =
       cuda::WgmmaDescriptor(ring.tokens(0), 0, 1024, cuda::SharedSwizzle::k128B);
-  // A stage is free again once the products of the next one are under way.
+  // A stage is free again once the products of the next one are under way, for the copies of both
+  // blocks.
   const auto release = [&ring](std::uint32_t stage) {
-    if (cuda::Lane() == 0) cuda::BarrierArrive(ring.empty(stage));
+    if (cuda::Lane() < kPair) cuda::BarrierArriveIn(cuda::Lane(), ring.empty(stage));
   };
   float sums[kSums];
   [[maybe_unused]] float total[kPromote ? kSums : 1];
@@ -213,7 +234,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
   cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
   // y may be what the kernel in front reads, and a residual what it wrote.
   cuda::DependencyWait();
-  linear_tile::StoreRows<kTokens>(out, args, work);
+  if (work.feature_tile * kLinearTileN < args.n) linear_tile::StoreRows<kTokens>(out, args, work);
 }
 
 template <std::uint32_t kTokens, bool kPromote>
@@ -227,13 +248,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   if (cuda::ThreadIndex() == 0) {
     for (std::uint32_t stage = 0; stage < R::kStages; ++stage) {
       cuda::BarrierInit(ring.full(stage), 1);
-      cuda::BarrierInit(ring.empty(stage), kConsumerWarps);
+      cuda::BarrierInit(ring.empty(stage), kPair * kConsumerWarps);
     }
     cuda::BarrierInitFence();
     cuda::TmaPrefetchMap(&weights);
     cuda::TmaPrefetchMap(&tokens);
   }
-  cuda::SyncBlock();
+  cuda::ClusterSync();
   const Work work = OwnWork<kTokens>(args);
   if (cuda::Warp() == kConsumerWarps) {
     if (cuda::Lane() == 0) Produce<kTokens>(args, &weights, &tokens, ring, work);
@@ -257,17 +278,29 @@ absl::StatusOr<cuda::TmaTile> MapOf(const void* matrix, std::uint32_t rows, std:
                           .tile = {box_rows, 1, kLinearTileK}});
 }
 
+absl::Status CheckClusters(const CudaContext& context) {
+  int has_clusters = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch,
+                                                   context.stream->device().ordinal);
+  if (error != cudaSuccess) return CudaStatus(error, "cudaDevAttrClusterLaunch");
+  if (has_clusters == 0) return absl::FailedPreconditionError("the device has no clusters");
+  return absl::OkStatus();
+}
+
 template <std::uint32_t kTokens, bool kPromote>
 absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args) {
   const auto weights = MapOf(args.w, args.n, args.k, args.k, kHalfTile);
-  const auto tokens = MapOf(args.x, args.num_rows, args.k, args.x_stride, kTokens);
-  if (!weights.ok() || !tokens.ok()) {
-    internal::LogWithoutTensorMaps(weights.ok() ? tokens.status() : weights.status());
+  const auto tokens =
+      MapOf(args.x, args.num_rows, args.k, args.x_stride, Ring<kTokens>::kOwnTokens);
+  for (const absl::Status& status : {weights.status(), tokens.status(), CheckClusters(context)}) {
+    if (status.ok()) continue;
+    internal::LogWithoutTensorMaps(status);
     return false;
   }
   QUIRE_RETURN_IF_ERROR(cuda::Launch(
       context, "linear sm_90a", LinearKernelSm90<kTokens, kPromote>,
-      {.blocks_x = cuda::LinearTilesN(args.n) * ((args.num_rows + kTokens - 1) / kTokens),
+      {.blocks_x = kPair * FeaturePairs(args.n) * ((args.num_rows + kTokens - 1) / kTokens),
+       .cluster_x = kPair,
        .threads = kBlockThreads,
        .shared_bytes = Ring<kTokens>::kBytes + cuda::kSharedAlignment,
        .programmatic = true},
