@@ -302,10 +302,10 @@ bool OnTensorCores(const PackedLinear& weight, DType x) {
          (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
 }
 
-void LogWithoutTensorMaps(const absl::Status& why) {
+void LogPortable(const absl::Status& why) {
   static std::atomic_flag is_logged;
   if (is_logged.test_and_set()) return;
-  log::Warn("model", "products run without tensor maps", {{"error", why.message()}});
+  log::Warn("model", "products run in the portable kernel", {{"error", why.message()}});
 }
 
 }  // namespace internal

@@ -238,10 +238,10 @@ absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& par
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 // A part of it, with its bits: more than kLinearSmallRows rows by plain weights on compute
 // capability 9.0. False, and nothing is launched, where the driver has no tensor map of x or of the
-// weights; then the portable kernel runs. Ignores norm and store.
+// weights, or no clusters; then the portable kernel runs. Ignores norm and store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 // Once in a process, since every product of a prompt may find none. Threads: any.
-void LogWithoutTensorMaps(const absl::Status& why);
+void LogPortable(const absl::Status& why);
 
 // Panels [panel_begin, panel_end) of all rows.
 void LinearSimd(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);

@@ -169,7 +169,10 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
   // A stage is free again once the products of the next one are under way, for the copies of both
   // blocks.
   const auto release = [&ring](std::uint32_t stage) {
-    if (cuda::Lane() < kPair) cuda::BarrierArriveIn(cuda::Lane(), ring.empty(stage));
+    if (cuda::Lane() != 0) return;
+    for (std::uint32_t rank = 0; rank < kPair; ++rank) {
+      cuda::BarrierArriveIn(rank, ring.empty(stage));
+    }
   };
   float sums[kSums];
   [[maybe_unused]] float total[kPromote ? kSums : 1];
@@ -294,7 +297,7 @@ absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& ar
       MapOf(args.x, args.num_rows, args.k, args.x_stride, Ring<kTokens>::kOwnTokens);
   for (const absl::Status& status : {weights.status(), tokens.status(), CheckClusters(context)}) {
     if (status.ok()) continue;
-    internal::LogWithoutTensorMaps(status);
+    internal::LogPortable(status);
     return false;
   }
   QUIRE_RETURN_IF_ERROR(cuda::Launch(

@@ -144,9 +144,10 @@ std::string Who(const Record& record, const Thread& thread) {
   return record.member() < NumThreads() ? absl::StrCat("thread ", record.member()) : "a bulk copy";
 }
 
-std::string Missing(const Record& record, const Thread& thread, Access access) {
+std::string Missing(const Record& record, const Thread& thread, const void* p, Access access) {
   if (record.block() < launches.first) return "DependencyWait has not been called";
-  if (record.block() != thread.block) return "no fence and atomic order the blocks";
+  if (record.block() != thread.block && !IsSharedPointer(p))
+    return "no fence and atomic order the blocks";
   if (access == Access::kAsyncRead && IsOrdered(record, thread, /*for_async_proxy=*/false)) {
     return "no FenceAsyncShared lies between";
   }
@@ -168,14 +169,14 @@ struct Doing {
   Fatal(absl::StrCat("thread ", now.thread.index, " ", Verb(now.access), " ", DescribeMemory(p),
                      ", which ", Who(earlier, now.thread),
                      earlier_writes ? " wrote at " : " read at ", LineOf(CodeAt(code)), ": ",
-                     Missing(earlier, now.thread, now.access)));
+                     Missing(earlier, now.thread, p, now.access)));
 }
 
-// What a cell knows of blocks whose shared memory lay there before.
-void Forget(Cell* cell, std::uint32_t block) {
-  if (cell->write.block() != block) cell->write = Record();
+// What a cell knows of clusters whose shared memory lay there before.
+void ForgetBefore(Cell* cell, std::uint32_t first_block) {
+  if (cell->write.block() < first_block) cell->write = Record();
   for (Record& read : cell->reads) {
-    if (read.block() != block) read = Record();
+    if (read.block() < first_block) read = Record();
   }
 }
 
@@ -276,7 +277,7 @@ void CheckShared(const Thread& thread, std::uint32_t address, std::uint32_t byte
       Fatal(absl::StrCat("thread ", thread.index, " ", Verb(access), " ", DescribeMemory(p),
                          ", which no thread has written"));
     }
-    Forget(cell, thread.block);
+    ForgetBefore(cell, CurrentClusterNumber());
     CheckCell(cell, p, mask, {thread, access, CodeOffset(code)});
     if (!reads || access == Access::kAtomic) states.written[i] |= static_cast<std::uint8_t>(mask);
   });

@@ -10,6 +10,7 @@
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 #include "tests/cuda_emulator/kernel_test.h"
@@ -309,6 +310,69 @@ TEST_F(AccessDeathTest, OperandsOfWgmma) {
         Says("an operand of a wgmma product is overwritten", kOverwriteRegister));
   death(MultiplyTile<Operand::kAccumulator>,
         Says("an accumulator of a wgmma product is touched", kOverwriteRegister + 1));
+}
+
+enum class Pair { kRight, kNoClusterSync, kPeerStillReads, kEndsFirst };
+
+// Two blocks read the same rounds of two rows of 64 words, of which each copies one to both.
+template <Pair kPair>
+__global__ void ReadPairs(const __grid_constant__ CUtensorMap map, std::uint32_t* out) {
+  auto* const words = reinterpret_cast<std::uint32_t*>(SharedMemory());
+  auto* const full = reinterpret_cast<Barrier*>(words + 128);
+  Barrier* const empty = full + 1;
+  const std::uint32_t rank = BlockX() % 2;
+  if (ThreadIndex() == 0) {
+    BarrierInit(full, 1);
+    BarrierInit(empty, 2);
+    BarrierInitFence();
+  }
+  kPair == Pair::kNoClusterSync ? SyncBlock() : ClusterSync();
+  constexpr std::uint32_t kRounds = 5;
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
+    if (ThreadIndex() == 0) {
+      BarrierWait(empty, round % 2 ^ 1);
+      BarrierExpect(full, 512);
+      TmaMulticast2D(words + rank * 64, &map, full, 0, static_cast<std::int32_t>(round * 2 + rank),
+                     3);
+    }
+    BarrierWait(full, round % 2);
+    for (std::uint32_t i = ThreadIndex(); i < 128; i += 32) {
+      out[(BlockX() * kRounds + round) * 128 + i] = words[i];
+    }
+    SyncWarp();
+    if (ThreadIndex() < 2) {
+      BarrierArriveIn(kPair == Pair::kPeerStillReads ? rank : ThreadIndex(), empty);
+    }
+  }
+  if (kPair != Pair::kEndsFirst) BarrierWait(empty, (kRounds - 1) % 2);
+}
+
+// In clusters of two, of which two run at a time.
+TEST_F(AccessDeathTest, BlocksOfACluster) {
+  const DeviceArray<std::uint32_t> rows(10 * 64);
+  for (std::uint32_t i = 0; i < rows.size(); ++i) rows[i] = i + 1;
+  const cuuint64_t dims[] = {64, 10}, strides[] = {256};
+  const cuuint32_t box[] = {64, 1}, steps[] = {1, 1};
+  CUtensorMap map;
+  ASSERT_EQ(cuda_emulator::EncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 2, rows.data(), dims,
+                                       strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                       CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+            CUDA_SUCCESS);
+  const LaunchShape shape{
+      .blocks_x = 6, .cluster_x = 2, .threads = 32, .shared_bytes = kSharedAlignment + 1024};
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    UseSeed(seed);
+    const DeviceArray<std::uint32_t> out(6 * 5 * 128);
+    Run(ReadPairs<Pair::kRight>, shape, map, out.data());
+    for (std::uint32_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], i % 640 + 1) << seed;
+    EXPECT_DEATH(Run(ReadPairs<Pair::kNoClusterSync>, shape, map, out.data()),
+                 "no barrier orders the two|which no thread has written|has ended already");
+    EXPECT_DEATH(Run(ReadPairs<Pair::kPeerStillReads>, shape, map, out.data()),
+                 "writes .*no barrier orders the two|to which a copy is under way");
+    EXPECT_DEATH(Run(ReadPairs<Pair::kEndsFirst>, shape, map, out.data()),
+                 "has not waited for what thread . of another block|has ended already");
+  }
 }
 
 __global__ void LoadVector(const std::byte* from, uint4* out) {

@@ -124,6 +124,24 @@ void ArriveBarrier(void* barrier, std::uint32_t bytes) {
   Arrive(at, bytes);
 }
 
+void ArriveBarrierIn(std::uint32_t rank, void* barrier) {
+  const void* const code = __builtin_return_address(0);
+  const std::uint32_t at = BarrierAddress(barrier);
+  Thread& self = *current_thread;
+  const InBlock there(rank);
+  CheckShared(self, at, 8, Access::kRead, code);
+  if (is_checking) {
+    Meeting& arrived = MbarrierClockAt(at).arrived;
+    if (self.block == CurrentBlockNumber()) {
+      arrived.Arrive(&self.clock);
+    } else {
+      NoteArrivalFromOutside();
+      arrived.ArriveFrom(self.block, &self.clock, CurrentBlockNumber());
+    }
+  }
+  Arrive(at, 0);
+}
+
 void ArriveBarrierFor(std::uint32_t barrier, const SeenRef& seen) {
   if (is_checking) MbarrierClockAt(barrier).arrived.Arrive(seen);
   Arrive(barrier, 0);

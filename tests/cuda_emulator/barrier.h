@@ -13,6 +13,8 @@ namespace quire::cuda_emulator {
 void InitBarrier(void* barrier, std::uint32_t arrivals);
 // One arrival, after `bytes` were added to what this phase waits for.
 void ArriveBarrier(void* barrier, std::uint32_t bytes);
+// One arrival at the barrier at the same place in the block of this rank of the cluster.
+void ArriveBarrierIn(std::uint32_t rank, void* barrier);
 // Returns once the phase of this parity is complete.
 void WaitBarrier(void* barrier, std::uint32_t parity);
 

@@ -107,6 +107,9 @@ cudaError_t Attribute(const Runtime& runtime, cudaDeviceAttr attribute, int* val
     case cudaDevAttrWarpSize:
       *value = static_cast<int>(emulator::kWarpSize);
       return cudaSuccess;
+    case cudaDevAttrClusterLaunch:
+      *value = runtime.options.compute_capability >= 90 ? 1 : 0;
+      return cudaSuccess;
     case cudaDevAttrL2CacheSize:
       *value = kL2Bytes;
       return cudaSuccess;

@@ -96,6 +96,11 @@ cudaError_t CheckShape(const Runtime& runtime, const KernelLaunch& launch) {
       launch.blocks_y > 65535) {
     return cudaErrorInvalidConfiguration;
   }
+  const bool has_clusters = runtime.options.compute_capability >= 90;
+  if (launch.cluster_x == 0 || launch.blocks_x % launch.cluster_x != 0 ||
+      launch.cluster_x > (has_clusters ? kMaxResidentBlocks : 1)) {
+    return cudaErrorInvalidClusterSize;
+  }
   if (launch.shared_bytes > MaxSharedBytes(runtime.options.compute_capability)) {
     return cudaErrorInvalidValue;
   }

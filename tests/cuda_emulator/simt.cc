@@ -23,6 +23,7 @@ namespace {
 
 constexpr std::uint32_t kNoDetail = ~0u;
 constexpr char kBlockBarrier[] = "SyncBlock";
+constexpr char kClusterBarrier[] = "the cluster";
 // A block gives way to others with chance 1 / kStayInBlock where its warps do.
 constexpr std::uint32_t kStayInBlock = 8;
 
@@ -64,7 +65,17 @@ struct Block {
   std::uint32_t ready = 0;  // warps with a runnable lane
   std::uint32_t live_threads = 0;
   std::uint32_t at_barrier = 0;
+  // The cluster: the number of its first block, where shared memory starts in all of them; in the
+  // first block, its barrier.
+  std::uint32_t cluster = 0;
+  std::uint32_t shared_start = 0;
+  std::uint32_t at_cluster_barrier = 0;
+  std::uint32_t cluster_phase = 0;
+  Meeting cluster_meeting;  // of the block's own threads
+  SeenRef cluster_seen;     // at the end of the last phase
   NamedBarrierState named[16];
+  // Arrivals of threads of other blocks: of which block and thread, the last time.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> from_outside;
   std::vector<LateWork> late;
   std::map<std::uint32_t, MbarrierClock> mbarriers;  // by shared address
   std::vector<Thread> threads;
@@ -85,6 +96,11 @@ bool waited_in_front = false;
 void Select(Block* which) {
   block = which;
   SelectSharedWindow(CurrentSlot());
+}
+
+// The block of this rank in the cluster of the current one.
+Block& OfCluster(std::uint32_t rank) {
+  return blocks[CurrentSlot() / launch->cluster_x * launch->cluster_x + rank];
 }
 
 void MakeRunnable(Thread* thread) {
@@ -293,6 +309,43 @@ void ReleaseBlockBarrier() {
   }
 }
 
+void ReleaseCluster() {
+  Block& first = OfCluster(0);
+  first.at_cluster_barrier = 0;
+  ++first.cluster_phase;
+  std::vector<SeenRef> seen(launch->cluster_x);
+  for (std::uint32_t i = 0; i < launch->cluster_x; ++i) {
+    seen[i] = OfCluster(i).cluster_meeting.Finish();
+  }
+  for (std::uint32_t i = 0; i < launch->cluster_x; ++i) {
+    const InBlock there(i);
+    block->cluster_seen = seen[i];
+    for (std::uint32_t j = 0; j < launch->cluster_x; ++j) {
+      if (j == i || !is_checking) continue;
+      block->cluster_seen = Told(block->cluster_seen, block->number, OfCluster(j).number, *seen[j]);
+    }
+    for (std::uint32_t t = 0; t < launch->threads; ++t) {
+      if (block->threads[t].waits_for == kClusterBarrier) MakeRunnable(&block->threads[t]);
+    }
+  }
+}
+
+// An arrival that no thread waited for could have come after the block's end.
+void CheckArrivalsFromOutside() {
+  Meeting meeting;
+  for (std::uint32_t i = 0; i < launch->threads; ++i) meeting.Arrive(block->threads[i].clock.seen);
+  const SeenRef seen = meeting.Finish();
+  for (const auto& [from, time] : block->from_outside) {
+    bool is_seen = false;
+    for (const auto& [number, other] : seen->other_blocks) {
+      is_seen = is_seen || (number == from.first && other->clocks[from.second] >= time);
+    }
+    if (is_seen) continue;
+    Fatal(absl::StrCat("the block ends, and has not waited for what thread ", from.second,
+                       " of another block does to its barriers"));
+  }
+}
+
 // The end of a thread may be what others wait for.
 void ThreadEnded() {
   Thread* const self = current_thread;
@@ -303,6 +356,7 @@ void ThreadEnded() {
   --block->live_threads;
   if (block->live_threads == 0) {
     if (!block->late.empty()) Fatal("the block ends with bulk copies under way");
+    if (!block->from_outside.empty()) CheckArrivalsFromOutside();
     SwitchFiber(self, &main_thread, /*ends=*/true);
   }
   for (std::uint32_t rest = warp.joined; rest != 0; rest &= rest - 1) {
@@ -331,6 +385,7 @@ void StartThread(std::uint32_t i, const SeenRef& nothing_seen) {
   thread.product_groups = 0;
   thread.product_fence = false;
   thread.products_waited = false;
+  thread.at_cluster_barrier = false;
   thread.block = block->number;
   thread.clock = {.index = i, .seen = nothing_seen};
   PrepareFiber(&thread, ThreadMain);
@@ -346,6 +401,10 @@ void StartThreads() {
   for (NamedBarrierState& barrier : block->named) barrier = {};
   block->late.clear();
   block->mbarriers.clear();
+  block->at_cluster_barrier = 0;
+  block->cluster_phase = 0;
+  block->from_outside.clear();
+  block->cluster_meeting = {};
   block->ready = 0;
   for (Warp& warp : block->warps) warp = {};
   if (block->threads.empty()) block->threads.resize(kMaxThreads);
@@ -356,35 +415,53 @@ void StartThreads() {
 // In the slot of the block that is current.
 void StartBlock(std::uint32_t x, std::uint32_t y) {
   block->number = is_checking ? BeginBlockChecks() : 0;
+  block->cluster = x % launch->cluster_x == 0 ? block->number : OfCluster(0).cluster;
   block->x = x;
   block->y = y;
   block->random = Random(launch_random.Next());
   constexpr std::uint32_t kStay[] = {1, 3, 1u << 20};
   block->turns = {.descending = block->random.Below(2) == 1, .stay = kStay[block->random.Below(3)]};
-  PrepareShared(launch->shared_bytes, block->random.Below(63));
+  const std::uint32_t shared_start = block->random.Below(63);
+  block->shared_start = x % launch->cluster_x == 0 ? shared_start : OfCluster(0).shared_start;
+  PrepareShared(launch->shared_bytes, block->shared_start);
   StartThreads();
 }
 
-// All blocks of the launch in `order`, some at a time; the next one starts where one has ended.
+// The blocks of a cluster, from this slot on.
+void StartCluster(std::uint32_t slot, std::uint32_t cluster) {
+  const std::uint32_t x = cluster * launch->cluster_x;
+  for (std::uint32_t rank = 0; rank < launch->cluster_x; ++rank) {
+    Select(&blocks[slot + rank]);
+    StartBlock(x % launch->blocks_x + rank, x / launch->blocks_x);
+  }
+}
+
+bool ClusterEnded() {
+  for (std::uint32_t rank = 0; rank < launch->cluster_x; ++rank) {
+    if (OfCluster(rank).live_threads != 0) return false;
+  }
+  return true;
+}
+
+// All clusters of the launch in `order`, some at a time; the next one starts where one has ended.
 void RunBlocks(const std::vector<std::uint32_t>& order) {
-  const auto start = [&](std::size_t i) {
-    StartBlock(order[i] % launch->blocks_x, order[i] / launch->blocks_x);
-  };
+  const std::uint32_t cluster_x = launch->cluster_x;
   const std::size_t resident =
-      std::min<std::size_t>(order.size(), 1 + launch_random.Below(kMaxResidentBlocks));
+      std::min<std::size_t>(order.size(), 1 + launch_random.Below(kMaxResidentBlocks / cluster_x));
   std::size_t started = 0;
   for (; started < resident; ++started) {
-    Select(&blocks[started]);
-    start(started);
+    StartCluster(static_cast<std::uint32_t>(started) * cluster_x, order[started]);
   }
-  for (std::size_t ended = 0; ended < order.size(); ++ended) {
+  for (std::size_t ended = 0; ended < order.size() * cluster_x; ++ended) {
     current_thread = &main_thread;
     SwitchFiber(&main_thread, NextOfAny(), /*ends=*/false);
     // Back here: the current block has ended.
     current_thread = nullptr;
     CheckSharedGuards();
     if (is_counting) FinishWarps();
-    if (started < order.size()) start(started++);
+    if (started < order.size() && ClusterEnded()) {
+      StartCluster(CurrentSlot() / cluster_x * cluster_x, order[started++]);
+    }
   }
 }
 
@@ -395,7 +472,7 @@ void RunKernel(const KernelLaunch& which, const RunOptions& options) {
   waited_in_front = false;
   launch_random = Random(options.seed);
   main_thread.index = kMaxThreads;
-  std::vector<std::uint32_t> order(which.blocks_x * which.blocks_y);
+  std::vector<std::uint32_t> order(which.blocks_x * which.blocks_y / which.cluster_x);
   std::iota(order.begin(), order.end(), 0u);
   for (std::size_t i = order.size(); i > 1; --i) {
     std::swap(order[i - 1], order[launch_random.Below(static_cast<std::uint32_t>(i))]);
@@ -476,6 +553,9 @@ std::uint32_t CurrentSlot() {
 std::uint32_t CurrentBlockNumber() {
   return block->number;
 }
+std::uint32_t CurrentClusterNumber() {
+  return block->cluster;
+}
 Random& BlockRandom() {
   return block->random;
 }
@@ -533,6 +613,48 @@ void SyncBlock() {
     return;
   }
   Wait(kBlockBarrier, kNoDetail);
+}
+
+void ArriveCluster() {
+  Thread& self = *current_thread;
+  if (self.at_cluster_barrier) Fatal("a thread arrives twice at the barrier of its cluster");
+  Block& first = OfCluster(0);
+  self.at_cluster_barrier = true;
+  self.cluster_phase = first.cluster_phase;
+  if (is_checking) block->cluster_meeting.Arrive(&self.clock);
+  std::uint32_t live = 0;
+  for (std::uint32_t rank = 0; rank < launch->cluster_x; ++rank) {
+    live += OfCluster(rank).live_threads;
+  }
+  if (++first.at_cluster_barrier == live) ReleaseCluster();
+}
+
+void WaitCluster() {
+  Thread& self = *current_thread;
+  if (!self.at_cluster_barrier) Fatal("a thread waits for its cluster and has not arrived");
+  while (OfCluster(0).cluster_phase == self.cluster_phase) Wait(kClusterBarrier, kNoDetail);
+  self.at_cluster_barrier = false;
+  if (is_checking) Acquire(&self.clock, block->cluster_seen);
+}
+
+InBlock::InBlock(std::uint32_t rank) : from_(CurrentSlot()) {
+  if (rank >= launch->cluster_x) {
+    Fatal(absl::StrCat("rank ", rank, " of a cluster of ", launch->cluster_x, " blocks"));
+  }
+  Block& there = OfCluster(rank);
+  if (there.live_threads == 0) {
+    Fatal(absl::StrCat("block ", there.x, " of the cluster has ended already"));
+  }
+  Select(&there);
+}
+InBlock::~InBlock() {
+  Select(&blocks[from_]);
+}
+
+void NoteArrivalFromOutside() {
+  if (!is_checking) return;
+  const Thread& self = *current_thread;
+  block->from_outside[{self.block, self.index}] = self.clock.now;
 }
 
 void NamedBarrier(std::uint32_t id, std::uint32_t count, bool wait) {

@@ -34,6 +34,7 @@ struct KernelLaunch {
   std::string name;
   std::uint32_t blocks_x = 1;
   std::uint32_t blocks_y = 1;
+  std::uint32_t cluster_x = 1;  // blocks of a cluster, which start together
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
   // It may start before the kernel in front of it has ended: some thread must wait for that one, or
@@ -92,6 +93,9 @@ struct Thread {
   std::vector<PendingProduct> products;
   std::uint32_t product_groups = 0;
   bool product_fence = false;
+  // Of its cluster's barrier: whether it has arrived and not waited, and in which phase.
+  bool at_cluster_barrier = false;
+  std::uint32_t cluster_phase = 0;
   // In WgmmaWait, for this many products.
   bool products_waited = false;
   std::size_t products_done = 0;
@@ -132,6 +136,7 @@ std::uint32_t CurrentBlockX();
 std::uint32_t CurrentBlockY();
 std::uint32_t CurrentSlot();
 std::uint32_t CurrentBlockNumber();
+std::uint32_t CurrentClusterNumber();  // the number of its first block
 Random& BlockRandom();
 // Whether the bytes are arguments of the launch that runs now.
 bool IsArgument(const void* p, std::size_t bytes);
@@ -153,6 +158,27 @@ void MeetLanes(std::uint32_t mask);
 void SyncBlock();
 // Named barriers 1 .. 15.
 void NamedBarrier(std::uint32_t id, std::uint32_t threads, bool wait);
+
+// All threads of the cluster.
+void ArriveCluster();
+void WaitCluster();
+
+// While it lives, what asks for the block that runs finds the one of this rank in its cluster; the
+// calling thread stays who it is, and does not wait. Ends the process when that block has ended.
+class InBlock {
+ public:
+  explicit InBlock(std::uint32_t rank);
+  InBlock(const InBlock&) = delete;
+  InBlock& operator=(const InBlock&) = delete;
+  ~InBlock();
+
+ private:
+  std::uint32_t from_;  // the slot
+};
+
+// The calling thread has arrived at a barrier of the block that runs, in which it is not: some thread
+// of the block must have seen that before the block ends.
+void NoteArrivalFromOutside();
 
 // Lets the calling thread wait until Wake: `what` and `detail` are for the message of a deadlock.
 void Wait(const char* what, std::uint32_t detail);

@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 #include "tests/cuda_emulator/kernel_test.h"
@@ -99,6 +100,28 @@ TEST_F(Sm90DeathTest, BarriersThatAreMisused) {
   EXPECT_DEATH(Run(Misuse, shape, 0u), "not initialised");
   EXPECT_DEATH(Run(Misuse, shape, 1u), "deadlock\n.*wait for mbarrier at shared address");
   EXPECT_DEATH(Run(Misuse, shape, 2u), "arrival beyond the 1 of this phase");
+}
+
+__global__ void Nothing() {}
+__global__ void MisuseCluster(std::uint32_t how) {
+  auto* const barrier = reinterpret_cast<Barrier*>(SharedMemory16());
+  if (ThreadIndex() == 0) BarrierInit(barrier, 1);
+  if (how == 1 && BlockX() == 1) return;
+  ClusterSync();
+  if (how == 0) BarrierArriveIn(2, barrier);
+}
+
+TEST_F(Sm90DeathTest, ClustersThatAreMisused) {
+  const auto launch = [this](const LaunchShape& shape) {
+    return Launch(context_, "test_kernel", Nothing, shape).ok();
+  };
+  EXPECT_TRUE(launch({.blocks_x = 4, .cluster_x = 2, .threads = 32}));
+  EXPECT_FALSE(launch({.blocks_x = 3, .cluster_x = 2, .threads = 32}));
+  EXPECT_FALSE(launch({.blocks_x = 8, .cluster_x = 8, .threads = 32}));
+  CheckNoAccess();
+  const LaunchShape shape{.blocks_x = 2, .cluster_x = 2, .threads = 1, .shared_bytes = 64};
+  EXPECT_DEATH(Run(MisuseCluster, shape, 0u), "rank 2 of a cluster of 2 blocks");
+  EXPECT_DEATH(Run(MisuseCluster, shape, 1u), "deadlock\n.*wait for the cluster");
 }
 
 enum class When { kWaited, kNotWaited };

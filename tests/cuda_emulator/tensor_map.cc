@@ -212,6 +212,34 @@ void CheckBarrier(std::uint32_t barrier, const void* code) {
   CheckShared(*current_thread, barrier, 8, Access::kAsyncRead, code);
 }
 
+Box BoxOf(void* shared, const CUtensorMap* map, std::uint32_t rank,
+          const std::int32_t* coordinates) {
+  Box box{.map = Decode(map, rank), .code = nullptr, .to = 0, .barrier = 0, .at = {}, .extent = {}};
+  for (std::uint32_t i = 0; i < rank; ++i) {
+    box.at[i] = coordinates[i];
+    const std::uint32_t step = box.map.element_strides[i];
+    box.extent[i] = (box.map.box_last[i] + step) / step;
+  }
+  const std::uint32_t row_bytes = box.extent[0] * box.map.element_bytes;
+  if (box.map.swizzle_bytes != 0 && row_bytes != box.map.swizzle_bytes) {
+    Fatal("a box with rows of " + std::to_string(row_bytes) + " bytes under a swizzle of " +
+          std::to_string(box.map.swizzle_bytes) + " bytes is not emulated");
+  }
+  // The pattern repeats every 8 rows; a destination inside it would be legal, and read wrongly by
+  // wgmma.
+  const std::uint32_t alignment =
+      std::max<std::uint32_t>(128, std::uint32_t{box.map.swizzle_bytes} * 8);
+  box.to = SharedAddress(shared, BoxBytes(box), alignment, "bulk tensor copy");
+  return box;
+}
+
+void Issue(const Box& box) {
+  CheckBarrier(box.barrier, box.code);
+  BeginCopy(box.to, BoxBytes(box), box.code);
+  Poison(box.to, BoxBytes(box));
+  AddLateWork([box] { Land(box); });
+}
+
 }  // namespace
 
 CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
@@ -251,32 +279,24 @@ CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank
 
 void LoadBox(void* shared, const CUtensorMap* map, std::uint32_t barrier, std::uint32_t rank,
              const std::int32_t* coordinates) {
-  Box box{.map = Decode(map, rank),
-          .code = __builtin_return_address(0),
-          .to = 0,
-          .barrier = barrier,
-          .at = {},
-          .extent = {}};
-  for (std::uint32_t i = 0; i < rank; ++i) {
-    box.at[i] = coordinates[i];
-    const std::uint32_t step = box.map.element_strides[i];
-    box.extent[i] = (box.map.box_last[i] + step) / step;
-  }
-  const std::uint32_t row_bytes = box.extent[0] * box.map.element_bytes;
-  if (box.map.swizzle_bytes != 0 && row_bytes != box.map.swizzle_bytes) {
-    Fatal("a box with rows of " + std::to_string(row_bytes) + " bytes under a swizzle of " +
-          std::to_string(box.map.swizzle_bytes) + " bytes is not emulated");
-  }
-  // The pattern repeats every 8 rows; a destination inside it would be legal, and read wrongly by
-  // wgmma.
-  const std::uint32_t alignment =
-      std::max<std::uint32_t>(128, std::uint32_t{box.map.swizzle_bytes} * 8);
-  box.to = SharedAddress(shared, BoxBytes(box), alignment, "bulk tensor copy");
-  CheckBarrier(barrier, box.code);
+  Box box = BoxOf(shared, map, rank, coordinates);
+  box.code = __builtin_return_address(0);
+  box.barrier = barrier;
   CheckSource(box);
-  BeginCopy(box.to, BoxBytes(box), box.code);
-  Poison(box.to, BoxBytes(box));
-  AddLateWork([box] { Land(box); });
+  Issue(box);
+}
+
+void MulticastBox(void* shared, const CUtensorMap* map, std::uint32_t barrier,
+                  const std::int32_t* coordinates, std::uint32_t ranks) {
+  Box box = BoxOf(shared, map, 2, coordinates);
+  box.code = __builtin_return_address(0);
+  box.barrier = barrier;
+  CheckSource(box);
+  for (std::uint32_t rank = 0; ranks >> rank != 0; ++rank) {
+    if ((ranks >> rank & 1u) == 0) continue;
+    const InBlock there(rank);
+    Issue(box);
+  }
 }
 
 void LoadBytes(void* shared, const void* global, std::uint32_t bytes, std::uint32_t barrier) {

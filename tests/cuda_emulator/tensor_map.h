@@ -24,6 +24,11 @@ CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank
 void LoadBox(void* shared, const CUtensorMap* map, std::uint32_t barrier, std::uint32_t rank,
              const std::int32_t* coordinates);
 
+// The same of two dimensions in every block of the cluster whose rank is a bit of `ranks`, for the
+// barrier at the same place there.
+void MulticastBox(void* shared, const CUtensorMap* map, std::uint32_t barrier,
+                  const std::int32_t* coordinates, std::uint32_t ranks);
+
 // The same for a run of bytes.
 void LoadBytes(void* shared, const void* global, std::uint32_t bytes, std::uint32_t barrier);
 

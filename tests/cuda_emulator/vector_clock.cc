@@ -24,16 +24,17 @@ bool Covers(const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t
 // NOLINTBEGIN(misc-no-recursion)
 SeenRef Joined(const SeenRef& a, const SeenRef& b);
 
-void Merge(OtherBlocks* to, const OtherBlocks& from) {
-  for (const auto& [block, seen] : from) {
-    const auto at = std::lower_bound(to->begin(), to->end(), block,
-                                     [](const auto& a, std::uint32_t b) { return a.first < b; });
-    if (at == to->end() || at->first != block) {
-      to->insert(at, {block, seen});
-    } else {
-      at->second = Joined(at->second, seen);
-    }
+void Merge(OtherBlocks* to, std::uint32_t block, const SeenRef& seen) {
+  const auto at = std::lower_bound(to->begin(), to->end(), block,
+                                   [](const auto& a, std::uint32_t b) { return a.first < b; });
+  if (at == to->end() || at->first != block) {
+    to->insert(at, {block, seen});
+  } else {
+    at->second = Joined(at->second, seen);
   }
+}
+void Merge(OtherBlocks* to, const OtherBlocks& from) {
+  for (const auto& [block, seen] : from) Merge(to, block, seen);
 }
 
 void Raise(Seen* to, const Seen& from) {
@@ -76,7 +77,34 @@ boost::intrusive_ptr<Seen> Own(const ThreadClock& thread) {
   return own;
 }
 
+// `to`, of block `here`, learns what block `from` has seen: of every block at the top, so that
+// blocks that tell each other all the time do not hold ever more.
+void Learn(Seen* to, std::uint32_t here, std::uint32_t from, const Seen& seen) {
+  for (const auto& [block, other] : seen.other_blocks) {
+    if (block == here) {
+      Raise(&to->clocks, other->clocks);
+    } else {
+      Merge(&to->other_blocks, block, other);
+    }
+  }
+  auto* const told = new Seen(seen);
+  told->other_blocks.clear();
+  Merge(&to->other_blocks, from, SeenRef(told));
+}
+
 }  // namespace
+
+SeenRef Told(const SeenRef& own, std::uint32_t here, std::uint32_t from, const Seen& seen) {
+  boost::intrusive_ptr<Seen> told(new Seen(*own));
+  Learn(told.get(), here, from, seen);
+  return told;
+}
+
+void Meeting::ArriveFrom(std::uint32_t from, ThreadClock* thread, std::uint32_t here) {
+  if (all_ == nullptr) all_.reset(new Seen(thread->seen->clocks.size()));
+  Learn(all_.get(), here, from, *Own(*thread));
+  ++thread->now;
+}
 
 void Meeting::Arrive(ThreadClock* thread) {
   Arrive(thread->seen);
@@ -133,7 +161,7 @@ void ExchangeThroughAtomic(ThreadClock* thread, std::uint32_t block, OtherBlocks
   Merge(&thread->acquired, *published);
   if (thread->fenced == nullptr) return;
   Merge(published, thread->fenced->other_blocks);
-  Merge(published, {{block, thread->fenced}});
+  Merge(published, block, thread->fenced);
 }
 
 void FenceAsync(ThreadClock* thread) {

@@ -64,6 +64,8 @@ class Meeting {
   // `member` is no thread.
   void Arrive(std::uint32_t member, std::uint32_t clock, std::size_t members);
   void Arrive(const SeenRef& seen);
+  // The same for a thread of block `from`, where block `here` meets.
+  void ArriveFrom(std::uint32_t from, ThreadClock* thread, std::uint32_t here);
   bool is_empty() const { return all_ == nullptr; }
   // What was released; the meeting is empty again.
   SeenRef Finish();
@@ -74,6 +76,9 @@ class Meeting {
 };
 
 void Acquire(ThreadClock* thread, const SeenRef& released);
+
+// `own`, of block `here`, and what block `from` has seen.
+SeenRef Told(const SeenRef& own, std::uint32_t here, std::uint32_t from, const Seen& seen);
 
 // DeviceFence, and relaxed atomics on one address, whose `published` is what they have told so far
 // (PTX ISA, "Release and acquire patterns": fence, atomic; atomic, fence).

@@ -49,10 +49,30 @@ Step DecodeCopy(Form* form) {
   };
 }
 
+// cp.async.bulk.tensor.2d...multicast::cluster [to], [map, {x, y}], [barrier], ranks
+Step DecodeMulticast(Form* form) {
+  const Address to = form->TakeAddress();
+  const Address from = form->TakeAddress(2);
+  const Address barrier = form->TakeAddress();
+  const Value ranks = form->TakeValue({"u16", 16});
+  return [=](Frame& frame) {
+    const auto on = static_cast<std::uint32_t>(barrier.Read(frame));
+    BarrierAt(on);
+    const std::int32_t coordinates[] = {
+        static_cast<std::int32_t>(from.coordinates[0].Read32(frame)),
+        static_cast<std::int32_t>(from.coordinates[1].Read32(frame))};
+    MulticastBox(AtShared(to.Read(frame)),
+                 static_cast<const CUtensorMap*>(Global(from.Read(frame))), on, coordinates,
+                 ranks.Read32(frame));
+  };
+}
+
 Step DecodeBulkCopy(Form* form) {
   const bool tensor = form->Take("tensor");
   const std::uint32_t rank = tensor ? form->TakeOneOf({"2d", "3d"}) == 0 ? 2 : 3 : 0;
-  form->Expect({"shared::cluster", "global", "mbarrier::complete_tx::bytes", "L2::cache_hint"});
+  form->Expect({"shared::cluster", "global", "mbarrier::complete_tx::bytes"});
+  if (rank == 2 && form->Take("multicast::cluster")) return DecodeMulticast(form);
+  form->Expect("L2::cache_hint");
   const Address to = form->TakeAddress();
   const Address from = form->TakeAddress(rank);
   const Value bytes = tensor ? Value{} : form->TakeU32();
@@ -105,10 +125,38 @@ Step DecodeTryWait(Form* form) {
   };
 }
 
+// An address of the cluster's shared memory, as mapa makes it: the rank + 1 above the block's own.
+constexpr std::uint32_t kRankAt = 24;
+
+// mbarrier.arrive.shared::cluster.b64 _, [barrier]
+Step DecodeArriveIn(Form* form) {
+  form->Expect("b64");
+  form->TakeSink();
+  const Address barrier = form->TakeAddress();
+  return [=](Frame& frame) {
+    const std::uint64_t at = barrier.Read(frame);
+    if (at >> kRankAt == 0) Fatal("an arrival at an address that is not mapa's");
+    ArriveBarrierIn(static_cast<std::uint32_t>(at >> kRankAt) - 1,
+                    BarrierAt(at & ((1u << kRankAt) - 1)));
+  };
+}
+
+// mapa.shared::cluster.u32 d, a, rank
+Step DecodeMapToRank(Form* form) {
+  form->Expect({"shared::cluster", "u32"});
+  const std::uint32_t to = form->TakeRegister();
+  const Value address = form->TakeU32();
+  const Value rank = form->TakeU32();
+  return [=](Frame& frame) {
+    Write(frame, to, address.Read(frame) | (rank.Read(frame) + 1) << kRankAt);
+  };
+}
+
 Step DecodeMbarrier(Form* form) {
   const std::size_t kind = form->TakeOneOf({"init", "arrive", "try_wait"});
   if (kind == 2) return DecodeTryWait(form);
   const bool expects = kind == 1 && form->Take("expect_tx");
+  if (kind == 1 && !expects && form->Take("shared::cluster")) return DecodeArriveIn(form);
   form->Expect({"shared::cta", "b64"});
   if (kind == 1) form->TakeSink();
   const Address barrier = form->TakeAddress();
@@ -286,6 +334,7 @@ Step DecodeAsync(Form* form) {
   const absl::string_view opcode = form->opcode();
   if (opcode == "cp") return DecodeCp(form);
   if (opcode == "mbarrier") return DecodeMbarrier(form);
+  if (opcode == "mapa") return DecodeMapToRank(form);
   if (opcode == "wgmma") return DecodeWgmma(form);
   if (opcode == "griddepcontrol") return DecodeGridDependency(form);
   if (opcode == "setmaxnreg") return DecodeRegisterBudget(form);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 #include "kernels/cuda/thread.cuh"

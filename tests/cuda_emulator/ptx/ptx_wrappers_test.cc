@@ -183,6 +183,7 @@ class PtxTest : public KernelTest {
     launch.name = unit.name;
     launch.blocks_x = unit.shape.blocks_x;
     launch.blocks_y = unit.shape.blocks_y;
+    launch.cluster_x = unit.shape.cluster_x;
     launch.threads = unit.shape.threads;
     launch.shared_bytes = unit.shape.shared_bytes;
     launch.programmatic = unit.shape.programmatic;

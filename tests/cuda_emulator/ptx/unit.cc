@@ -23,7 +23,7 @@ Plain WgmmaSharedBF16N64Unit, WgmmaSharedBF16N128Unit, WgmmaSharedBF16N256Unit;
 Plain WgmmaSharedF16N64Unit, WgmmaSharedF16N128Unit, WgmmaRegistersBF16N64Unit,
     WgmmaRegistersBF16N128Unit;
 Plain WgmmaRegistersF16N64Unit, WgmmaRegistersF16N128Unit;
-Mapped TmaLoad2DUnit, TmaLoad3DUnit;
+Mapped TmaLoad2DUnit, TmaLoad3DUnit, ClusterUnit;
 }
 
 namespace {
@@ -423,6 +423,15 @@ Words TmaExpected(const Words& in) {
   return out;
 }
 
+Words ClusterExpected(const Words& in) {
+  Words box = TmaExpected<2>(in);
+  const Words below = TmaExpected<2>({in[0], in[1] + 1, in[2]});
+  box.insert(box.end(), below.begin(), below.end());
+  Words out = box;
+  out.insert(out.end(), box.begin(), box.end());
+  return out;
+}
+
 // Element k of a row of the tile under the 128-byte swizzle: the 16-byte chunk is XORed with the
 // row's number below 8.
 template <typename T>
@@ -505,6 +514,15 @@ Unit Tma(const char* name, Mapped* twin) {
   unit.map_rank = kRank;
   return unit;
 }
+Unit Cluster() {
+  Unit unit = Of(
+      "ClusterUnit", nullptr,
+      {.blocks_x = 2, .cluster_x = 2, .threads = 64, .shared_bytes = kSharedAlignment + 2048 + 64},
+      Coordinates, ClusterExpected);
+  unit.mapped_twin = ClusterUnit;
+  unit.map_rank = 2;
+  return unit;
+}
 Unit With(std::set<std::string> hints, Unit unit) {
   unit.hints = std::move(hints);
   return unit;
@@ -552,6 +570,7 @@ std::vector<Unit> Sm90Units() {
            Tma<2>("TmaLoad2DUnit", TmaLoad2DUnit)),
       With({"L2 evict_last", "fence.mbarrier_init", "fence.proxy.async"},
            Tma<3>("TmaLoad3DUnit", TmaLoad3DUnit)),
+      With({"fence.mbarrier_init", "fence.proxy.async"}, Cluster()),
       With({"setmaxnreg.dec", "setmaxnreg.inc"},
            Of("RegistersUnit", RegistersUnit, {.threads = 384}, AnyWords<384>, Same)),
       Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),

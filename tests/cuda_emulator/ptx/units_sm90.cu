@@ -7,6 +7,7 @@
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/memory.cuh"
 #include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 #include "kernels/cuda/thread.cuh"
@@ -186,6 +187,28 @@ __global__ void TmaLoad3DUnit(const __grid_constant__ CUtensorMap map, const std
   }
   BarrierWait(barrier, 0);
   CopyOut(out, 256);
+}
+
+// Two blocks have two boxes of 1024 bytes each, a row apart, of which each block copies one to both.
+// No block ends before both have them.
+__global__ void ClusterUnit(const __grid_constant__ CUtensorMap map, const std::uint32_t* in,
+                            std::uint32_t* out) {
+  Barrier* const full = InitBehind(512, 1);
+  Barrier* const done = full + 1;
+  if (ThreadIndex() == 0) {
+    BarrierInit(done, 2);
+    BarrierInitFence();
+  }
+  ClusterSync();
+  if (ThreadIndex() == 0) {
+    BarrierExpect(full, 2048);
+    TmaMulticast2D(SharedMemory() + BlockX() * 1024, &map, full, static_cast<std::int32_t>(in[0]),
+                   static_cast<std::int32_t>(in[1] + BlockX()), 3);
+  }
+  BarrierWait(full, 0);
+  CopyOut(out + BlockX() * 512, 512);
+  if (ThreadIndex() < 2) BarrierArriveIn(ThreadIndex(), done);
+  BarrierWait(done, 0);
 }
 
 // Empty below 9.0.

@@ -51,6 +51,7 @@ Step DecodeVote(Form* form) {
   };
 }
 
+// barrier.cluster.arrive.relaxed.aligned, barrier.cluster.wait.acquire.aligned;
 // barrier.cta.sync id, threads; barrier.cta.arrive; bar.sync without `threads` for all; .aligned is
 // what `bar` says without words, and no more is checked of it.
 Step DecodeBarrier(Form* form) {
@@ -58,6 +59,14 @@ Step DecodeBarrier(Form* form) {
     form->Expect("sync");
     const Value mask = form->TakeU32();
     return [=](Frame& frame) { SyncWarp("bar.warp.sync", mask.Read32(frame)); };
+  }
+  if (form->Take("cluster")) {
+    if (form->TakeOneOf({"arrive", "wait"}) == 0) {
+      form->Expect({"relaxed", "aligned"});
+      return [](Frame&) { ArriveCluster(); };
+    }
+    form->Expect({"acquire", "aligned"});
+    return [](Frame&) { WaitCluster(); };
   }
   if (form->opcode() == "barrier") form->Expect("cta");
   const bool waits = form->TakeOneOf({"sync", "arrive"}) == 0;

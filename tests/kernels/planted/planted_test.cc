@@ -44,6 +44,12 @@ absl::Status GroupedLinearTensorCoreCudaPlacesNotWhole(const CudaContext& contex
                                                        const GroupedLinearParams& params);
 absl::StatusOr<bool> LinearSm90CudaStageStillRead(const CudaContext& context,
                                                   const LinearParams& params);
+absl::StatusOr<bool> LinearSm90CudaPeerStillReads(const CudaContext& context,
+                                                  const LinearParams& params);
+absl::StatusOr<bool> LinearSm90CudaPeerNotReady(const CudaContext& context,
+                                                const LinearParams& params);
+absl::StatusOr<bool> LinearSm90CudaPeerLeftAlone(const CudaContext& context,
+                                                 const LinearParams& params);
 absl::StatusOr<bool> LinearSm90CudaStageGivenAwayEarly(const CudaContext& context,
                                                        const LinearParams& params);
 absl::StatusOr<bool> LinearSm90CudaSumsOverStages(const CudaContext& context,
@@ -289,6 +295,13 @@ TEST_F(PlantedDeathTest, ProductOfHopper) {
   };
   EXPECT_DEATH(run(internal::LinearSm90CudaStageStillRead),
                "kernel linear sm_90a, .*an arrival beyond the 1 of this phase .*/StageStillRead/");
+  EXPECT_DEATH(run(internal::LinearSm90CudaPeerStillReads), says("PeerStillReads", kThreads));
+  EXPECT_DEATH(run(internal::LinearSm90CudaPeerNotReady),
+               absl::StrCat("kernel linear sm_90a, .*(", kThreads,
+                            "|which no thread has written), at .*/PeerNotReady/"));
+  EXPECT_DEATH(run(internal::LinearSm90CudaPeerLeftAlone),
+               "kernel linear sm_90a, .*(has not waited for what thread .* of another block|has "
+               "ended already)");
   EXPECT_DEATH(run(internal::LinearSm90CudaStageGivenAwayEarly),
                says("StageGivenAwayEarly", kThreads));
   EXPECT_DEATH(run(internal::LinearSm90CudaSumsOverStages), says("SumsOverStages", kThreads));

@@ -20,6 +20,7 @@ namespace quire::kernels::cuda {
 struct LaunchShape {
   std::uint32_t blocks_x = 1;
   std::uint32_t blocks_y = 1;
+  std::uint32_t cluster_x = 1;
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
   bool programmatic = false;
@@ -44,6 +45,7 @@ absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)
       .name = name,
       .blocks_x = shape.blocks_x,
       .blocks_y = shape.blocks_y,
+      .cluster_x = shape.cluster_x,
       .threads = shape.threads,
       .shared_bytes = shape.shared_bytes,
       .programmatic = shape.programmatic && context.compute_capability == 90,
