@@ -86,6 +86,29 @@ TEST_F(VectorClockTest, BlocksSeeEachOtherThroughFenceAndAtomic) {
   EXPECT_EQ(b.seen->other_blocks[0].second->clocks[0], 1u);  // not what came behind the fence
 }
 
+// Thread 0 of block 1 arrives in block 2, a thread of that in block 1: both know what the first one
+// did, and of the other block no more than once.
+TEST_F(VectorClockTest, BlocksOfAClusterTellEachOther) {
+  ThreadClock& a = clocks_[0];
+  ThreadClock& b = clocks_[1];
+  ThreadClock& c = clocks_[2];  // of block 1
+  for (std::uint32_t round = 1; round <= 3; ++round) {
+    Meeting there;
+    there.ArriveFrom(1, &a, 2);
+    Acquire(&b, there.Finish());
+    ASSERT_EQ(b.seen->other_blocks.size(), 1u);
+    EXPECT_EQ(b.seen->other_blocks[0].first, 1u);
+    EXPECT_EQ(b.seen->other_blocks[0].second->clocks[0], round);
+    EXPECT_TRUE(b.seen->other_blocks[0].second->other_blocks.empty());
+    Meeting back;
+    back.ArriveFrom(2, &b, 1);
+    Acquire(&c, back.Finish());
+    EXPECT_EQ(c.seen->clocks[0], round);
+    ASSERT_EQ(c.seen->other_blocks.size(), 1u);
+    EXPECT_EQ(c.seen->other_blocks[0].second->clocks[1], round);
+  }
+}
+
 TEST_F(VectorClockTest, TheAsyncProxySeesWhatWasFenced) {
   ThreadClock& clock = clocks_[0];
   EXPECT_EQ(clock.async_fenced, 0u);

@@ -172,7 +172,7 @@ TEST(LinearSm90Test, CapturedLaunchesReadNewRows) {
 }
 
 // And the log says so, once.
-TEST(LinearSm90Test, WithoutAnEncoderOfMapsThePortableKernelRuns) {
+TEST(LinearSm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 72, kK = 80, kRows = 129;
@@ -184,9 +184,9 @@ TEST(LinearSm90Test, WithoutAnEncoderOfMapsThePortableKernelRuns) {
   const std::string path = testing::TempDir() + "linear_sm90_log";
   std::remove(path.c_str());
   ASSERT_TRUE(log::Configure({.file = path}).ok());
-  for (int i = 0; i < 2; ++i) {
-    cuda_emulator::InjectFault(
-        {.where = "cudaGetDriverEntryPointByVersion", .error = cudaErrorInvalidValue});
+  const char* const calls[] = {"cudaGetDriverEntryPointByVersion", "cudaDeviceGetAttribute"};
+  for (const char* const call : calls) {
+    cuda_emulator::InjectFault({.where = call, .error = cudaErrorInvalidValue});
     EXPECT_TRUE(SameBits(Compute(cuda, packed, in, {}, 0, kRows), y));
   }
   EXPECT_TRUE(log::Flush(absl::Seconds(20)));

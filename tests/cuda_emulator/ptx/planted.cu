@@ -86,6 +86,10 @@ template <int kRegisters>
 __device__ __forceinline__ void LowerRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
+// At the caller's own barrier.
+__device__ __forceinline__ void BarrierArriveIn(std::uint32_t, Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(At(barrier)) : "memory");
+}
 // Coordinates in the order of the extents of C.
 __device__ __forceinline__ void TmaLoad3D(void* shared, const CUtensorMap* map, Barrier* barrier,
                                           std::int32_t x, std::int32_t y, std::int32_t z,
@@ -209,6 +213,7 @@ __device__ __forceinline__ void BarrierExpect(Barrier* barrier, std::uint32_t) {
 #define E4M3ToF16 planted::E4M3ToF16
 #define LowerRegisters planted::LowerRegisters
 #define TmaLoad3D planted::TmaLoad3D
+#define BarrierArriveIn planted::BarrierArriveIn
 #define WgmmaShared planted::WgmmaShared
 #elif QUIRE_PLANTED_SET == 2
 #define BarrierWait planted::BarrierWait

@@ -488,6 +488,7 @@ TEST_F(PtxDeathTest, MistakesThatTheEmulatorRefuses) {
       {"planted1_90a", "NamedArrive", "NamedBarrierUnit", "ids are 1 to 15"},
       {"planted1_90a", "E4M3ToF16", "E4M3Unit", "e5m2x2 .*: .f32 is expected, not .e5m2x2"},
       {"planted1_90a", "LowerRegisters", "RegistersUnit", "setmaxnreg.inc from 168 to 40"},
+      {"planted1_90a", "BarrierArriveIn", "ClusterUnit", "at an address that is not mapa's"},
       {"planted1_90a", "WgmmaShared", "WgmmaSharedBF16N64Unit", "A is transposed"},
       {"planted3_90a", "BarrierExpect", "BulkLoadUnit",
        "bulk copies|more landed than were announced"},
