@@ -176,8 +176,8 @@ class InBlock {
   std::uint32_t from_;  // the slot
 };
 
-// The calling thread has arrived at a barrier of the block that runs, in which it is not: some thread
-// of the block must have seen that before the block ends.
+// The calling thread, of another block, has arrived at a barrier of the one that runs: some thread
+// of that must have seen it before the block ends.
 void NoteArrivalFromOutside();
 
 // Lets the calling thread wait until Wake: `what` and `detail` are for the message of a deadlock.

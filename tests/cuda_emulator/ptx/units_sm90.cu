@@ -189,8 +189,8 @@ __global__ void TmaLoad3DUnit(const __grid_constant__ CUtensorMap map, const std
   CopyOut(out, 256);
 }
 
-// Two blocks have two boxes of 1024 bytes each, a row apart, of which each block copies one to both.
-// No block ends before both have them.
+// Two blocks have two boxes of 1024 bytes, a row apart, of which each copies one to both. No block
+// ends before both have them.
 __global__ void ClusterUnit(const __grid_constant__ CUtensorMap map, const std::uint32_t* in,
                             std::uint32_t* out) {
   Barrier* const full = InitBehind(512, 1);

@@ -1,6 +1,6 @@
 #pragma once
 
-// The emulator's twin of kernels/cuda/sm90/cluster.cuh: same names, same contracts. Here ClusterSync
+// The emulator's twin of kernels/cuda/sm90/cluster.cuh: same names, same contracts. ClusterSync
 // orders all that its threads have done.
 
 #include <cuda.h>
