@@ -226,9 +226,11 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearParams& params,
   constexpr WeightFormat kFormat = WeightFormat::kPlain;
   if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);
   if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
-  if (args.num_rows <= 32) return LaunchTile<kFormat, 32>(context, args);
-  if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
   const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
+  if (args.num_rows <= cuda::kLinearSmallRows && (splits > 1 || !context.has_sm90a())) {
+    return args.num_rows <= 32 ? LaunchTile<kFormat, 32>(context, args)
+                               : LaunchTile<kFormat, 64>(context, args);
+  }
   // Blocks that do not split K, if they would leave SMs idle.
   const std::uint32_t whole_blocks = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
   if (splits > 1 && whole_blocks < context.num_sms &&
@@ -239,6 +241,7 @@ absl::Status LaunchPlain(const CudaContext& context, const LinearParams& params,
     QUIRE_ASSIGN_OR_RETURN(const bool is_launched, internal::LinearSm90Cuda(context, params));
     if (is_launched) return absl::OkStatus();
   }
+  if (args.num_rows <= cuda::kLinearSmallRows) return LaunchTile<kFormat, 64>(context, args);
   if (splits == 1) return LaunchTile<kFormat, 128>(context, args);
   return LaunchTile<kFormat, 128, true>(context, args);
 }

@@ -1,5 +1,5 @@
-// Linear on compute capability 9.0 for more rows than kLinearSmallRows, bf16 by bf16: tiles of x
-// and of the weights by TMA, products by wgmma. See README.md, "Hopper".
+// Linear on compute capability 9.0, bf16 by bf16: tiles of x and of the weights by TMA, products by
+// wgmma. See README.md, "Hopper".
 //
 // Weights are the row operand and tokens the column operand, as in the portable tile, whose bits
 // this one has: MMA steps of 16 inputs ascend from zero in each sub-range, sub-ranges are added in
@@ -12,6 +12,9 @@
 //
 // Two blocks with the same tokens and neighbouring features are a cluster: each copies half of the
 // tokens to both, so that L2 gives 32 of the 48 KB.
+//
+// While rows are few, reading the weights is the work: two blocks of 64 or 128 tokens share a
+// multiprocessor, and the copies of one go on while the other starts or stores.
 //
 // Ideas: swapped operands, TensorRT-LLM; warp roles, promotion and multicast, CUTLASS and DeepGEMM;
 // blocks in groups of tiles that share operands in L2, Triton's tutorial.
@@ -62,13 +65,14 @@ constexpr std::uint32_t kPair = 2;
 constexpr std::uint16_t kBothRanks = 3;
 
 // Shared memory: stages of 128 features and kTokens rows of x, rows of 128 bytes under the 128-byte
-// swizzle, then barriers. Behind the last stage the sums lie there on their way out.
-template <std::uint32_t kTokens>
+// swizzle, then barriers. Behind the last stage the sums lie there on their way out. kBlocks: of a
+// cluster; a block alone leaves half of the multiprocessor to another.
+template <std::uint32_t kTokens, std::uint32_t kBlocks>
 struct Ring {
   static constexpr std::uint32_t kTokensAt = kLinearTileN * kRowBytes;  // in a stage
   static constexpr std::uint32_t kStageBytes = kTokensAt + kTokens * kRowBytes;
-  static constexpr std::uint32_t kOwnTokens = kTokens / kPair;  // that a block copies to both
-  static constexpr std::uint32_t kStages = 192 * 1024 / kStageBytes;
+  static constexpr std::uint32_t kOwnTokens = kTokens / kBlocks;  // that a block copies to all
+  static constexpr std::uint32_t kStages = 96 * kBlocks * 1024 / kStageBytes;
   static constexpr std::uint32_t kBarriersAt = kStages * kStageBytes;
   static constexpr std::uint32_t kBytes = kBarriersAt + 2 * kStages * sizeof(cuda::Barrier);
   static_assert(kTokens * kOutPitch * sizeof(float) <= kBarriersAt);
@@ -113,11 +117,11 @@ __device__ __forceinline__ Work OwnWork(const LinearArgs& args) {
 }
 
 // All stages of a block, by one thread.
-template <std::uint32_t kTokens>
+template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMap* weights,
-                                        const CUtensorMap* tokens, const Ring<kTokens>& ring,
-                                        const Work& work) {
-  using R = Ring<kTokens>;
+                                        const CUtensorMap* tokens,
+                                        const Ring<kTokens, kBlocks>& ring, const Work& work) {
+  using R = Ring<kTokens, kBlocks>;
   const auto load_weights = [&](std::uint32_t tile, std::uint32_t stage) {
     cuda::BarrierExpect(ring.full(stage), R::kStageBytes);
     const auto input = static_cast<std::int32_t>(tile * kLinearTileK);
@@ -127,11 +131,17 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
                     static_cast<std::int32_t>(work.n0 + kHalfTile + args.up_distance),
                     cuda::L2Hint::kNormal);
   };
-  const std::uint32_t own = cuda::BlockX() % kPair * R::kOwnTokens;
+  const std::uint32_t own = cuda::BlockX() % kBlocks * R::kOwnTokens;
   const auto load_tokens = [&](std::uint32_t tile, std::uint32_t stage) {
-    cuda::TmaMulticast2D(ring.tokens(stage) + own * kRowBytes, tokens, ring.full(stage),
-                         static_cast<std::int32_t>(tile * kLinearTileK),
-                         static_cast<std::int32_t>(work.m0 + own), kBothRanks);
+    const auto input = static_cast<std::int32_t>(tile * kLinearTileK);
+    const auto row = static_cast<std::int32_t>(work.m0 + own);
+    if constexpr (kBlocks == 1) {
+      cuda::TmaLoad2D(ring.tokens(stage), tokens, ring.full(stage), input, row,
+                      cuda::L2Hint::kNormal);
+    } else {
+      cuda::TmaMulticast2D(ring.tokens(stage) + own * kRowBytes, tokens, ring.full(stage), input,
+                           row, kBothRanks);
+    }
   };
   const std::uint32_t at_once = work.tile_end < R::kStages ? work.tile_end : R::kStages;
   for (std::uint32_t tile = 0; tile < at_once; ++tile) load_weights(tile, tile);
@@ -139,9 +149,11 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   for (std::uint32_t tile = 0; tile < at_once; ++tile) load_tokens(tile, tile);
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
-  // The last turns only wait: then both blocks are done with what this one copies and counts.
+  // In a cluster the last turns only wait: then both blocks are done with what this one copies and
+  // counts.
+  const std::uint32_t turns_end = kBlocks == 1 ? work.tile_end : work.tile_end + at_once;
 #pragma unroll 1
-  for (std::uint32_t tile = at_once; tile < work.tile_end + at_once; ++tile) {
+  for (std::uint32_t tile = at_once; tile < turns_end; ++tile) {
     cuda::BarrierWait(ring.empty(stage), parity);
     if (tile < work.tile_end) {
       load_weights(tile, stage);
@@ -156,22 +168,26 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
 
 // The sums of a block, 64 features a warpgroup; sums[4 j + i] of a thread is feature
 // 16 warp + lane / 4 + 8 (i / 2), token 8 j + 2 (lane % 4) + i % 2 of the tile.
-template <std::uint32_t kTokens, bool kPromote>
-__device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kTokens>& ring,
+template <std::uint32_t kTokens, bool kPromote, std::uint32_t kBlocks>
+__device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kTokens, kBlocks>& ring,
                                         const Work& work) {
-  using R = Ring<kTokens>;
+  using R = Ring<kTokens, kBlocks>;
   constexpr std::uint32_t kSums = kTokens / 2;
   const std::uint32_t group = cuda::Warp() / 4;
   const std::uint64_t first_a = cuda::WgmmaDescriptor(ring.weights(0) + group * kBoxBytes, 0, 1024,
                                                       cuda::SharedSwizzle::k128B);
   const std::uint64_t first_b =
       cuda::WgmmaDescriptor(ring.tokens(0), 0, 1024, cuda::SharedSwizzle::k128B);
-  // A stage is free again once the products of the next one are under way, for the copies of both
+  // A stage is free again once the products of the next one are under way, for the copies of all
   // blocks.
   const auto release = [&ring](std::uint32_t stage) {
     if (cuda::Lane() != 0) return;
-    for (std::uint32_t rank = 0; rank < kPair; ++rank) {
-      cuda::BarrierArriveIn(rank, ring.empty(stage));
+    if constexpr (kBlocks == 1) {
+      cuda::BarrierArrive(ring.empty(stage));
+    } else {
+      for (std::uint32_t rank = 0; rank < kBlocks; ++rank) {
+        cuda::BarrierArriveIn(rank, ring.empty(stage));
+      }
     }
   };
   float sums[kSums];
@@ -240,27 +256,33 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
   if (work.feature_tile * kLinearTileN < args.n) linear_tile::StoreRows<kTokens>(out, args, work);
 }
 
-template <std::uint32_t kTokens, bool kPromote>
-__global__ void __launch_bounds__(kBlockThreads, 1)
+template <std::uint32_t kTokens, bool kPromote, std::uint32_t kBlocks>
+__global__ void __launch_bounds__(kBlockThreads, kBlocks == 1 ? 2 : 1)
     LinearKernelSm90(const __grid_constant__ LinearArgs args,
                      const __grid_constant__ CUtensorMap weights,
                      const __grid_constant__ CUtensorMap tokens) {
-  using R = Ring<kTokens>;
+  using R = Ring<kTokens, kBlocks>;
   cuda::DependencyLaunch();
   const R ring{cuda::SharedMemory()};
   if (cuda::ThreadIndex() == 0) {
     for (std::uint32_t stage = 0; stage < R::kStages; ++stage) {
       cuda::BarrierInit(ring.full(stage), 1);
-      cuda::BarrierInit(ring.empty(stage), kPair * kConsumerWarps);
+      cuda::BarrierInit(ring.empty(stage), kBlocks * kConsumerWarps);
     }
     cuda::BarrierInitFence();
     cuda::TmaPrefetchMap(&weights);
     cuda::TmaPrefetchMap(&tokens);
   }
-  cuda::ClusterSync();
-  const Work work = OwnWork<kTokens>(args);
+  Work work;
+  if constexpr (kBlocks == 1) {
+    cuda::SyncBlock();
+    work = linear_tile::WorkOf<kTokens>(args);
+  } else {
+    cuda::ClusterSync();
+    work = OwnWork<kTokens>(args);
+  }
   if (cuda::Warp() == kConsumerWarps) {
-    if (cuda::Lane() == 0) Produce<kTokens>(args, &weights, &tokens, ring, work);
+    if (cuda::Lane() == 0) Produce(args, &weights, &tokens, ring, work);
   } else {
     Consume<kTokens, kPromote>(args, ring, work);
   }
@@ -290,24 +312,32 @@ absl::Status CheckClusters(const CudaContext& context) {
   return absl::OkStatus();
 }
 
-template <std::uint32_t kTokens, bool kPromote>
+// False, and the log says why, where the device has not what the kernel needs.
+template <std::uint32_t kTokens, bool kPromote, std::uint32_t kBlocks>
 absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& args) {
+  using R = Ring<kTokens, kBlocks>;
   const auto weights = MapOf(args.w, args.n, args.k, args.k, kHalfTile);
-  const auto tokens =
-      MapOf(args.x, args.num_rows, args.k, args.x_stride, Ring<kTokens>::kOwnTokens);
-  for (const absl::Status& status : {weights.status(), tokens.status(), CheckClusters(context)}) {
+  const auto tokens = MapOf(args.x, args.num_rows, args.k, args.x_stride, R::kOwnTokens);
+  const absl::Status clusters = kBlocks == 1 ? absl::OkStatus() : CheckClusters(context);
+  for (const absl::Status& status : {weights.status(), tokens.status(), clusters}) {
     if (status.ok()) continue;
     internal::LogPortable(status);
     return false;
   }
-  QUIRE_RETURN_IF_ERROR(cuda::Launch(
-      context, "linear sm_90a", LinearKernelSm90<kTokens, kPromote>,
-      {.blocks_x = kPair * FeaturePairs(args.n) * ((args.num_rows + kTokens - 1) / kTokens),
-       .cluster_x = kPair,
-       .threads = kBlockThreads,
-       .shared_bytes = Ring<kTokens>::kBytes + cuda::kSharedAlignment,
-       .programmatic = true},
-      args, weights->map(), tokens->map()));
+  const std::uint32_t token_tiles = (args.num_rows + kTokens - 1) / kTokens;
+  cuda::LaunchShape shape{.threads = kBlockThreads,
+                          .shared_bytes = R::kBytes + cuda::kSharedAlignment,
+                          .programmatic = true};
+  if (kBlocks == 1) {
+    shape.blocks_x = cuda::LinearTilesN(args.n) * args.grid_splits;
+    shape.blocks_y = token_tiles;
+  } else {
+    shape.blocks_x = kPair * FeaturePairs(args.n) * token_tiles;
+    shape.cluster_x = kPair;
+  }
+  QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "linear sm_90a",
+                                     LinearKernelSm90<kTokens, kPromote, kBlocks>, shape, args,
+                                     weights->map(), tokens->map()));
   return true;
 }
 
@@ -317,12 +347,15 @@ namespace internal {
 
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params) {
   QUIRE_ASSIGN_OR_RETURN(const LinearArgs args, linear_tile::ArgsOf(context, params));
-  const std::uint32_t tiles = cuda::LinearTilesK(args.k);
-  // The tile of 128 tokens adds one sub-range, too.
-  if (args.tiles_per_split < tiles || args.num_rows <= 128) {
-    return LaunchTile<128, true>(context, args);
+  if (args.tiles_per_split < cuda::LinearTilesK(args.k)) {
+    return LaunchTile<128, true, kPair>(context, args);
   }
-  return LaunchTile<256, false>(context, args);
+  if (args.num_rows <= 64) return LaunchTile<64, false, 1>(context, args);
+  const std::uint32_t tiles = cuda::LinearTilesN(args.n) * ((args.num_rows + 127) / 128);
+  if (args.num_rows <= 128 || tiles <= 2 * context.num_sms) {
+    return LaunchTile<128, false, 1>(context, args);
+  }
+  return LaunchTile<256, false, kPair>(context, args);
 }
 
 }  // namespace internal

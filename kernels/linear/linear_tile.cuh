@@ -458,60 +458,129 @@ __device__ bool AddPartials(typename S::Sums& sums, const LinearArgs& args, cons
   return true;
 }
 
-// Gated products of the rows of a tile of sums.
-template <std::uint32_t kTokens>
+// kWidth floats that lie side by side.
+template <std::uint32_t kWidth>
+struct Values {
+  float at[kWidth];
+
+  __device__ __forceinline__ static Values Load(const float* from) {
+    if constexpr (kWidth == 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from);
+      return {{v.x, v.y, v.z, v.w}};
+    } else {
+      return {{*from}};
+    }
+  }
+  __device__ __forceinline__ void Add(const Values& other) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWidth; ++i) at[i] = cuda::Add(at[i], other.at[i]);
+  }
+  __device__ __forceinline__ void Store(float* to) const {
+    if constexpr (kWidth == 4) {
+      *reinterpret_cast<float4*>(to) = {at[0], at[1], at[2], at[3]};
+    } else {
+      *to = at[0];
+    }
+  }
+  __device__ __forceinline__ void Store(BF16* to) const {
+    if constexpr (kWidth == 4) {
+      *reinterpret_cast<uint2*>(to) = {cuda::PackBF16(at[0], at[1]), cuda::PackBF16(at[2], at[3])};
+    } else {
+      *to = BF16{static_cast<std::uint16_t>(cuda::PackBF16(at[0], 0.0f))};
+    }
+  }
+};
+
+// Gated products of the rows of a tile of sums, kWidth features a thread.
+template <std::uint32_t kTokens, std::uint32_t kWidth>
 __device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& args,
                                            const Work& work) {
-  const std::uint32_t column = cuda::ThreadIndex() % kHalfTile;
+  using V = Values<kWidth>;
+  constexpr std::uint32_t kThreadsOfToken = kHalfTile / kWidth;
+  const std::uint32_t column = cuda::ThreadIndex() % kThreadsOfToken * kWidth;
   const std::uint32_t feature = work.n0 + column;
-  const std::uint32_t up_feature = feature + kHalfTile + args.up_distance;
-  const float gate_bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
-  const float up_bias = args.bias != nullptr ? args.bias[up_feature] : 0.0f;
-  for (std::uint32_t token = cuda::ThreadIndex() / kHalfTile; token < kTokens;
-       token += kThreads / kHalfTile) {
-    const std::int64_t row = work.m0 + token;
-    if (row >= args.num_rows) break;
-    float gate = tile[token * kOutPitch + column];
-    float up = tile[token * kOutPitch + kHalfTile + column];
-    if (args.bias != nullptr) {
-      gate = cuda::Add(gate, gate_bias);
-      up = cuda::Add(up, up_bias);
+  V gate_bias = {};
+  V up_bias = {};
+  if (args.bias != nullptr) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWidth; ++i) {
+      gate_bias.at[i] = args.bias[feature + i];
+      up_bias.at[i] = args.bias[feature + kHalfTile + args.up_distance + i];
     }
-    gate = BF16::FromFloat(gate).ToFloat();
-    up = BF16::FromFloat(up).ToFloat();
-    const float y = args.gate_is_silu ? cuda::SiluProduct()(gate, up)
-                                      : cuda::ShapedProduct{args.gate}(gate, up);
-    static_cast<BF16*>(args.y)[row * args.y_stride + feature] = BF16::FromFloat(y);
+  }
+  const std::uint32_t end = args.num_rows - work.m0 < kTokens ? args.num_rows - work.m0 : kTokens;
+#pragma unroll 2
+  for (std::uint32_t token = cuda::ThreadIndex() / kThreadsOfToken; token < end;
+       token += kThreads / kThreadsOfToken) {
+    V gate = V::Load(tile + token * kOutPitch + column);
+    V up = V::Load(tile + token * kOutPitch + kHalfTile + column);
+    if (args.bias != nullptr) {
+      gate.Add(gate_bias);
+      up.Add(up_bias);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWidth; ++i) {
+      const float g = BF16::FromFloat(gate.at[i]).ToFloat();
+      const float u = BF16::FromFloat(up.at[i]).ToFloat();
+      gate.at[i] =
+          args.gate_is_silu ? cuda::SiluProduct()(g, u) : cuda::ShapedProduct{args.gate}(g, u);
+    }
+    gate.Store(static_cast<BF16*>(args.y) + (std::int64_t{work.m0} + token) * args.y_stride +
+               feature);
   }
 }
 
+// Rows of y of a tile of sums, kWidth features a thread.
+template <std::uint32_t kTokens, std::uint32_t kWidth>
+__device__ __forceinline__ void StorePlain(const float* tile, const LinearArgs& args,
+                                           const Work& work) {
+  using V = Values<kWidth>;
+  constexpr std::uint32_t kThreadsOfToken = kLinearTileN / kWidth;
+  const std::uint32_t column = cuda::ThreadIndex() % kThreadsOfToken * kWidth;
+  const std::uint32_t feature = work.n0 + column;
+  if (feature >= args.n) return;
+  V bias = {};
+  if (args.bias != nullptr) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWidth; ++i) bias.at[i] = args.bias[feature + i];
+  }
+  const std::uint32_t end = args.num_rows - work.m0 < kTokens ? args.num_rows - work.m0 : kTokens;
+#pragma unroll 4
+  for (std::uint32_t token = cuda::ThreadIndex() / kThreadsOfToken; token < end;
+       token += kThreads / kThreadsOfToken) {
+    const std::int64_t row = std::int64_t{work.m0} + token;
+    V y = V::Load(tile + token * kOutPitch + column);
+    if (args.bias != nullptr) y.Add(bias);
+    if (args.residual != nullptr) {
+      y.Add(V::Load(args.residual + row * args.residual_stride + feature));
+    }
+    if (args.y_is_bf16) {
+      y.Store(static_cast<BF16*>(args.y) + row * args.y_stride + feature);
+    } else {
+      y.Store(static_cast<float*>(args.y) + row * args.y_stride + feature);
+    }
+  }
+}
+
+// Whether rows of y and of the residual can be touched four elements at a time.
+__device__ __forceinline__ bool HasWideRows(const LinearArgs& args) {
+  const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
+  const std::int64_t strides =
+      args.y_stride | (args.residual != nullptr ? args.residual_stride : 0);
+  return ((args.n | strides) & 3) == 0 && (address(args.y) & (args.y_is_bf16 ? 7 : 15)) == 0 &&
+         (address(args.residual) & 15) == 0;
+}
+
 // Rows of y of a tile of sums in shared memory, so that y, bias and residual are touched in whole
-// lines. By the first kThreads threads of a block.
+// lines. By the first kThreads threads of a block. REQUIRES: work.m0 < args.num_rows.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void StoreRows(const float* tile, const LinearArgs& args,
                                           const Work& work) {
+  const bool is_wide = HasWideRows(args);
   if (args.has_gate) {
-    StoreGated<kTokens>(tile, args, work);
-    return;
-  }
-  const std::uint32_t column = cuda::ThreadIndex() % kLinearTileN;
-  const std::uint32_t feature = work.n0 + column;
-  if (feature >= args.n) return;
-  const float bias = args.bias != nullptr ? args.bias[feature] : 0.0f;
-  for (std::uint32_t token = cuda::ThreadIndex() / kLinearTileN; token < kTokens;
-       token += kThreads / kLinearTileN) {
-    const std::int64_t row = work.m0 + token;
-    if (row >= args.num_rows) break;
-    float y = tile[token * kOutPitch + column];
-    if (args.bias != nullptr) y = cuda::Add(y, bias);
-    if (args.residual != nullptr) {
-      y = cuda::Add(y, args.residual[row * args.residual_stride + feature]);
-    }
-    if (args.y_is_bf16) {
-      static_cast<BF16*>(args.y)[row * args.y_stride + feature] = BF16::FromFloat(y);
-    } else {
-      static_cast<float*>(args.y)[row * args.y_stride + feature] = y;
-    }
+    is_wide ? StoreGated<kTokens, 4>(tile, args, work) : StoreGated<kTokens, 1>(tile, args, work);
+  } else {
+    is_wide ? StorePlain<kTokens, 4>(tile, args, work) : StorePlain<kTokens, 1>(tile, args, work);
   }
 }
 

@@ -238,7 +238,8 @@ TEST(RouteCudaTest, OneLaunchHasTheBitsOfThree) {
           SCOPED_TRACE(rows);
           const Routed got = routing.Run(0, rows, /*at_once=*/true);
           ExpectSameRoute(got, routing.Run(0, rows, /*at_once=*/false));
-          EXPECT_EQ(got.launches, rows <= 16 ? 1u : 3u);
+          const std::uint64_t launches = rows <= 16 ? 1 : 3;
+          EXPECT_EQ(got.launches, cuda_emulator::IsEmulated() ? launches : 0);
         }
       }
     }
@@ -270,7 +271,7 @@ TEST(RouteCudaTest, ManyExpertsTakeThreeLaunches) {
   const Routing routing(cuda, many, 64, 3);
   const Routed got = routing.Run(0, 3, true);
   ExpectSameRoute(got, routing.Run(0, 3, false));
-  EXPECT_EQ(got.launches, 3u);
+  EXPECT_EQ(got.launches, cuda_emulator::IsEmulated() ? 3u : 0u);
 }
 
 TEST(RouteCudaTest, WhatRouterRefusesIsRefused) {

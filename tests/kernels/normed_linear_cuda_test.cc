@@ -85,7 +85,7 @@ void ExpectBits(NormedProduct product, std::uint64_t launches) {
   const NormedProduct::Result want = product.Run(/*in_one_op=*/false);
   EXPECT_EQ(got.stream, want.stream);
   EXPECT_EQ(got.normed, want.normed);
-  EXPECT_EQ(got.launches, launches);
+  EXPECT_EQ(got.launches, cuda_emulator::IsEmulated() ? launches : 0);
 }
 
 // Features in one tile and in several, no multiple of four among them, K in one sub-range and in

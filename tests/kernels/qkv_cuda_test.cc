@@ -466,7 +466,7 @@ void ExpectTheBytesOfTwo(const QkvProjection& projection, std::uint32_t rows,
   QkvResult got, want;
   ASSERT_TRUE(projection.Run(rows, /*at_once=*/true, &got).ok());
   ASSERT_TRUE(projection.Run(rows, /*at_once=*/false, &want).ok());
-  EXPECT_EQ(got.launches, launches);
+  EXPECT_EQ(got.launches, cuda_emulator::IsEmulated() ? launches : 0);
   EXPECT_EQ(std::memcmp(got.qkv.data(), want.qkv.data(), 2 * want.qkv.size()), 0);
   EXPECT_EQ(got.bytes, want.bytes);
   EXPECT_EQ(got.scales, want.scales);

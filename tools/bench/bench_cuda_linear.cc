@@ -86,7 +86,7 @@ void LinearShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
   // Llama 3.1 8B: qkv, o, gate and up, down; its head below.
   for (const auto& [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
-    for (const int rows : {1, 8, 16, 32, 64, 512, 4096}) benchmark->Args({n, k, rows});
+    for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 4096}) benchmark->Args({n, k, rows});
   }
   benchmark->Args({128256, 4096, 1});
 }
@@ -189,29 +189,27 @@ class Codes {
  public:
   explicit Codes(const QuantizedShape& shape) : shape_(shape), codes_(1 << 20) {
     std::mt19937 generator(2);
-    for (std::uint8_t& code : codes_) code = static_cast<std::uint8_t>(generator());
+    for (std::int8_t& code : codes_) code = CodeOf(static_cast<std::uint8_t>(generator()));
   }
 
   void Fill(std::uint32_t row, const QuantizedRow& out) const {
-    const bool is_int4 = shape_.format == WeightFormat::kInt4;
-    std::size_t at = std::size_t{row} * 4099;
-    for (std::int8_t& q : out.q) {
-      const std::uint8_t code = codes_[at++ % codes_.size()];
-      if (shape_.format == WeightFormat::kFp8E4M3) {
-        q = static_cast<std::int8_t>(code & 0xbf);  // no NaN
-      } else if (shape_.format == WeightFormat::kInt8) {
-        q = static_cast<std::int8_t>(code);
-      } else {
-        q = static_cast<std::int8_t>(code % 16 - (is_int4 && !shape_.has_min ? 8 : 0));
-      }
-    }
+    const std::size_t first = std::size_t{row} * 4099 % (codes_.size() - out.q.size() + 1);
+    std::copy_n(codes_.begin() + static_cast<std::ptrdiff_t>(first), out.q.size(), out.q.begin());
     std::fill(out.scales.begin(), out.scales.end(), 0.015625f);
     std::fill(out.mins.begin(), out.mins.end(), -7.0f);
   }
 
  private:
+  std::int8_t CodeOf(std::uint8_t random) const {
+    // No NaN.
+    if (shape_.format == WeightFormat::kFp8E4M3) return static_cast<std::int8_t>(random & 0xbf);
+    if (shape_.format == WeightFormat::kInt8) return static_cast<std::int8_t>(random);
+    const bool is_signed = shape_.format == WeightFormat::kInt4 && !shape_.has_min;
+    return static_cast<std::int8_t>(random % 16 - (is_signed ? 8 : 0));
+  }
+
   const QuantizedShape shape_;
-  std::vector<std::uint8_t> codes_;
+  std::vector<std::int8_t> codes_;
 };
 
 // Arguments: format, inputs that share a scale (0: all), whether there are zero points and an

@@ -38,7 +38,7 @@ def linear_peers(torch):
         copies = max(1, (256 << 20) // (n * k * 2))
         weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.05
                    for _ in range(copies)]
-        for m in (1, 8, 16, 32, 64, 512, 4096):
+        for m in (1, 8, 16, 32, 64, 128, 256, 512, 4096):
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
             seconds = measure(torch, lambda i: torch.nn.functional.linear(x, weights[i % copies]))
             yield f"BM_Linear/n:{n}/k:{k}/m:{m}", "torch linear (cuBLAS)", seconds
