@@ -61,10 +61,12 @@ struct Case {
   bool splits;  // whether K has several sub-ranges
 };
 
-// One sub-range in the tile of 128 tokens and in that of 256, one block of rows and two; several
-// sub-ranges, the last one shorter; K and N that end inside a tile; more tiles of K than stages.
-constexpr Case kCases[] = {{5, 8, 65, false},      {200, 136, 127, false}, {130, 440, 128, false},
-                           {136, 440, 129, false}, {129, 72, 257, false},  {130, 584, 200, true},
+// One sub-range: tiles of 64 and 128 tokens, one block of rows and two, and where the 4 emulated
+// multiprocessors have no room for these, that of 256. Several sub-ranges, the last one shorter. K
+// and N that end inside a tile; more tiles of K than stages.
+constexpr Case kCases[] = {{5, 8, 17, false},      {200, 440, 64, false},  {5, 8, 65, false},
+                           {200, 136, 127, false}, {130, 440, 128, false}, {136, 440, 129, false},
+                           {648, 440, 129, false}, {300, 72, 385, false},  {130, 584, 200, true},
                            {300, 1032, 129, true}};
 
 TEST(LinearSm90Test, RowsAreNearDoublePrecisionAndHaveThePortableBits) {
@@ -175,7 +177,7 @@ TEST(LinearSm90Test, CapturedLaunchesReadNewRows) {
 TEST(LinearSm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
-  constexpr std::uint32_t kN = 72, kK = 80, kRows = 129;
+  constexpr std::uint32_t kN = 600, kK = 80, kRows = 129;
   const PackedLinear packed = Pack(cuda, RandomFloats(kN * kK, 1, 0.05f), kBF16, kN, kK);
   const Inputs in(kRows, kN, kK, kBF16);
   const std::vector<float> y = Compute(cuda, packed, in, {}, 0, kRows);
