@@ -40,6 +40,7 @@ class GpuReportTest(unittest.TestCase):
                  "facts-BM_DeviceCopy-1.json": bench("BM_DeviceCopy/1", [1], 3e12),
                  "facts-BM_DeviceMatmul-1.json": bench("BM_DeviceMatmul/1", [1], 0, 8e14),
                  "speed-BM_Linear-n-1.json": bench("BM_Linear/n:1", [30, 10, 20], 1.5e12, 2e14),
+                 "speed-ng-and-cut-manual_time.json": bench("BM_NameThatIsLongAndCut", [5], 3e12),
                  "peers.json": {"BM_Linear/n:1": {"peer": "torch", "seconds": 10e-6}},
                  "daemon-32.json": {"output_throughput": 4000.04, "median_ttft_ms": 12,
                                     "median_itl_ms": 8, "failed": 0}}
@@ -66,6 +67,7 @@ class GpuReportTest(unittest.TestCase):
         self.assertEqual(list(benchmark_data.faults("f.json", document)), [])
         rows = {part["id"]: part["rows"] for part in document["measurements"]}
         self.assertIn(["BM_Linear/n:1", 20.0, 1.5, 0.5, 200.0, 0.25, 10.0, 2.0], rows["kernels"])
+        self.assertIn("BM_NameThatIsLongAndCut", [row[0] for row in rows["kernels"]])
         method = next(part["method"] for part in document["measurements"] if part["id"] == "kernels")
         self.assertIn("is 3.000 TB/s; G, the rate of a bf16 product, 800.0 TFLOP/s (cuBLASLt).", method)
         self.assertEqual(rows["stages"][0],

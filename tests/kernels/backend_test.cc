@@ -22,9 +22,13 @@ TEST(BackendTest, ACudaBackendNeedsAStreamOfAGpu) {
 }
 
 // This test links the CUDA runtime, where the build has one, and not the emulator.
-TEST(BackendTest, KernelsAreProvenInTheEmulatorOnly) {
+TEST(BackendTest, KernelsAreProvenWhereTheyRanOnAGpu) {
   EXPECT_FALSE(IsCudaEmulated());
-  EXPECT_FALSE(AreKernelsProven());
+  EXPECT_TRUE(AreKernelsProven(90));
+  for (const std::int32_t capability : {80, 86, 89, 100, 120}) {
+    EXPECT_FALSE(AreKernelsProven(capability));
+    EXPECT_FALSE(MayKernelsRun(capability));
+  }
 }
 
 TEST(BackendTest, WorkspaceGrowsAndKeepsItsMemory) {

@@ -36,7 +36,8 @@ def benchmarks(files):
     """{name: (seconds, bytes/s, FLOP/s)}, medians of the repetitions."""
     rows = {}
     for name, content in files.items():
-        if not re.match(r"(speed|facts)-BM_.*\.json$", name):
+        # A long name has lost its beginning (FileName of tools/gpu_run/stages.cc).
+        if not re.match(r"(speed|facts)-.*\.json$", name):
             continue
         try:
             found = json.loads(content)["benchmarks"]
