@@ -1,4 +1,4 @@
-// Takes the place of two things in the programs of a bundle, which has at most 20 MiB: the embedded
+// Takes the place of two things in the programs of a bundle, which has at most 24 MiB: the embedded
 // model (10 MiB), and libcurl with its forty libraries, which the client needs for HTTP only.
 
 #include <curl/curl.h>
