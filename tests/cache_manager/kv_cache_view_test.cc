@@ -385,9 +385,9 @@ TEST(KvCacheViewTest, EmptyCacheIsAboutHistory) {
 template <typename T, std::uint32_t P = 64, typename Scale = Unquantized, std::uint32_t G = 1>
 using Static = PagedKVCache<T, KVCacheStaticParams<8, 128>, P, Scale, G>;
 using AllDynamic = PagedKVCache<F8E4M3, DynamicParams, kDynamicExtent, float, kDynamicExtent>;
-static_assert(sizeof(Static<BF16>) == 88);
+static_assert(sizeof(Static<BF16>) == 80);
 static_assert(sizeof(Static<F8E4M3, 64, float, 128>) == 80);
-static_assert(sizeof(PagedKVCache<float, DynamicParams, kDynamicExtent>) == 88);
+static_assert(sizeof(PagedKVCache<float, DynamicParams, kDynamicExtent>) == 96);
 static_assert(sizeof(AllDynamic) == 96);
 static_assert(sizeof(ContinuousBatchingKVCache<float, KVCacheStaticParams<8, 128>>) == 56);
 static_assert(sizeof(ContinuousBatchingKVCache<float, DynamicParams>) == 64);
