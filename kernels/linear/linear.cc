@@ -13,7 +13,6 @@
 #include "kernels/linear/fp8_linear.h"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
-#include "kernels/norm/norm.h"
 
 namespace quire::kernels {
 namespace {
@@ -247,50 +246,28 @@ float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
 
 namespace {
 
-// Linear, then the norm and the store of y.
-absl::Status LinearAndRest(const Backend& backend, const LinearParams& params) {
+// Linear, then the store of y.
+absl::Status LinearAndStore(const Backend& backend, const LinearParams& params) {
   LinearParams product = params;
-  product.norm = nullptr;
   product.store = nullptr;
   QUIRE_RETURN_IF_ERROR(Linear(backend, product));
-  if (params.norm != nullptr) QUIRE_RETURN_IF_ERROR(RmsNorm(backend, *params.norm));
-  return params.store != nullptr ? QkvStore(backend, *params.store) : absl::OkStatus();
+  return QkvStore(backend, *params.store);
 }
 
 // Weights with orders put the rows of one launch in order.
-static_assert(std::int64_t{std::max(internal::kMaxNormedRows, internal::kMaxStoredRows)} *
-                  cuda::kLinearMaxOrderedInputs * 2 <=
+static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxOrderedInputs * 2 <=
               cuda::kLinearOrderedBytes);
 
-bool NormsAtOnce(const LinearParams& params) {
-  const PackedLinear& weight = *params.weight;
-  const RmsNormParams& norm = *params.norm;
-  return params.num_rows <= internal::kMaxNormedRows &&
-         // One counter more than tiles: of all of them.
-         cuda::LinearTilesN(weight.n()) < cuda::kLinearMaxPartials && params.y.is_f32() &&
-         norm.x.data() == params.y.data() && norm.x.is_f32() && norm.x_stride == params.y_stride &&
-         norm.hidden == weight.n() && norm.num_rows == params.num_rows &&
-         norm.y.dtype() == DType::kBF16 && norm.y_stride >= std::int64_t{norm.hidden} &&
-         norm.residual == nullptr && norm.row_indices == nullptr && norm.groups == 1;
-}
-
+// Whether a product of tensor cores stores the heads in its own launch.
 bool StoresAtOnce(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
-  return params.num_rows <= internal::kMaxStoredRows && params.residual == nullptr &&
+  return internal::OnTensorCores(*params.weight, params.x.dtype()) &&
+         params.weight->library_plans() == nullptr && !params.gate &&
+         params.num_rows <= internal::kMaxStoredRows && params.residual == nullptr &&
          params.y.dtype() == DType::kBF16 && store.qkv.data() == params.y.data() &&
          store.qkv.dtype() == DType::kBF16 && store.qkv_stride == params.y_stride &&
          store.num_rows == params.num_rows && std::holds_alternative<KvView<BF16>>(*store.keys) &&
          cuda::kLinearTileN % KvShapeOf(*store.keys).head_size == 0;
-}
-
-// Whether a product of tensor cores does what comes behind it in its own launch.
-bool GoesOn(const LinearParams& params) {
-  if (!internal::OnTensorCores(*params.weight, params.x.dtype()) ||
-      params.weight->library_plans() != nullptr || params.gate) {
-    return false;
-  }
-  if (params.norm != nullptr) return params.store == nullptr && NormsAtOnce(params);
-  return StoresAtOnce(params);
 }
 
 }  // namespace
@@ -332,9 +309,8 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
         ", residual ", params.residual_stride, ", each must hold a row"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
-  if ((params.norm != nullptr || params.store != nullptr) &&
-      (backend.cuda() == nullptr || !GoesOn(params))) {
-    return LinearAndRest(backend, params);
+  if (params.store != nullptr && (backend.cuda() == nullptr || !StoresAtOnce(params))) {
+    return LinearAndStore(backend, params);
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::LinearCuda(*backend.cuda(), params);

@@ -23,7 +23,6 @@
 namespace quire::kernels {
 
 struct QkvStoreParams;
-struct RmsNormParams;
 
 namespace cuda {
 struct LtPlans;
@@ -169,8 +168,7 @@ struct LinearParams {
   // Features 0 .. N / 2 - 1 gate the others: y is [num_rows, N / 2]. Only with what TakesGate
   // says, without a residual.
   std::optional<GateShape> gate = {};
-  const RmsNormParams* norm = nullptr;    // of y, behind the product: norm->x is y; null: none
-  const QkvStoreParams* store = nullptr;  // behind both: store->qkv is y; null: none
+  const QkvStoreParams* store = nullptr;  // behind the product: store->qkv is y; null: none
 };
 
 // Whether the halves of N can gate each other in the product itself: on the tensor cores of a GPU,
@@ -183,9 +181,6 @@ bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DTyp
 //
 // With a gate y[m][j] is GatedProduct of what would be y[m][j] and y[m][N / 2 + j], each rounded to
 // bf16 before: the bits of Linear and GatedProduct one after the other.
-//
-// With a norm RmsNorm comes behind, and its errors: bit for bit in a launch of its own, or on the
-// tensor cores of a GPU, for f32 y and few rows (kMaxNormedRows), by the last block of the product.
 //
 // With a store QkvStore comes behind, and its errors: bit for bit in a launch of its own, or on the
 // tensor cores of a GPU, for few rows (kMaxStoredRows), pages of bf16 and heads of a size that
@@ -213,8 +208,6 @@ absl::Status Linear(const Backend& backend, const LinearParams& params);
 namespace internal {
 
 inline constexpr std::uint32_t kLinearPart = 256;
-// Rows that the last block of a product norms in less time than a launch takes.
-inline constexpr std::uint32_t kMaxNormedRows = 4;
 // Rows whose heads the warps of a block store in less time than a launch takes.
 inline constexpr std::uint32_t kMaxStoredRows = 8;
 
@@ -238,7 +231,7 @@ absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& par
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 // A part of it, with its bits: more than kLinearSmallRows rows by plain weights on compute
 // capability 9.0. False, and nothing is launched, where the driver has no tensor map of x or of the
-// weights, or no clusters; then the portable kernel runs. Ignores norm and store.
+// weights, or no clusters; then the portable kernel runs. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 // Once in a process, since every product of a prompt may find none. Threads: any.
 void LogPortable(const absl::Status& why);

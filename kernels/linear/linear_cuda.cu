@@ -20,7 +20,6 @@
 #include "kernels/linear/linear_groups.cuh"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/linear_tile.cuh"
-#include "kernels/norm/norm_row.cuh"
 
 namespace quire::kernels {
 namespace {
@@ -43,54 +42,27 @@ using linear_tile::WorkOf;
 
 // Rows of a launch that may go on behind its product.
 constexpr std::uint32_t kFewRows = 8;
-static_assert(internal::kMaxNormedRows <= kFewRows && internal::kMaxStoredRows <= kFewRows);
+static_assert(internal::kMaxStoredRows <= kFewRows);
 
-// What comes behind a product in its own launch: a norm of all rows of y, the store of their heads,
-// or, without a counter, nothing. Not a part of LinearArgs, whose address it would take: then the
-// loop would read its own arguments from memory.
+// What comes behind a product in its own launch: the store of the heads of all rows of y. Not a
+// part of LinearArgs, whose address it would take: then the loop would read its own arguments from
+// memory.
 struct NextArgs {
-  norm_row::RmsNormArgs<float, BF16> norm;  // y null: none
-  kv_head::QkvStoreArgs<BF16, BF16> store;
-  std::uint32_t* counter;  // of tiles that are stored
+  kv_head::QkvStoreArgs<BF16, BF16> store;  // qkv null: nothing
   std::uint32_t num_rows;
   std::uint32_t grid_splits;
 };
 
-// Groups of four elements of a row that a thread keeps while it norms: more would take registers
-// that the products do not need.
-constexpr std::uint32_t kHeldOfRow = 4;
-
-// By the last of the blocks that stored a tile.
-__device__ __forceinline__ void NormRows(const NextArgs& next) {
-  auto* const shared = reinterpret_cast<float*>(cuda::SharedMemory());
-  const std::uint32_t tiles = cuda::GridX() / next.grid_splits;
-  if (tiles > 1 && !ArrivesLast(next.counter, tiles, reinterpret_cast<std::uint32_t*>(shared))) {
-    return;
-  }
-  for (std::uint32_t row = 0; row < next.num_rows; ++row) {
-    cuda::SyncBlock();
-    norm_row::WriteRow<float, BF16, kHeldOfRow>(next.norm, row, shared);
-  }
-}
-
 // By the block that stored a tile: it has whole heads of every row, rounded to bf16 as on their way
 // through memory, a warp each. Attention reads the pages in the next launch, never through TMA what
-// its own kernel wrote.
-__device__ __forceinline__ void StoreHeads(const NextArgs& next) {
+// its own kernel wrote. A function of its own, since the loop of codes issued a tenth more
+// instructions with it inlined.
+__attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
   cuda::SyncBlock();
   const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();
   const std::uint32_t first = cuda::BlockX() / next.grid_splits * heads;
   for (std::uint32_t i = cuda::Warp(); i < next.num_rows * heads; i += kWarps) {
     kv_head::StoreQkvHead<BF16, BF16>(next.store, i / heads, first + i % heads);
-  }
-}
-
-// A function of its own, since the loop of codes issued a tenth more instructions with it inlined.
-__attribute__((noinline)) __device__ void GoOn(const NextArgs& next) {
-  if (next.norm.y != nullptr) {
-    NormRows(next);
-  } else {
-    StoreHeads(next);
   }
 }
 
@@ -100,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
   cuda::DependencyLaunch();
   const bool stores = Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args), SameRow());
   if constexpr (kTokens == kFewRows) {
-    if (stores && next.counter != nullptr) GoOn(next);
+    if (stores && next.store.qkv != nullptr) StoreHeads(next);
   }
 }
 
@@ -120,7 +92,7 @@ struct ChosenArgs {
 
 // The sums of the features of this block, by the last of those that compute them: every choice goes
 // to its place among those of its row, then a thread has four features of a row. A function of its
-// own, as GoOn is.
+// own, as StoreHeads is.
 __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
   const ChosenSum& sum = args.sum;
   auto* const places = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory());
@@ -295,15 +267,11 @@ namespace internal {
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params) {
   QUIRE_ASSIGN_OR_RETURN(const LinearArgs args, ArgsOf(context, params));
   NextArgs next = {};
-  if (params.norm != nullptr) next.norm = norm_row::ArgsOf<float, BF16>(*params.norm);
   if (params.store != nullptr) {
     QUIRE_RETURN_IF_ERROR(CheckQkvStore(*params.store));
     next.store =
         kv_head::QkvArgsOf<BF16, BF16>(*params.store, std::get<KvView<BF16>>(*params.store->keys),
                                        std::get<KvView<BF16>>(*params.store->values));
-  }
-  if (params.norm != nullptr || params.store != nullptr) {
-    next.counter = args.counters + cuda::LinearTilesN(args.n);
   }
   switch (params.weight->format()) {
     case WeightFormat::kPlain:

@@ -1,5 +1,10 @@
-// The norm: one block a row (norm_row.cuh). Groups, which are heads, have a warp each: lane l owns
-// elements 4 (l + 32 j) .. + 3.
+// The norm: one block a row, the row in registers between its two passes.
+//
+// Thread t owns elements 4 (t + 256 j) .. + 3 for j = 0, 1, ...; it adds their squares in that
+// order, a warp adds its lanes by a butterfly, and the eight sums of the warps are added in order.
+// Nothing of that depends on the batch, on addresses or on how many elements fit into registers.
+//
+// Groups, which are heads, have a warp each: lane l owns elements 4 (l + 32 j) .. + 3.
 //
 // Bound by memory: 8 bytes in and 6 (f32 results: 8) out per element with a residual, 4 and 2 (4)
 // without.
@@ -12,21 +17,177 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/norm/norm.h"
-#include "kernels/norm/norm_row.cuh"
 
 namespace quire::kernels {
 namespace {
 
-using norm_row::kThreads;
-using norm_row::kWarps;
-using norm_row::NormRow;
-using norm_row::RmsNormArgs;
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
+// Groups of four elements that a thread keeps in registers: rows up to 8192. What is longer is read
+// twice.
+constexpr std::uint32_t kHeld = 8;
+
+template <typename X, typename Y>
+struct RmsNormArgs {
+  const X* x;
+  const float* weight;
+  float* residual;
+  Y* y;
+  const std::uint32_t* row_indices;
+  std::int64_t x_stride;
+  std::int64_t residual_stride;
+  std::int64_t y_stride;
+  std::uint32_t hidden;
+  float epsilon;
+  float weight_offset;
+  bool aligned;  // every group of four may be one access
+};
+
+__device__ __forceinline__ float4 Load4(const float* from, std::uint32_t valid, bool aligned) {
+  if (aligned) return *reinterpret_cast<const float4*>(from);
+  float4 v{0.0f, 0.0f, 0.0f, 0.0f};
+  v.x = from[0];
+  if (valid > 1) v.y = from[1];
+  if (valid > 2) v.z = from[2];
+  if (valid > 3) v.w = from[3];
+  return v;
+}
+
+__device__ __forceinline__ float4 Load4(const BF16* from, std::uint32_t valid, bool aligned) {
+  if (aligned) {
+    const uint2 pairs = *reinterpret_cast<const uint2*>(from);
+    const float2 low = cuda::UnpackBF16(pairs.x);
+    const float2 high = cuda::UnpackBF16(pairs.y);
+    return {low.x, low.y, high.x, high.y};
+  }
+  float4 v{0.0f, 0.0f, 0.0f, 0.0f};
+  v.x = from[0].ToFloat();
+  if (valid > 1) v.y = from[1].ToFloat();
+  if (valid > 2) v.z = from[2].ToFloat();
+  if (valid > 3) v.w = from[3].ToFloat();
+  return v;
+}
+
+__device__ __forceinline__ void Store4(float* to, float4 v, std::uint32_t valid, bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<float4*>(to) = v;
+    return;
+  }
+  to[0] = v.x;
+  if (valid > 1) to[1] = v.y;
+  if (valid > 2) to[2] = v.z;
+  if (valid > 3) to[3] = v.w;
+}
+
+__device__ __forceinline__ void Store4(BF16* to, float4 v, std::uint32_t valid, bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<uint2*>(to) = {cuda::PackBF16(v.x, v.y), cuda::PackBF16(v.z, v.w)};
+    return;
+  }
+  to[0] = BF16::FromFloat(v.x);
+  if (valid > 1) to[1] = BF16::FromFloat(v.y);
+  if (valid > 2) to[2] = BF16::FromFloat(v.z);
+  if (valid > 3) to[3] = BF16::FromFloat(v.w);
+}
+
+// The row's pointers, and how many of a group's elements exist.
+template <typename X, typename Y>
+struct NormRow {
+  const X* x;
+  float* residual;
+  Y* y;
+  __device__ __forceinline__ NormRow(const RmsNormArgs<X, Y>& args, std::int64_t m) {
+    const std::int64_t from = args.row_indices == nullptr ? m : std::int64_t{args.row_indices[m]};
+    x = args.x + from * args.x_stride;
+    residual = args.residual == nullptr ? nullptr : args.residual + from * args.residual_stride;
+    y = args.y + m * args.y_stride;
+  }
+};
+
+// x + residual of a group, written back; zeros past the end of the row.
+template <typename X, typename Y>
+__device__ __forceinline__ float4 ReadGroup(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,
+                                            std::uint32_t at) {
+  if (at >= args.hidden) return {0.0f, 0.0f, 0.0f, 0.0f};
+  const std::uint32_t valid = args.hidden - at;
+  float4 v = Load4(row.x + at, valid, args.aligned);
+  if (std::is_same_v<X, float> && row.residual != nullptr) {
+    const float4 r = Load4(row.residual + at, valid, args.aligned);
+    v = {cuda::Add(v.x, r.x), cuda::Add(v.y, r.y), cuda::Add(v.z, r.z), cuda::Add(v.w, r.w)};
+    Store4(row.residual + at, v, valid, args.aligned);
+  }
+  return v;
+}
+
+__device__ __forceinline__ float AddSquares(float4 v, float sum) {
+  sum = cuda::Fma(v.x, v.x, sum);
+  sum = cuda::Fma(v.y, v.y, sum);
+  sum = cuda::Fma(v.z, v.z, sum);
+  return cuda::Fma(v.w, v.w, sum);
+}
+
+template <typename X, typename Y>
+__device__ __forceinline__ void WriteGroup(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,
+                                           std::uint32_t at, float4 v, float inverse) {
+  if (at >= args.hidden) return;
+  const std::uint32_t valid = args.hidden - at;
+  float4 w{1.0f, 1.0f, 1.0f, 1.0f};
+  if (args.weight != nullptr) w = Load4(args.weight + at, valid, args.aligned);
+  const float offset = args.weight_offset;
+  v = {cuda::Mul(cuda::Mul(v.x, inverse), cuda::Add(w.x, offset)),
+       cuda::Mul(cuda::Mul(v.y, inverse), cuda::Add(w.y, offset)),
+       cuda::Mul(cuda::Mul(v.z, inverse), cuda::Add(w.z, offset)),
+       cuda::Mul(cuda::Mul(v.w, inverse), cuda::Add(w.w, offset))};
+  Store4(row.y + at, v, valid, args.aligned);
+}
+
+// The sum over the block, the same bits in every thread.
+__device__ __forceinline__ float BlockSum(float sum) {
+  auto* const sums = reinterpret_cast<float*>(cuda::SharedMemory16());
+#pragma unroll
+  for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
+    sum = cuda::Add(sum, cuda::ShuffleXor(sum, mask));
+  }
+  const std::uint32_t warp = cuda::Warp();
+  if (cuda::Lane() == 0) sums[warp] = sum;
+  cuda::SyncBlock();
+  float total = sums[0];
+#pragma unroll
+  for (std::uint32_t i = 1; i < kWarps; ++i) total = cuda::Add(total, sums[i]);
+  return total;
+}
 
 template <typename X, typename Y>
 __global__ void __launch_bounds__(kThreads) RmsNormKernel(const RmsNormArgs<X, Y> args) {
+  constexpr std::uint32_t kStripe = 4 * kThreads;
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  norm_row::WriteRow<X, Y>(args, cuda::BlockX(), reinterpret_cast<float*>(cuda::SharedMemory16()));
+  const NormRow<X, Y> row(args, cuda::BlockX());
+  const std::uint32_t first = 4 * cuda::ThreadIndex();
+  float4 held[kHeld];
+  float sum = 0.0f;
+#pragma unroll
+  for (std::uint32_t j = 0; j < kHeld; ++j) {
+    held[j] = ReadGroup(args, row, first + j * kStripe);
+    sum = AddSquares(held[j], sum);
+  }
+  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+    sum = AddSquares(ReadGroup(args, row, at), sum);
+  }
+  const float mean = cuda::Div(BlockSum(sum), static_cast<float>(args.hidden));
+  const float inverse = cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, args.epsilon)));
+#pragma unroll
+  for (std::uint32_t j = 0; j < kHeld; ++j) {
+    WriteGroup(args, row, first + j * kStripe, held[j], inverse);
+  }
+  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+    const std::uint32_t valid = args.hidden - at;
+    const bool summed = std::is_same_v<X, float> && row.residual != nullptr;
+    WriteGroup(args, row, at,
+               summed ? Load4(row.residual + at, valid, args.aligned)
+                      : Load4(row.x + at, valid, args.aligned),
+               inverse);
+  }
 }
 
 // Group g of row m: a warp. There is no residual.
@@ -44,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t first = 4 * cuda::Lane();
   float sum = 0.0f;
   for (std::uint32_t at = first; at < args.hidden; at += kStripe) {
-    sum = norm_row::AddSquares(norm_row::ReadGroup(args, row, at), sum);
+    sum = AddSquares(ReadGroup(args, row, at), sum);
   }
 #pragma unroll
   for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
@@ -53,13 +214,27 @@ __global__ void __launch_bounds__(kThreads)
   const float mean = cuda::Div(sum, static_cast<float>(args.hidden));
   const float inverse = cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, args.epsilon)));
   for (std::uint32_t at = first; at < args.hidden; at += kStripe) {
-    norm_row::WriteGroup(args, row, at, norm_row::ReadGroup(args, row, at), inverse);
+    WriteGroup(args, row, at, ReadGroup(args, row, at), inverse);
   }
+}
+
+bool IsAligned(const void* pointer, std::int64_t stride_bytes, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0 &&
+         static_cast<std::uintptr_t>(stride_bytes) % bytes == 0;
 }
 
 template <typename X, typename Y>
 absl::Status LaunchRmsNorm(const CudaContext& context, const RmsNormParams& params) {
-  const RmsNormArgs<X, Y> args = norm_row::ArgsOf<X, Y>(params);
+  const bool aligned =
+      params.hidden % 4 == 0 &&
+      IsAligned(params.x.data(), params.x_stride * std::int64_t{sizeof(X)}, 4 * sizeof(X)) &&
+      IsAligned(params.weight, 0, 16) &&
+      IsAligned(params.residual, params.residual_stride * 4, 16) &&
+      IsAligned(params.y.data(), params.y_stride * std::int64_t{sizeof(Y)}, 4 * sizeof(Y));
+  const RmsNormArgs<X, Y> args{params.x.as<X>(),       params.weight,        params.residual,
+                               params.y.as<Y>(),       params.row_indices,   params.x_stride,
+                               params.residual_stride, params.y_stride,      params.hidden,
+                               params.epsilon,         params.weight_offset, aligned};
   if constexpr (std::is_same_v<X, Y>) {
     if (params.groups != 1) {
       return cuda::Launch(context, "group_norm", GroupNormKernel<X>,

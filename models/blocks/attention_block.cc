@@ -133,14 +133,12 @@ absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
 }  // namespace
 
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
-                            const LayerWeights& weights, const LayerPlace& place,
-                            const BranchEdges& edges) {
+                            const LayerWeights& weights, const LayerPlace& place) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
-                         BranchInput(step, {&layer.attn_in, weights.attn_in}, edges.has_input));
+                         BranchInput(step, layer.attn_in, weights.attn_in));
   QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights, place, input));
-  return JoinProduct(step, AttentionOutput(layer, weights),
-                     {&weights.o, step.buffers->attended, QkvLayout(layer.heads).q_width},
-                     edges.next);
+  return JoinProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
+                     QkvLayout(layer.heads).q_width);
 }
 
 }  // namespace quire::models

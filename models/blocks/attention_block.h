@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "models/blocks/branch.h"
 #include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
@@ -14,7 +13,6 @@ namespace quire::models {
 // tokens written to `place` in the cache on the way. Uses normed, qkv and attended.
 // REQUIRES: CheckBuilt.
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
-                            const LayerWeights& weights, const LayerPlace& place,
-                            const BranchEdges& edges = {});
+                            const LayerWeights& weights, const LayerPlace& place);
 
 }  // namespace quire::models

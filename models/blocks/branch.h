@@ -13,23 +13,10 @@
 
 namespace quire::models {
 
-// The norm in front of a branch.
-struct BranchNorm {
-  const NormSpec* spec = nullptr;  // null: there is no such branch
-  const float* weight = nullptr;
-};
-
-// What is done around a branch: whether the one in front of it has left its input in place already,
-// and the norm of the one behind it, whose input it leaves in place.
-struct BranchEdges {
-  bool has_input = false;
-  BranchNorm next;
-};
-
-// What a branch reads, in the type of the activations: norm(x), written to normed unless the branch
-// in front did, or where the slot has no norm x itself.
-absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const BranchNorm& norm,
-                                                   bool has_input);
+// What a branch reads, in the type of the activations: norm(x), written to normed, or where the
+// slot has no norm x itself.
+absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
+                                                   const float* weight);
 
 // How a branch joins the stream: x = (x + scale * norm(branch)) * output_scale.
 struct BranchOutput {
@@ -46,21 +33,12 @@ BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 
 // The branch W input (+ bias) joins the stream, by way of branch unless it is a plain sum. Rows of
 // input, which is not normed, lie input_stride apart. With a communicator W and input are a rank's
-// part, and the branch is the sum over the ranks. Then the input of what comes `next` is put in
-// place, by the product itself where it can.
-struct BranchProduct {
-  const LinearWeights* weights;
-  kernels::ConstFloatPtr input;
-  std::int64_t input_stride;
-};
+// part, and the branch is the sum over the ranks.
 absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
-                         const BranchProduct& product, const BranchNorm& next);
+                         const LinearWeights& weights, kernels::ConstFloatPtr input,
+                         std::int64_t input_stride);
 
-// The branch [num_tokens, hidden] joins the stream; with a norm it is overwritten. `next` as above.
-absl::Status JoinBranch(const StepContext& step, const BranchOutput& output, float* branch,
-                        const BranchNorm& next);
-
-// Puts the input of a branch in place.
-absl::Status PutInput(const StepContext& step, const BranchNorm& next);
+// The branch [num_tokens, hidden] joins the stream; with a norm it is overwritten.
+absl::Status JoinBranch(const StepContext& step, const BranchOutput& output, float* branch);
 
 }  // namespace quire::models

@@ -68,24 +68,6 @@ absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels
   return absl::OkStatus();
 }
 
-// Layer i. Each branch leaves the input of the next one behind, the last one of all nothing: the
-// final norm reads other rows.
-absl::Status RunLayer(const StepContext& context, const ModelSpec& spec, const Weights& weights,
-                      const LayerPlace& place, std::size_t i) {
-  const LayerSpec& layer = spec.layers[i];
-  const LayerWeights& own = weights.layers()[i];
-  const BranchEdges attention{.has_input = i > 0, .next = {&layer.mlp_in, own.mlp_in}};
-  BranchEdges mlp{.has_input = true, .next = {}};
-  if (i + 1 < spec.layers.size()) {
-    mlp.next = {&spec.layers[i + 1].attn_in, weights.layers()[i + 1].attn_in};
-  }
-  QUIRE_RETURN_IF_ERROR(layer.attention == AttentionKind::kMla
-                            ? MlaBlock(context, layer, own, place, attention)
-                            : AttentionBlock(context, layer, own, place, attention));
-  return layer.mlp == MlpKind::kMoe ? MoeBlock(context, layer, own, mlp)
-                                    : MlpBlock(context, layer, own, mlp);
-}
-
 absl::Status FinalNorm(const ModelSpec& spec, const Weights& weights,
                        const kernels::Backend& backend, const float* x, kernels::FloatPtr y,
                        std::uint32_t num_rows, const std::uint32_t* row_indices) {
@@ -128,7 +110,14 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .hidden = spec.hidden,
                             .comm = step.comm};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(RunLayer(context, spec, weights, step.layers->places[i], i));
+    const LayerWeights& layer = weights.layers()[i];
+    const LayerPlace place = step.layers->places[i];
+    QUIRE_RETURN_IF_ERROR(spec.layers[i].attention == AttentionKind::kMla
+                              ? MlaBlock(context, spec.layers[i], layer, place)
+                              : AttentionBlock(context, spec.layers[i], layer, place));
+    QUIRE_RETURN_IF_ERROR(spec.layers[i].mlp == MlpKind::kMoe
+                              ? MoeBlock(context, spec.layers[i], layer)
+                              : MlpBlock(context, spec.layers[i], layer));
     QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
     if (step.heartbeat != nullptr) step.heartbeat->Beat();
   }

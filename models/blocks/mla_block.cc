@@ -58,10 +58,12 @@ absl::Status NormLatent(const StepContext& step, float eps, const float* weight,
 
 // heads = queries of all heads, rows = [norm(c), k_pe] of the step's tokens; nothing is rotated.
 absl::Status Project(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                     const Sizes& sizes, kernels::ConstFloatPtr input) {
+                     const Sizes& sizes) {
   const MlaSpec& mla = layer.mla;
   const MlaWeights& w = weights.mla;
   const MlaBuffers& b = step.buffers->mla;
+  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
+                         BranchInput(step, layer.attn_in, weights.attn_in));
   kernels::ConstFloatPtr x = input;
   std::int64_t x_stride = step.hidden;
   if (mla.q_lora_rank > 0) {
@@ -153,13 +155,11 @@ absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const S
 }  // namespace
 
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      const LayerPlace& place, const BranchEdges& edges) {
+                      const LayerPlace& place) {
   const MlaSpec& mla = layer.mla;
   const Sizes sizes(mla);
   const MlaBuffers& b = step.buffers->mla;
-  QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
-                         BranchInput(step, {&layer.attn_in, weights.attn_in}, edges.has_input));
-  QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes, input));
+  QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes));
   // The first columns of every head's query: UK_h^T q_nope.
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.to_latent,
@@ -169,8 +169,7 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.from_latent,
                  {.x = b.found, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
-  return JoinProduct(step, AttentionOutput(layer, weights), {&weights.o, b.values, values},
-                     edges.next);
+  return JoinProduct(step, AttentionOutput(layer, weights), weights.o, b.values, values);
 }
 
 }  // namespace quire::models

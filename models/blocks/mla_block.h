@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "models/blocks/branch.h"
 #include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
@@ -17,6 +16,6 @@ namespace quire::models {
 // the step's tokens to `place` in the cache. Uses normed and mla of the buffers.
 // REQUIRES: CheckBuilt for the backend's device.
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      const LayerPlace& place, const BranchEdges& edges = {});
+                      const LayerPlace& place);
 
 }  // namespace quire::models

@@ -56,16 +56,15 @@ absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
   return Activate(step, mlp, rows.y, rows.num_rows);
 }
 
-absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      const BranchEdges& edges) {
+absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
+                      const LayerWeights& weights) {
   const StepBuffers& b = *step.buffers;
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
-                         BranchInput(step, {&layer.mlp_in, weights.mlp_in}, edges.has_input));
+                         BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(GatedProjection(step, layer.dense, weights.gate_up,
                                         {.x = input, .y = b.gate_up, .num_rows = step.num_tokens}));
-  return JoinProduct(step, MlpOutput(layer, weights),
-                     {&weights.down, b.gate_up, 2 * std::int64_t{layer.dense.intermediate}},
-                     edges.next);
+  return JoinProduct(step, MlpOutput(layer, weights), weights.down, b.gate_up,
+                     2 * std::int64_t{layer.dense.intermediate});
 }
 
 }  // namespace quire::models

@@ -5,7 +5,6 @@
 #include "absl/status/status.h"
 #include "kernels/backend/float_ptr.h"
 #include "kernels/elementwise/activation.h"
-#include "models/blocks/branch.h"
 #include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
@@ -33,7 +32,6 @@ absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
 
 // x joins down(act(gate(norm(x))) * up(norm(x))), as branch.h says. Uses normed and gate_up.
 // REQUIRES: CheckBuilt.
-absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      const BranchEdges& edges = {});
+absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
 
 }  // namespace quire::models

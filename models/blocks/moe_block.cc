@@ -221,18 +221,11 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
                                                 .also = sum.also});
 }
 
-// How a mixture joins the stream, and what comes behind it.
-struct MixtureEnd {
-  BranchOutput output;
-  BranchNorm next;
-};
-
 // All experts at once, on a GPU: the sums of RunExperts in the same order. A shared expert without
 // a gate goes first, so that its output is added with those of the chosen ones; f32 sums of two are
 // the same in either order.
 absl::Status RunOnGpu(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                      kernels::ConstFloatPtr input, const MixtureEnd& end) {
-  const auto& [output, next] = end;
+                      kernels::ConstFloatPtr input, const BranchOutput& output) {
   const bool shared_first = moe.shared && !moe.shared_gate;
   const bool is_whole = output.is_sum() && (!moe.shared || shared_first);
   if (shared_first) {
@@ -241,28 +234,26 @@ absl::Status RunOnGpu(const StepContext& step, const MoeSpec& moe, const MoeWeig
   QUIRE_RETURN_IF_ERROR(
       InnerOfGroups(step, moe.expert, weights.gate_up_groups, input, step.num_tokens * moe.top_k));
   QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights, is_whole, shared_first));
-  if (is_whole) return PutInput(step, next);
+  if (is_whole) return absl::OkStatus();
   if (moe.shared && !shared_first) {
     QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights, input, /*add=*/true));
   }
-  return JoinBranch(step, output, step.buffers->moe.sum, next);
+  return JoinBranch(step, output, step.buffers->moe.sum);
 }
 
 }  // namespace
 
-absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      const BranchEdges& edges) {
+absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
+                      const LayerWeights& weights) {
   const MoeSpec& moe = layer.moe;
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
-                         BranchInput(step, {&layer.mlp_in, weights.mlp_in}, edges.has_input));
+                         BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(Route(step, moe, weights.moe, input));
   const BranchOutput output = MlpOutput(layer, weights);
-  if (step.backend->cuda() != nullptr) {
-    return RunOnGpu(step, moe, weights.moe, input, {output, edges.next});
-  }
+  if (step.backend->cuda() != nullptr) return RunOnGpu(step, moe, weights.moe, input, output);
   QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
   if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));
-  return JoinBranch(step, output, step.buffers->moe.sum, edges.next);
+  return JoinBranch(step, output, step.buffers->moe.sum);
 }
 
 }  // namespace quire::models

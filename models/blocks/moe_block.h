@@ -1,7 +1,6 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "models/blocks/branch.h"
 #include "models/blocks/step_context.h"
 #include "models/config/layer_spec.h"
 #include "models/weights/weights.h"
@@ -16,7 +15,6 @@ namespace quire::models {
 // start from zero and run in ascending expert number, the shared expert last, so that a row's bits
 // depend on that row alone. Uses normed and moe of the buffers. The host waits for nothing.
 // REQUIRES: CheckBuilt.
-absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-                      const BranchEdges& edges = {});
+absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
 
 }  // namespace quire::models

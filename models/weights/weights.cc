@@ -18,7 +18,6 @@
 #include "kernels/cuda/uploader.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/linear/weight_memory.h"
-#include "kernels/norm/norm.h"
 #include "models/weights/stored_rows.h"
 
 namespace quire::models {
@@ -446,17 +445,13 @@ std::vector<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& ex
 absl::Status ApplyLinear(const kernels::Backend& backend, const LinearWeights& weights,
                          kernels::LinearParams params) {
   params.bias = weights.bias;
-  const kernels::RmsNormParams* const norm = params.norm;
   for (const kernels::PackedLinear& matrix : weights.matrices) {
     params.weight = &matrix;
-    // Of all outputs, so behind the last.
-    params.norm = weights.matrices.size() == 1 ? norm : nullptr;
     QUIRE_RETURN_IF_ERROR(kernels::Linear(backend, params));
     params.y = params.y + matrix.n();
     if (params.bias != nullptr) params.bias += matrix.n();
     if (params.residual != nullptr) params.residual += matrix.n();
   }
-  if (norm != nullptr && weights.matrices.size() != 1) return kernels::RmsNorm(backend, *norm);
   return absl::OkStatus();
 }
 

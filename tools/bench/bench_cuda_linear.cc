@@ -18,7 +18,6 @@
 #include "kernels/linear/linear.h"
 #include "kernels/linear/quantized_linear.h"
 #include "kernels/linear/weight_memory.h"
-#include "kernels/norm/norm.h"
 #include "tools/bench/bench_cuda.h"
 
 namespace quire::kernels {
@@ -103,48 +102,6 @@ void GatedShapes(Benchmark* benchmark) {
 }
 BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear")->Apply(GatedShapes);
 BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear/tiny")->Args({128, 64, 3})->UseManualTime();
-
-// Arguments: N, K, rows. Into the residual stream in f32, and the norm of that: o and down.
-absl::Status NormedLinear(benchmark::State& state, Gpu& gpu) {
-  const auto n = static_cast<std::uint32_t>(state.range(0));
-  const auto k = static_cast<std::uint32_t>(state.range(1));
-  const auto rows = static_cast<std::uint32_t>(state.range(2));
-  const std::int64_t bytes = std::int64_t{n} * k * 2;
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<PackedLinear> weights,
-                         PlainWeights(gpu.backend, CopiesBeyondCache(gpu, bytes), n, k));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * k));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer stream, Random<float>(gpu, std::int64_t{rows} * n));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer weight, Random<float>(gpu, n));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer normed, Random<BF16>(gpu, std::int64_t{rows} * n));
-  auto* const y = static_cast<float*>(stream.data());
-  const RmsNormParams norm{.x = y,
-                           .weight = static_cast<const float*>(weight.data()),
-                           .y = static_cast<BF16*>(normed.data()),
-                           .x_stride = n,
-                           .y_stride = n,
-                           .num_rows = rows,
-                           .hidden = n,
-                           .epsilon = 1e-5f};
-  return Measure(state, gpu, {.bytes = static_cast<double>(bytes), .flops = 2.0 * n * k * rows},
-                 [&](int i) {
-                   return Linear(gpu.backend,
-                                 {.x = static_cast<const BF16*>(x.data()),
-                                  .weight = &weights[static_cast<std::size_t>(i) % weights.size()],
-                                  .residual = y,
-                                  .y = y,
-                                  .x_stride = k,
-                                  .residual_stride = n,
-                                  .y_stride = n,
-                                  .num_rows = rows,
-                                  .norm = &norm});
-                 });
-}
-void NormedShapes(Benchmark* benchmark) {
-  benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
-  for (const int rows : {1, 4, 8}) benchmark->Args({4096, 4096, rows});
-}
-BENCHMARK(Run<NormedLinear>)->Name("BM_NormedLinear")->Apply(NormedShapes);
-BENCHMARK(Run<NormedLinear>)->Name("BM_NormedLinear/tiny")->Args({256, 64, 3})->UseManualTime();
 
 // The library where the loader finds it, else where the CUDA toolkit puts it.
 absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {

@@ -17,7 +17,6 @@
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/route.h"
-#include "kernels/norm/norm.h"
 #include "kernels/sampling/sampling_device.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/cuda_test_util.h"
@@ -34,8 +33,6 @@ absl::Status RouteCudaTileOverFlag(const CudaContext& context, const RouteParams
 absl::Status RouteCudaTileNotWhole(const CudaContext& context, const RouteParams& params);
 absl::Status RouteCudaScoresOverFlag(const CudaContext& context, const RouteParams& params);
 absl::Status RouteCudaChoicesNotWhole(const CudaContext& context, const RouteParams& params);
-absl::Status LinearTensorCoreCudaSumsOverFlag(const CudaContext& context,
-                                              const LinearParams& params);
 absl::Status LinearTensorCoreCudaHeadsNotWhole(const CudaContext& context,
                                                const LinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesOverFlag(const CudaContext& context,
@@ -152,36 +149,6 @@ TEST_F(PlantedDeathTest, RoutesBehindTheirProduct) {
   for (const auto& [planted, name, what] : mistakes) {
     EXPECT_DEATH(run(planted), Says("route", name, what));
   }
-}
-
-TEST_F(PlantedDeathTest, NormsBehindTheirProduct) {
-  constexpr std::uint32_t kFeatures = 256, kInputs = 64, kRows = 2;
-  const PackedLinear weight = Pack(kFeatures, kInputs, 1);
-  const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));
-  const DeviceArray<float> y(cuda(), kRows * kFeatures);
-  const DeviceArray<BF16> normed(cuda(), kRows * kFeatures);
-  const RmsNormParams norm{.x = y.data(),
-                           .weight = nullptr,
-                           .y = normed.data(),
-                           .x_stride = kFeatures,
-                           .y_stride = kFeatures,
-                           .num_rows = kRows,
-                           .hidden = kFeatures,
-                           .epsilon = 1e-5f};
-  const LinearParams params{.x = x.data(),
-                            .weight = &weight,
-                            .y = y.data(),
-                            .x_stride = kInputs,
-                            .y_stride = kFeatures,
-                            .num_rows = kRows,
-                            .norm = &norm};
-  const auto run = [&](auto linear) {
-    ASSERT_TRUE(linear(context(), params).ok());
-    cuda().Wait();
-  };
-  run(internal::LinearTensorCoreCuda);
-  EXPECT_DEATH(run(internal::LinearTensorCoreCudaSumsOverFlag),
-               Says("linear", "SumsOverFlag", kThreads));
 }
 
 // Two heads of q and one each of k and v.
