@@ -94,7 +94,7 @@ def check(page, programs, counts):
         errors += [f"{PAGE.name}:{number}: {name}: {fault}" for name, fault in found if fault]
         if not any(fault is not None for _, fault in found):
             errors.append(f"{PAGE.name}:{number}: names nothing that measures it")
-        if not row.get("expected", "") and not row.get("expected on H200", ""):
+        if not row.get("expected", "") and not row.get("expected on an H100", ""):
             errors.append(f"{PAGE.name}:{number}: expects nothing")
         if "formula" in row and not row["formula"]:
             errors.append(f"{PAGE.name}:{number}: has no formula")
