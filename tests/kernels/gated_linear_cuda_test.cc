@@ -39,12 +39,12 @@ struct GateInputs {
   DeviceRows bias;
 };
 
-// The rows of `in`, by the product alone; nothing beside its N / 2 columns is
-// written.
+// The rows of `in`, by the product alone; nothing beside its N / 2 columns is written. An even
+// number of rows lies so that four columns can be stored at a time, an odd one does not.
 std::vector<float> Fused(const CudaBackend& cuda, const PackedLinear& weight, const GateInputs& in,
                          const GateShape& shape, bool has_bias) {
   const auto rows = static_cast<std::uint32_t>(in.host.x.size() / weight.k());
-  DeviceRows y(cuda, kBF16, rows, weight.n() / 2, weight.n() / 2 + 3);
+  DeviceRows y(cuda, kBF16, rows, weight.n() / 2, weight.n() / 2 + (rows % 2 == 0 ? 4 : 3));
   const absl::Status status = Linear(*cuda, {.x = in.x.ptr(),
                                              .weight = &weight,
                                              .bias = has_bias ? in.bias.f32() : nullptr,

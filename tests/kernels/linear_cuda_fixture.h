@@ -152,15 +152,17 @@ struct Inputs {
   std::vector<float> x, bias, residual;
 };
 
-// y of rows first .. first + rows of the inputs, with everything around them NaN.
+// y of rows first .. first + rows of the inputs, with everything around them NaN. Rows of 8, 16 ..
+// columns lie so that four can be stored at a time, others do not.
 inline std::vector<float> Compute(const CudaBackend& cuda, const PackedLinear& weight,
                                   const Inputs& inputs, const Run& run, std::uint32_t first,
                                   std::uint32_t rows) {
   const std::uint32_t n = weight.n(), k = weight.k();
   DeviceRows x(cuda, run.x_dtype, rows, k, (k + 7) / 8 * 8 + 8);
-  DeviceRows y(cuda, run.y_dtype, rows, n, n + 3);
+  const std::uint32_t gap = n % 8 == 0 ? 4 : 3;
+  DeviceRows y(cuda, run.y_dtype, rows, n, n + gap);
   DeviceRows bias(cuda, DType::kF32, 1, n, n);
-  DeviceRows residual(cuda, DType::kF32, rows, n, n + 5);
+  DeviceRows residual(cuda, DType::kF32, rows, n, n + 2 * gap);
   x.Put({inputs.x.data() + std::size_t{first} * k, std::size_t{rows} * k});
   bias.Put(inputs.bias);
   const std::span<const float> added{inputs.residual.data() + std::size_t{first} * n,
