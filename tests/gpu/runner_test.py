@@ -50,7 +50,7 @@ class RunnerTest(unittest.TestCase):
         status, output, results, names = bundle.run("speed", "daemon")
         self.assertEqual(status, 0, output)
         self.assertEqual([item["name"] for item in self.stage(results, "speed")["items"]],
-                         ["peers", "BM_C/n:1"])
+                         ["peers", "BM_C"])
         self.assertEqual([item["name"] for item in self.stage(results, "daemon")["items"]],
                          ["make-model", "start", "1 stream", "32 streams", "128 streams", "stop"])
         self.assertIn("results/daemon-quired.log", names)

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -45,16 +46,27 @@ struct Gpu {
 
 using Benchmark = benchmark::internal::Benchmark;
 
-// `count` random values, a block of them again and again.
+// 2^20 random values, drawn once in a process: drawing took longer than what is measured.
+template <typename T>
+const std::vector<T>& RandomBlock(float deviation) {
+  static auto& blocks = *new std::map<float, std::vector<T>>();
+  std::vector<T>& block = blocks[deviation];
+  if (block.empty()) {
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal(0.0f, deviation);
+    block.resize(1 << 20);
+    for (T& value : block) value = FromFloat<T>(normal(generator));
+  }
+  return block;
+}
+
+// `count` random values, those of the block again and again.
 template <typename T>
 std::vector<T> RandomValues(std::int64_t count, float deviation) {
-  std::mt19937 generator(1);
-  std::normal_distribution<float> normal(0.0f, deviation);
+  const std::vector<T>& block = RandomBlock<T>(deviation);
   std::vector<T> values(static_cast<std::size_t>(count));
-  const std::size_t block = std::min<std::size_t>(values.size(), 1 << 20);
-  for (std::size_t i = 0; i < block; ++i) values[i] = FromFloat<T>(normal(generator));
-  for (std::size_t i = block; i < values.size(); i += block) {
-    std::copy_n(values.begin(), std::min(block, values.size() - i),
+  for (std::size_t i = 0; i < values.size(); i += block.size()) {
+    std::copy_n(block.begin(), std::min(block.size(), values.size() - i),
                 values.begin() + static_cast<std::ptrdiff_t>(i));
   }
   return values;
@@ -70,9 +82,9 @@ absl::StatusOr<DeviceBuffer> Repeated(const Gpu& gpu, const void* from, std::int
 template <typename T>
 absl::StatusOr<DeviceBuffer> Random(const Gpu& gpu, std::int64_t count, float deviation = 1.0f) {
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-  const auto values = RandomValues<T>(std::min<std::int64_t>(count, 1 << 20), deviation);
-  return Repeated(gpu, values.data(), static_cast<std::int64_t>(values.size()) * kSize,
-                  count * kSize);
+  const std::vector<T>& block = RandomBlock<T>(deviation);
+  const std::int64_t once = std::min(count, static_cast<std::int64_t>(block.size()));
+  return Repeated(gpu, block.data(), once * kSize, count * kSize);
 }
 
 template <typename T>

@@ -32,26 +32,32 @@ def read(path):
                 for member in archive.getmembers() if member.isfile()}
 
 
+def entries(content):
+    """What Google Benchmark wrote of each run; a process that was killed has left whole entries and no end."""
+    text = content.decode(errors="replace")
+    for candidate in (text, text[:text.rfind("    },")] + "    }\n  ]\n}"):
+        try:
+            return json.loads(candidate)["benchmarks"]
+        except (ValueError, KeyError):
+            continue
+    return []
+
+
 def benchmarks(files):
     """{name: (seconds, bytes/s, FLOP/s)}, medians of the repetitions."""
-    rows = {}
+    runs = {}
     for name, content in files.items():
         # A long name has lost its beginning (FileName of tools/gpu_run/stages.cc).
         if not re.match(r"(speed|facts)-.*\.json$", name):
             continue
-        try:
-            found = json.loads(content)["benchmarks"]
-        except (ValueError, KeyError):  # of a process that was killed
-            continue
-        runs = [row for row in found if row.get("run_type", "iteration") == "iteration"
-                and not row.get("error_occurred")]
-        if runs:
-            title = runs[0]["run_name"].removesuffix("/manual_time")
-            rows[title] = tuple(statistics.median(values) for values in (
-                [row["real_time"] * UNIT[row["time_unit"]] for row in runs],
-                [row.get("bytes_per_second", 0) for row in runs],
-                [row.get("FLOP/s", 0) for row in runs]))
-    return rows
+        for row in entries(content):
+            if row.get("run_type", "iteration") == "iteration" and not row.get("error_occurred"):
+                runs.setdefault(row["run_name"].removesuffix("/manual_time"), []).append(row)
+    return {title: tuple(statistics.median(values) for values in (
+                [row["real_time"] * UNIT[row["time_unit"]] for row in of],
+                [row.get("bytes_per_second", 0) for row in of],
+                [row.get("FLOP/s", 0) for row in of]))
+            for title, of in runs.items()}
 
 
 def product_library(files):
