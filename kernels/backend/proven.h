@@ -18,8 +18,8 @@ inline bool IsCudaEmulated() {
 }
 
 // Compute capability 9.0: all tests of kernels and models passed on an H100
-// (docs/benchmarks/2026-11-27-nvidia-h100-80gb-hbm3.json). Others run the machine code of 8.0 or
-// its PTX, which only the emulator has run so far.
+// (docs/benchmarks/2026-11-27-nvidia-h100-80gb-hbm3.json); what changed since is in gpu_queue.md
+// there. Others run the machine code of 8.0 or its PTX, which only the emulator has run so far.
 inline bool AreKernelsProven(std::int32_t compute_capability) {
   return compute_capability == 90 || IsCudaEmulated();
 }
