@@ -72,8 +72,7 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
   if (options.type == DeviceChoice::kCpu) return DeviceKind::kCpu;
   if (options.type == DeviceChoice::kCuda) return DeviceKind::kCuda;
   const absl::StatusOr<Device> gpu = OpenCudaDevice(options.cuda_ordinal);
-  if (gpu.ok())
-    return kernels::MayKernelsRun(gpu->compute_capability) ? DeviceKind::kCuda : DeviceKind::kCpu;
+  if (gpu.ok()) return kernels::MayKernelsRun() ? DeviceKind::kCuda : DeviceKind::kCpu;
   if (IsNoGpu(gpu.status())) return DeviceKind::kCpu;
   return DeviceError(gpu.status());
 }
@@ -93,7 +92,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
                  {"compute_capability", CapabilityName(device.compute_capability)},
                  {"driver", device.driver_version},
                  {"memory_bytes", device.memory_bytes},
-                 {"unproven_kernels", !kernels::AreKernelsProven(device.compute_capability)}});
+                 {"unproven_kernels", !kernels::AreKernelsProven()}});
       return opened;
     }
     if (choice == DeviceChoice::kCuda || !IsNoGpu(status)) return status;
@@ -133,7 +132,7 @@ DeviceDescription ComputeDevice::Describe() const {
   }
   description.name = device().name;
   description.architecture = CapabilityName(device().compute_capability);
-  description.unproven_kernels = !kernels::AreKernelsProven(device().compute_capability);
+  description.unproven_kernels = !kernels::AreKernelsProven();
   return description;
 }
 

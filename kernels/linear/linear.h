@@ -229,9 +229,9 @@ absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& pa
 // y[m][j] = x[m][order[j]] for the rows of params, K of the weight's order() apart.
 absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
-// A part of it, with its bits: more than kLinearSmallRows rows by plain weights on compute
-// capability 9.0. False, and nothing is launched, where the driver has no tensor map of x or of the
-// weights, or no clusters; then the portable kernel runs. Ignores store.
+// A part of it, with its bits: plain weights on compute capability 9.0. False, and nothing is
+// launched, where the driver has no tensor map of x or of the weights, or no clusters; then the
+// portable kernel runs. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 // Once in a process, since every product of a prompt may find none. Threads: any.
 void LogPortable(const absl::Status& why);

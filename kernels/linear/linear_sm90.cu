@@ -329,7 +329,7 @@ absl::StatusOr<bool> LaunchTile(const CudaContext& context, const LinearArgs& ar
                           .shared_bytes = R::kBytes + cuda::kSharedAlignment,
                           .programmatic = true};
   if (kBlocks == 1) {
-    shape.blocks_x = cuda::LinearTilesN(args.n) * args.grid_splits;
+    shape.blocks_x = cuda::LinearTilesN(args.n);
     shape.blocks_y = token_tiles;
   } else {
     shape.blocks_x = kPair * FeaturePairs(args.n) * token_tiles;

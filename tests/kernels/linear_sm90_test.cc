@@ -93,13 +93,14 @@ TEST(LinearSm90Test, RowsAreNearDoublePrecisionAndHaveThePortableBits) {
   }
 }
 
-// As many rows as make no block of whole K leave a multiprocessor idle, so that this kernel has
-// them on every GPU; rows alone are the portable kernel's.
+// More tiles of 128 rows than two for each multiprocessor, so that on every GPU pairs of blocks,
+// of 256 rows and of 128, have them. Rows alone are the portable kernel's, and 64 by one sub-range
+// those of the tile of 64.
 TEST(LinearSm90Test, RowsAloneHaveTheBitsOfThoseInManyBlocks) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 136;
   for (const std::uint32_t k : {200u, 600u}) {
-    const std::uint32_t rows = ((*cuda).cuda()->num_sms + 1) / 2 * 128 - 126;
+    const std::uint32_t rows = (*cuda).cuda()->num_sms * 128 + 2;
     const PackedLinear packed = Pack(cuda, RandomFloats(kN * k, 1, 0.05f), kBF16, kN, k);
     const Inputs in(rows, kN, k, kBF16);
     const Options run{.extras = true};

@@ -103,7 +103,8 @@ struct Work {
 absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
                      absl::FunctionRef<absl::Status(int)> enqueue);
 
-// Matrices of this many bytes that together pass the L2 cache; one on the emulated device.
+// Matrices of this many bytes that together pass the L2 cache, no more than a graph has launches;
+// one on the emulated device.
 std::size_t CopiesBeyondCache(const Gpu& gpu, std::int64_t bytes);
 
 // Ends a benchmark that failed with its error; memory that is not there fails one benchmark, not

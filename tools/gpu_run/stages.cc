@@ -259,20 +259,22 @@ std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
     return RankOf(a) < RankOf(b);
   });
   std::vector<Item> items;
-  std::map<std::string, std::string> others;  // by function, the other shapes
+  std::map<std::string, std::vector<std::string>> others;  // by function, the other shapes
   for (const std::string& name : names) {
     if (RankOf(name) < kFirstShapes.size()) {
       items.push_back(BenchItem(setup, "speed", name, name));
       continue;
     }
-    std::string& of_function = others[name.substr(0, name.find('/'))];
-    of_function += (of_function.empty() ? "" : "|") + name;
+    others[name.substr(0, name.find('/'))].push_back(name);
   }
   // A process a function: to open a GPU takes longer than to measure most shapes.
   for (const auto& [function, shapes] : others) {
-    items.push_back(BenchItem(setup, "speed", function, "(" + shapes + ")"));
-    items.back().limit = Seconds(60);
-    items.back().is_optional = true;
+    std::string pattern;
+    for (const std::string& name : shapes) pattern += (pattern.empty() ? "(" : "|") + name;
+    Item item = BenchItem(setup, "speed", function, pattern + ")");
+    item.limit *= static_cast<double>(shapes.size());
+    item.is_optional = true;
+    items.push_back(std::move(item));
   }
   // Torch's times belong to the same minutes, so they come behind the shapes that count.
   const std::string python = FindProgram("python3");
