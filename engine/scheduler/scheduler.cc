@@ -23,9 +23,9 @@ constexpr absl::Duration kMaxAutoTarget = absl::Milliseconds(500);
 constexpr absl::Duration kMinAutoTargetOfTenants = absl::Milliseconds(5);
 // Steps are planned for this share of the target, since some take longer than expected.
 constexpr double kAimedShare = 0.9;
-// Where time bounds a chunk it ends on a multiple of this: rows that the CPU's tiles compute
-// together.
-constexpr std::uint32_t kTimedChunkTokens = 8;
+// Where time bounds a chunk, the rows of the step, those that decode among them, are a multiple of
+// this: the CPU's tiles compute so many together. It is also what the first prompt gets at least.
+constexpr std::uint32_t kTimedRows = 8;
 
 // Of so many steps with prompts one serves the oldest prompt first, the others the shortest.
 constexpr std::uint64_t kStepsForOneOfTheOldest = 4;
@@ -247,17 +247,17 @@ std::uint32_t Scheduler::ChunkTokens(std::uint32_t computed, std::uint32_t total
                                      std::uint32_t room) const {
   const std::uint32_t remaining = total - computed;
   std::uint32_t chunk = std::min({remaining, ChunkLimit(), room, budget_, prompt_budget_});
-  std::uint32_t unit = page_size_;
-  if (time_target_ != absl::InfiniteDuration()) {
-    unit = std::min(unit, kTimedChunkTokens);
-    const absl::Duration left = time_target_ * kAimedShare - step_time_.Predict(plan_.work);
-    std::uint32_t in_time = step_time_.PromptTokensWithin(left, computed);
-    if (plan_.prefills.empty()) in_time = std::max(in_time, unit);
-    chunk = std::min(chunk, in_time);
+  if (time_target_ == absl::InfiniteDuration()) {
+    if (chunk == remaining) return chunk;
+    const std::uint32_t past_page = (computed + chunk) % page_size_;
+    return chunk > past_page ? chunk - past_page : 0;
   }
-  if (chunk == remaining) return chunk;
-  const std::uint32_t past_unit = (computed + chunk) % unit;
-  return chunk > past_unit ? chunk - past_unit : 0;
+  const absl::Duration left = time_target_ * kAimedShare - step_time_.Predict(plan_.work);
+  const std::uint32_t least = plan_.prefills.empty() ? kTimedRows : 0;
+  chunk = std::min(chunk, std::max(step_time_.PromptTokensWithin(left, computed), least));
+  if (chunk == remaining || chunk <= least) return chunk;
+  const std::uint32_t past_tile = (plan_.num_tokens + chunk) % kTimedRows;
+  return std::max(chunk > past_tile ? chunk - past_tile : 0, least);
 }
 
 // Safe mode: the pages that the choices of a request copy when the chunk that ends at `end` has
