@@ -558,7 +558,7 @@ constexpr Machine kMachines[] = {{"0.5 B int8", 0.002, 0.015, 0.0011, 1e-7},
                                  {"0.5 B int8 on 32 cores", 0.001, 0.004, 0.0001, 1e-8}};
 
 // The least gap that is aimed at: a machine that is faster than any target has gaps of it.
-constexpr double kLeastGap = 0.020;
+constexpr double kMinGap = 0.020;
 
 struct Served {
   Latencies without, with;  // a target
@@ -587,7 +587,7 @@ TEST(StepTimeTargetTest, EightClientsHaveGapsOfThreeTimesTheirMedianOnEveryMachi
     std::vector<double> ratios;
     for (const std::uint32_t seed : {31, 32, 33}) {
       const std::vector<double> gaps = Serve(machine, 8, /*requests=*/40, seed).with.gaps;
-      ratios.push_back(Quantile(gaps, 0.99) / std::max(Quantile(gaps, 0.5), kLeastGap / 3));
+      ratios.push_back(Quantile(gaps, 0.99) / std::max(Quantile(gaps, 0.5), kMinGap / 3));
     }
     EXPECT_LE(Quantile(ratios, 0.5), 3);
   }
@@ -603,7 +603,7 @@ TEST(StepTimeTargetTest, ManyClientsHaveGapsOfFourStepsOnEveryMachine) {
     for (int i = 0; i < kClients; ++i) all_rows.AddDecode(350);
     const double step = Rule(machine)(all_rows);
     const std::vector<double> gaps = Serve(machine, kClients, /*requests=*/96, 31).with.gaps;
-    EXPECT_LE(Quantile(gaps, 0.99), std::max(4 * step, kLeastGap));
+    EXPECT_LE(Quantile(gaps, 0.99), std::max(4 * step, kMinGap));
   }
 }
 
