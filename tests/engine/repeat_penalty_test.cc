@@ -183,9 +183,9 @@ TEST(RepeatPenaltyTest, BreakersAreBytesWhateverTokensSpellThem) {
     RepeatPenalty repeats(params, Share(texts), tokens);
     return Read(repeats);
   };
-  using testing::ElementsAre;
-  using testing::IsEmpty;
-  using testing::Pair;
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
+  using ::testing::Pair;
   EXPECT_THAT(after({0, 1, 2, 0, 1}), ElementsAre(Pair(2, 1)));
   EXPECT_THAT(after({2, 0, 1, 2, 2, 0, 1}), ElementsAre(Pair(2, 2)));
   // One token, or the second of two, ends the breaker: the match begins behind it.
@@ -204,10 +204,10 @@ TEST(RepeatPenaltyTest, TokensWithoutTextBreakAndAreNotPenalised) {
   const DryParams params{.multiplier = 1, .base = 2, .allowed_length = 2, .breakers = {}};
   const Tokens breaking = {0, 2, 1, 3, 0, 2, 1};
   RepeatPenalty broken(params, Share(texts), breaking);
-  EXPECT_THAT(Read(broken), testing::IsEmpty());
+  EXPECT_THAT(Read(broken), ::testing::IsEmpty());
   const Tokens next = {0, 1, 2, 0, 1};
   RepeatPenalty spared(params, Share(texts), next);
-  EXPECT_THAT(Read(spared), testing::IsEmpty());
+  EXPECT_THAT(Read(spared), ::testing::IsEmpty());
 }
 
 TEST(RepeatPenaltyTest, AVeryLongMatchHasAFinitePenalty) {
@@ -215,7 +215,7 @@ TEST(RepeatPenaltyTest, AVeryLongMatchHasAFinitePenalty) {
   const Tokens tokens(5000, 0);
   RepeatPenalty repeats(params, Share({"a"}), tokens);
   EXPECT_THAT(Read(repeats),
-              testing::ElementsAre(testing::Pair(0, static_cast<double>(RepeatPenalty::kLargest))));
+              ::testing::ElementsAre(::testing::Pair(0, static_cast<double>(RepeatPenalty::kLargest))));
 }
 
 // "a b x" and "c a b y" for far more tokens than may have a penalty: those with the longer match
