@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <exception>
 #include <list>
 #include <map>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/thread_name.h"
+#include "base/thread_priority.h"
 #include "base/within_memory.h"
 #include "text/tools/tool_format.h"
 
@@ -31,6 +33,12 @@ namespace {
 using Result = ConstraintCompiler::Result;
 using Done = ConstraintCompiler::Done;
 using Ticket = ConstraintCompiler::Ticket;
+
+// A build that takes longer stands back behind the threads that make the next tokens of others.
+// Most constraints are built by then, on a machine that is busy, too.
+constexpr absl::Duration kUrgentTime = absl::Milliseconds(50);
+// Before another thread is asked for where the system gave none.
+constexpr absl::Duration kThreadRetry = absl::Seconds(1);
 
 constexpr double kCompileBorders[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
                                       0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1,    2,    5};
@@ -117,7 +125,7 @@ class ConstraintCompiler::Impl {
     }
     AddMetrics(*metrics);
     MutexLock lock(&mutex_);
-    for (std::int32_t i = 0; i < options.compile_threads; ++i) StartWorker();
+    for (; active_workers_ < options.compile_threads; ++active_workers_) StartWorker();
     watcher_ = std::thread([this] { Watch(); });
   }
 
@@ -155,6 +163,10 @@ class ConstraintCompiler::Impl {
 
  private:
   enum class JobState : std::uint8_t { kWaiting, kRunning, kLate };
+  // Of a thread, behind a build. One that stands back stays so: without a privilege no thread is
+  // given its priority again. So it ends, and the watch, whose own priority the next one inherits,
+  // starts that in its place.
+  enum class Next : std::uint8_t { kGoOn, kEnd, kEndAndReplace };
   // A build that waits or runs, and those who wait for it. A late one is in jobs_ no more.
   struct Job {
     std::string key;
@@ -162,6 +174,8 @@ class ConstraintCompiler::Impl {
     JobState state = JobState::kWaiting;
     std::stop_source stop;
     absl::Time started;
+    std::int64_t thread = 0;  // that builds it
+    bool stands_back = false;
     std::vector<std::pair<Ticket, Done>> waiters;
   };
   // A constraint, or why there is none.
@@ -173,11 +187,16 @@ class ConstraintCompiler::Impl {
 
   void AddMetrics(probe::Registry& metrics);
   void Work(int id);
-  // Runs the job's build and answers those who wait; false: this thread is one too many.
-  bool RunJob(const std::shared_ptr<Job>& job);
+  // Runs the job's build and answers those who wait.
+  Next RunJob(const std::shared_ptr<Job>& job);
+  Next AfterLate(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Watch();
   absl::Time GiveUpOnLate(std::vector<std::pair<Done, absl::Status>>* answers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Time LetLongOnesStandBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes out the threads that have ended, for the caller to join, and starts those that take their
+  // places. Infinite, or when to try again where the system gave no thread.
+  absl::Time ReplaceEnded(std::vector<std::thread>* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(std::string key, const Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -205,9 +224,11 @@ class ConstraintCompiler::Impl {
   std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int, std::thread> workers_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> ended_workers_ ABSL_GUARDED_BY(mutex_);
+  std::int32_t free_places_ ABSL_GUARDED_BY(mutex_) = 0;  // of workers that ended, for others
   int last_worker_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::int32_t active_workers_ ABSL_GUARDED_BY(mutex_) = 0;  // those whose build is not late
-  std::int32_t late_builds_ ABSL_GUARDED_BY(mutex_) = 0;     // that still run
+  // Those whose build is not late, and free places.
+  std::int32_t active_workers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int32_t late_builds_ ABSL_GUARDED_BY(mutex_) = 0;  // that still run
   std::thread watcher_;
 };
 
@@ -304,7 +325,6 @@ bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
 
 void ConstraintCompiler::Impl::StartWorker() {
   const int id = ++last_worker_;
-  ++active_workers_;
   workers_.emplace(id, [this, id] { Work(id); });
 }
 
@@ -320,28 +340,26 @@ void ConstraintCompiler::Impl::Work(int id) {
       waiting_.pop_front();
       job->state = JobState::kRunning;
       job->started = MonotonicNow();
+      job->thread = ThisThread();
       watch_.NotifyOne();
     }
-    if (RunJob(job)) continue;
+    const Next next = RunJob(job);
+    if (next == Next::kGoOn) continue;
     MutexLock lock(&mutex_);
     ended_workers_.push_back(id);
+    if (next == Next::kEndAndReplace) ++free_places_;
     watch_.NotifyOne();
     return;
   }
 }
 
-bool ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
+ConstraintCompiler::Impl::Next ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
   Result result = WithinMemory([&] { return build_(job->spec, job->stop.get_token()); });
   std::vector<Done> waiters;
   {
     MutexLock lock(&mutex_);
     compile_seconds_.Observe(absl::ToDoubleSeconds(MonotonicNow() - job->started));
-    if (job->state == JobState::kLate) {
-      late_gauge_.Set(--late_builds_);
-      if (stopping_ || active_workers_ >= options_.compile_threads) return false;
-      ++active_workers_;
-      return true;
-    }
+    if (job->state == JobState::kLate) return AfterLate(*job);
     if (result.ok() && (*result)->MemoryBytes() > options_.max_compiled_bytes) {
       result = BadConstraint("compile",
                              absl::StrCat("compiled constraint has ", (*result)->MemoryBytes(),
@@ -357,7 +375,14 @@ bool ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
     }
   }
   for (Done& done : waiters) done(result);
-  return true;
+  return job->stands_back ? Next::kEndAndReplace : Next::kGoOn;
+}
+
+ConstraintCompiler::Impl::Next ConstraintCompiler::Impl::AfterLate(const Job& job) {
+  late_gauge_.Set(--late_builds_);
+  if (stopping_ || active_workers_ >= options_.compile_threads) return Next::kEnd;
+  ++active_workers_;
+  return job.stands_back ? Next::kEndAndReplace : Next::kGoOn;
 }
 
 void ConstraintCompiler::Impl::Watch() {
@@ -367,12 +392,8 @@ void ConstraintCompiler::Impl::Watch() {
     std::vector<std::thread> ended;
     {
       MutexLock lock(&mutex_);
-      const absl::Time next = GiveUpOnLate(&answers);
-      for (const int id : ended_workers_) {
-        ended.push_back(std::move(workers_.at(id)));
-        workers_.erase(id);
-      }
-      ended_workers_.clear();
+      const absl::Time next =
+          std::min({GiveUpOnLate(&answers), LetLongOnesStandBack(), ReplaceEnded(&ended)});
       if (answers.empty() && ended.empty()) {
         if (stopping_) return;
         watch_.WaitUntil(&mutex_, next);
@@ -414,7 +435,10 @@ absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
     const absl::Status status = TooLate(options_.compile_timeout);
     Keep(job->key, status);
     answer(*job, status);
-    if (!stopping_ && late_builds_ <= options_.max_late_builds) StartWorker();
+    if (!stopping_ && late_builds_ <= options_.max_late_builds) {
+      ++active_workers_;
+      ++free_places_;
+    }
   }
   if (active_workers_ == 0) {
     for (const auto& job : std::exchange(waiting_, {})) {
@@ -423,6 +447,37 @@ absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
     }
   }
   return next;
+}
+
+// The time at which the next running build will have to.
+absl::Time ConstraintCompiler::Impl::LetLongOnesStandBack() {
+  absl::Time next = absl::InfiniteFuture();
+  const absl::Time now = MonotonicNow();
+  for (const auto& [key, job] : jobs_) {
+    if (job->state != JobState::kRunning || job->stands_back) continue;
+    if (job->started + kUrgentTime <= now) {
+      job->stands_back = LowerPriority(job->thread);
+    } else {
+      next = std::min(next, job->started + kUrgentTime);
+    }
+  }
+  return next;
+}
+
+absl::Time ConstraintCompiler::Impl::ReplaceEnded(std::vector<std::thread>* ended) {
+  for (const int id : std::exchange(ended_workers_, {})) {
+    ended->push_back(std::move(workers_.at(id)));
+    workers_.erase(id);
+  }
+  while (free_places_ > 0 && !stopping_) {
+    try {
+      StartWorker();
+    } catch (const std::exception&) {  // no thread, or no memory for one
+      return MonotonicNow() + kThreadRetry;
+    }
+    --free_places_;
+  }
+  return absl::InfiniteFuture();
 }
 
 void ConstraintCompiler::Impl::TakeWaiters(Job& job, std::vector<Done>* done) {
@@ -511,9 +566,11 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
   if (waiters != tickets_.size() || waiting != waiting_.size()) {
     return absl::InternalError("tickets or waiting builds do not add up");
   }
-  if (active_workers_ < 0 || active_workers_ > options_.compile_threads) {
-    return absl::InternalError(
-        absl::StrCat(active_workers_, " threads compile, of ", options_.compile_threads));
+  if (free_places_ < 0 || active_workers_ < free_places_ ||
+      active_workers_ > options_.compile_threads) {
+    return absl::InternalError(absl::StrCat(active_workers_, " threads compile, of ",
+                                            options_.compile_threads, ", and ", free_places_,
+                                            " are to be started"));
   }
   return absl::OkStatus();
 }

@@ -10,7 +10,8 @@
 //             are compiled once. At most `compile_threads` builds run that are not late. A build
 //             that is late is told to stop and gives its place to another, as long as at most
 //             `max_late_builds` are; when they have taken all places, nothing compiles until one of
-//             them ends.
+//             them ends. A build that takes long goes on at a lower priority than other threads,
+//             and the next one does not.
 // Threads:    every method from any. `done` runs on the calling thread when the answer is known at
 //             once, else on a thread of the compiler, which holds no lock then; it must not wait.
 // Lifetime:   the destructor refuses what waits, tells the builds that run to stop and joins their

@@ -3,6 +3,9 @@
 
 #include "engine/constraint/constraint_compiler.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -12,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/thread_priority.h"
 #include "gtest/gtest.h"
 #include "tests/engine/constraint/table_constraint.h"
 #include "tests/engine/gate.h"
@@ -192,6 +196,45 @@ TEST(ConstraintCompilerTest, ALateBuildIsRefusedAndItsTextRemembered) {
   Answer now;
   compiler.Compile(Regex("slow"), now.Taker());
   EXPECT_TRUE(now.Await().ok());
+}
+
+// One thread, so that each build is that of the thread which took the place of the one before.
+TEST(ConstraintCompilerTest, LongBuildsStandBackAndTheNextOnesDoNot) {
+  const auto niceness = [] { return getpriority(PRIO_PROCESS, 0); };
+  const int usual = niceness();
+  const int background = std::max(usual, kBackgroundNice);
+  std::atomic<int> seen{-1};
+  const auto build = [&](const ConstraintSpec& spec,
+                         const std::stop_token& stop) -> ConstraintCompiler::Result {
+    const bool is_long = spec.text != "short", is_late = spec.text == "late";
+    EXPECT_TRUE(!is_long || WaitUntil([&] { return niceness() == background; }));
+    EXPECT_TRUE(!is_late || WaitUntil([&] { return stop.stop_requested(); }));
+    seen = niceness();
+    return BadConstraint("compile", "not kept");
+  };
+  ConstraintOptions options;
+  options.compile_threads = 1;
+  options.cache_bytes = 0;
+  ConstraintCompiler compiler(options, build, nullptr);
+  const auto niceness_of = [&](const char* text) {
+    seen = -1;
+    Answer answer;
+    compiler.Compile(Regex(text), answer.Taker());
+    EXPECT_EQ(ReasonOf(answer.Await().status()), "BAD_CONSTRAINT") << answer.Await().status();
+    EXPECT_TRUE(WaitUntil([&] { return seen >= 0; }));
+    return seen.load();
+  };
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(niceness_of("long"), background);
+    EXPECT_EQ(niceness_of("short"), usual);
+    EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
+  }
+  HotConstraintOptions hot = options;
+  hot.compile_timeout = absl::Milliseconds(100);
+  compiler.SetHotOptions(hot);
+  EXPECT_EQ(niceness_of("late"), background);
+  EXPECT_EQ(niceness_of("short"), usual);
+  EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
 }
 
 TEST(ConstraintCompilerTest, LateBuildsAreCappedAndThenAllElseIsRefusedAtOnce) {

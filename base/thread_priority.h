@@ -1,0 +1,22 @@
+#pragma once
+
+// Lets threads whose work can wait stand back behind those that make the next tokens.
+
+#include <cstdint>
+
+namespace quire {
+
+// The niceness of threads that stand back. Where all processors are busy, one of them has a tenth
+// of what a thread of usual priority has, so that its work ends all the same; an idle machine gives
+// it all that it can use.
+inline constexpr int kBackgroundNice = 10;
+
+// The system's id of the calling thread.
+std::int64_t ThisThread();
+
+// The niceness of a thread of this process, which has not ended, becomes at least kBackgroundNice,
+// for good: without a privilege it is not given its priority again. Threads that it starts inherit
+// it. False: a sandbox forbids that, and it stays as it is.
+bool LowerPriority(std::int64_t thread);
+
+}  // namespace quire
