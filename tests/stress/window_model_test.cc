@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::uint32_t kPromptTokens = 320;
 
-// A step takes milliseconds on an emulated GPU: enough for windows to leave two pages.
+// A step takes milliseconds on an emulated GPU: enough for windows to leave three pages.
 std::uint32_t OutputTokens(DeviceKind device) {
-  return device == DeviceKind::kCpu ? 100 : 36;
+  return device == DeviceKind::kCpu ? 100 : 50;
 }
 
 Request MakeLongRequest(std::int32_t vocab, std::uint32_t output_tokens) {
@@ -82,7 +82,7 @@ TEST_P(WindowModelTest, ALongContextRunsInThePagesOfItsWindows) {
   const std::uint32_t all = cache->num_groups() * columns;
   std::printf("%u pages, %u without windows\n", pages, all);
   if (cache->demand().SharedPagesFor(kStressPageSize) == 0) {
-    EXPECT_LE(3 * pages, all) << "every layer has a window";
+    EXPECT_LE(4 * pages, all) << "every layer has a window";
   } else {
     EXPECT_LE(3 * pages, 2 * all);
   }

@@ -198,7 +198,8 @@ TEST(ConstraintCompilerTest, ALateBuildIsRefusedAndItsTextRemembered) {
   EXPECT_TRUE(now.Await().ok());
 }
 
-// One thread, so that each build is that of the thread which took the place of the one before.
+// One thread, so that each build is that of the thread which took the place of the one before. A
+// short build can be a long one by chance, on a loaded machine, but not again and again.
 TEST(ConstraintCompilerTest, LongBuildsStandBackAndTheNextOnesDoNot) {
   const auto niceness = [] { return getpriority(PRIO_PROCESS, 0); };
   const int usual = niceness();
@@ -226,14 +227,14 @@ TEST(ConstraintCompilerTest, LongBuildsStandBackAndTheNextOnesDoNot) {
   };
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(niceness_of("long"), background);
-    EXPECT_EQ(niceness_of("short"), usual);
+    EXPECT_TRUE(WaitUntil([&] { return niceness_of("short") == usual; }));
     EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
   }
   HotConstraintOptions hot = options;
   hot.compile_timeout = absl::Milliseconds(100);
   compiler.SetHotOptions(hot);
   EXPECT_EQ(niceness_of("late"), background);
-  EXPECT_EQ(niceness_of("short"), usual);
+  EXPECT_TRUE(WaitUntil([&] { return niceness_of("short") == usual; }));
   EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
 }
 
