@@ -19,6 +19,7 @@
 #include "kernels/moe/route.h"
 #include "kernels/sampling/sampling_device.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/kernels/coded_matrix.h"
 #include "tests/kernels/cuda_test_util.h"
 #include "tests/kernels/kernel_test_util.h"
 
@@ -35,6 +36,12 @@ absl::Status RouteCudaScoresOverFlag(const CudaContext& context, const RoutePara
 absl::Status RouteCudaChoicesNotWhole(const CudaContext& context, const RouteParams& params);
 absl::Status LinearTensorCoreCudaHeadsNotWhole(const CudaContext& context,
                                                const LinearParams& params);
+absl::Status LinearTensorCoreCudaStageNotArrived(const CudaContext& context,
+                                                 const LinearParams& params);
+absl::Status LinearTensorCoreCudaStageNotWhole(const CudaContext& context,
+                                               const LinearParams& params);
+absl::Status LinearTensorCoreCudaSumsOverRing(const CudaContext& context,
+                                              const LinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesOverFlag(const CudaContext& context,
                                                        const GroupedLinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesNotWhole(const CudaContext& context,
@@ -200,6 +207,40 @@ TEST_F(PlantedDeathTest, HeadsAreStoredBehindTheirProduct) {
   run(internal::LinearTensorCoreCuda);
   EXPECT_DEATH(run(internal::LinearTensorCoreCudaHeadsNotWhole),
                "kernel linear, .*: no barrier orders the two, at .*planted/HeadsNotWhole/");
+}
+
+// More tiles of K than stages, the last in one that the output tile covers; scales and zero points
+// arrive beside the codes.
+TEST_F(PlantedDeathTest, ProductOfCodes) {
+  constexpr std::uint32_t kInputs = 448, kRows = 64;
+  const QuantizedShape shape{.format = WeightFormat::kInt4,
+                             .n = 128,
+                             .k = kInputs,
+                             .group = 64,
+                             .has_min = true,
+                             .min_in_steps = true};
+  const absl::StatusOr<PackedLinear> weight = MakeQuantized(shape).Pack(*cuda());
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  const DeviceArray<BF16> x(cuda(), RandomRows(kRows * kInputs, 2));
+  const DeviceArray<float> y(cuda(), kRows * shape.n);
+  const LinearParams params{.x = x.data(),
+                            .weight = &*weight,
+                            .y = y.data(),
+                            .x_stride = kInputs,
+                            .y_stride = shape.n,
+                            .num_rows = kRows};
+  const auto run = [&](auto linear) {
+    ASSERT_TRUE(linear(context(), params).ok());
+    cuda().Wait();
+  };
+  run(internal::LinearTensorCoreCuda);
+  EXPECT_DEATH(run(internal::LinearTensorCoreCudaStageNotArrived),
+               "kernel linear, .*to which a copy is under way .*/StageNotArrived/");
+  EXPECT_DEATH(run(internal::LinearTensorCoreCudaStageNotWhole),
+               absl::StrCat("kernel linear, .*(", kThreads,
+                            "|which no thread has written), at .*/StageNotWhole/"));
+  EXPECT_DEATH(run(internal::LinearTensorCoreCudaSumsOverRing),
+               Says("linear", "SumsOverRing", kThreads));
 }
 
 // Four rows that chose twice, and whose places do not ascend.
