@@ -93,9 +93,7 @@ template <typename T>
 absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& params,
                           const attention::TileArgs<T>& args, std::uint32_t blocks) {
   if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
-    // The kernel of 9.0 knows the causal mask alone.
-    const bool is_causal = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
-    if (is_causal && UsesTensorMaps(context, params)) {
+    if (UsesTensorMaps(context, params)) {
       return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
     }
   }

@@ -5,7 +5,9 @@
 // 64 rows each: S = Q K^T from shared memory, P V with P in registers. K and V have pipelines of
 // their own. Tiles of 128 keys at absolute multiples of 128 go from the last one that a row of the
 // item sees back to the first; a tile that a row does not see changes none of its bits, so a row's
-// bits depend neither on the chunk nor on the block.
+// bits depend neither on the chunk nor on the block. A window takes tiles away from the end and
+// masks its edge, a soft cap is a pass over the scores behind a branch of the whole block, a sink
+// joins the sum where a row is written.
 //
 // Ideas: warp roles, separate K and V stages, S(n) under P V(n + 1) and the turns of the two
 // warpgroups are FlashAttention-3's; the packed rows are FlashInfer's.
@@ -89,6 +91,13 @@ __device__ __forceinline__ std::uint32_t TilesUpTo(std::uint32_t keys_end) {
   return (keys_end + kKeys - 1) / kKeys;
 }
 
+// The first tile that a row of the item sees.
+template <typename T>
+__device__ __forceinline__ std::uint32_t FirstTile(const ItemRows<T>& rows) {
+  static_assert(kKeys % kKvTile == 0);
+  return rows.FirstTile() / (kKeys / kKvTile);
+}
+
 // One tile by the lanes of the producer warp: lane l brings box l % boxes of slab l / boxes.
 template <std::uint32_t kColumns, typename T>
 __device__ __forceinline__ void IssueTile(const TileArgs<T>& args, const AttentionWork& item,
@@ -120,7 +129,9 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
   const std::uint32_t count = args.lists.counts->prefill;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     const AttentionWork item = args.lists.prefill[i];
-    for (std::uint32_t n = TilesUpTo(ItemRows<T>(args, item).KeysEnd()); n-- > 0;) {
+    const ItemRows<T> rows(args, item);
+    const std::uint32_t first = FirstTile(rows);
+    for (std::uint32_t n = TilesUpTo(rows.KeysEnd()); n-- > first;) {
       IssueTile<kColumns>(args, item, keys, n * kKeys, layout.key_pipeline(), turn,
                           layout.keys(turn.stage));
       IssueTile<kColumns>(args, item, values, n * kKeys, layout.value_pipeline(), turn,
@@ -141,6 +152,8 @@ struct Consumer {
   const std::uint32_t group;   // 0 or 1
   const std::uint32_t thread;  // of the group
   const float scale_log2;
+  const ScoreRules rules;
+  const float unit_log2;  // of what Softmax takes powers of, a product q . k or its share of a cap
   Turn key_turn;
   Turn value_turn;
   std::uint32_t position[2];
@@ -151,11 +164,14 @@ struct Consumer {
   float o[kColumns / 2];
   std::uint32_t p[kKeys / 16][4];
 
-  __device__ __forceinline__ Consumer(const Shape& shared, std::uint32_t index, float scale)
+  __device__ __forceinline__ Consumer(const Shape& shared, std::uint32_t index,
+                                      const TileArgs<T>& args, float unit)
       : layout(shared),
         group(index),
         thread(cuda::ThreadIndex() % kGroupThreads),
-        scale_log2(scale) {}
+        scale_log2(args.scale_log2),
+        rules(args.rules),
+        unit_log2(unit) {}
 
   __device__ __forceinline__ void SyncGroup() const {
     cuda::NamedSync(kGroupBarrier + group, kGroupThreads);
@@ -237,19 +253,31 @@ struct Consumer {
     value_turn.Advance();
   }
 
+  // Products q . k become scores in units of their cap.
+  __device__ __forceinline__ void Cap() {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScores; ++i) {
+      s[i] = TanhApprox(cuda::Mul(s[i], scale_log2));
+    }
+  }
+  __device__ __forceinline__ void Mask(std::uint32_t first_key) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScores; ++i) {
+      const std::uint32_t key = first_key + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
+      if (!rules.Visible(position[i / 2 % 2], key)) s[i] = kNoPromptLogprob;
+    }
+  }
+
   // Scores of the tile at `first_key` become probabilities in place. The arithmetic is that of both
   // kinds of tiles: a mask only replaces scores.
   template <bool kMasked>
   __device__ __forceinline__ void Softmax(std::uint32_t first_key) {
+    if (rules.cap_log2 > 0) Cap();
+    if constexpr (kMasked) Mask(first_key);
     float largest[2] = {kNoPromptLogprob, kNoPromptLogprob};
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
-      const std::uint32_t half = i / 2 % 2;
-      if constexpr (kMasked) {
-        const std::uint32_t key = first_key + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
-        if (!CausalVisible(position[half], key)) s[i] = kNoPromptLogprob;
-      }
-      largest[half] = cuda::Max(largest[half], s[i]);
+      largest[i / 2 % 2] = cuda::Max(largest[i / 2 % 2], s[i]);
     }
     float base[2];
     float total[2] = {0, 0};
@@ -259,14 +287,14 @@ struct Consumer {
       row = cuda::Max(row, cuda::ShuffleXor(row, 1));
       row = cuda::Max(row, cuda::ShuffleXor(row, 2));
       const float before = max[half];
-      max[half] = cuda::Max(before, cuda::Mul(row, scale_log2));
+      max[half] = cuda::Max(before, cuda::Mul(row, unit_log2));
       base[half] = ScoreBase<DeviceMath>(max[half]);
       rescale[half] = cuda::Exp2Approx(cuda::Sub(before, base[half]));
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
       const std::uint32_t half = i / 2 % 2;
-      s[i] = cuda::Exp2Approx(cuda::Fma(s[i], scale_log2, -base[half]));
+      s[i] = cuda::Exp2Approx(cuda::Fma(s[i], unit_log2, -base[half]));
       total[half] = cuda::Add(total[half], s[i]);
     }
 #pragma unroll
@@ -360,8 +388,9 @@ struct Consumer {
     for (std::uint32_t half = 0; half < 2; ++half) {
       float total = cuda::Add(sum[half], cuda::ShuffleXor(sum[half], 1));
       total = cuda::Add(total, cuda::ShuffleXor(total, 2));
-      const float share = total > 0 ? cuda::ReciprocalApprox(total) : 0.0f;
       const std::uint32_t row = first + cuda::Lane() / 4 + 8 * half;
+      total = JoinSink({max[half], total}, rows.Sink(group * kGroupRows + row)).sum;
+      const float share = total > 0 ? cuda::ReciprocalApprox(total) : 0.0f;
 #pragma unroll
       for (std::uint32_t i = 0; i < kColumns / 8; ++i) {
         *reinterpret_cast<std::uint32_t*>(staged + Piece(row, i) + cuda::Lane() % 4 * 4) =
@@ -388,11 +417,19 @@ struct Consumer {
     const ItemRows<T> rows(args, item);
     Start(rows);
     const std::uint32_t keys_end = rows.KeysEnd();
-    const std::uint32_t whole = (rows.Position(0) + 1) / kKeys;  // tiles that all rows see entirely
+    const std::uint32_t first = FirstTile(rows);
+    // All rows see tiles entirely from `whole` on by their windows, before whole_end by causality.
+    const std::uint32_t whole = TilesUpTo(WindowBegin(keys_end - 1, rules.window));
+    const std::uint32_t whole_end = (rows.Position(0) + 1) / kKeys;
     std::uint32_t n = TilesUpTo(keys_end) - 1;
     First(n * kKeys, keys_end);
-    for (; n > whole; --n) Next<true>((n - 1) * kKeys);
-    for (; n > 0; --n) Next<false>((n - 1) * kKeys);
+    while (n > first) {
+      if (n > whole_end || n <= whole) {
+        Next<true>(--n * kKeys);
+      } else {
+        for (; n > whole; --n) Next<false>((n - 1) * kKeys);
+      }
+    }
     Last();
     Write(rows);
   }
@@ -402,7 +439,7 @@ template <typename T, std::uint32_t kColumns>
 __global__ void __launch_bounds__(kThreads, 1)
     PrefillKernelSm90(const __grid_constant__ TileArgs<T> args,
                       const __grid_constant__ CUtensorMap keys,
-                      const __grid_constant__ CUtensorMap values) {
+                      const __grid_constant__ CUtensorMap values, const float unit_log2) {
   const Layout<kColumns> layout{cuda::SharedMemory()};
   if (cuda::ThreadIndex() == 0) {
     for (std::uint32_t i = 0; i < 2; ++i) {
@@ -426,7 +463,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     cuda::RaiseRegisters<232>();
     const std::uint32_t group = warp / 4 - 1;
-    Consumer<T, kColumns> consumer(layout, group, args.scale_log2);
+    Consumer<T, kColumns> consumer(layout, group, args, unit_log2);
     const std::uint32_t count = args.lists.counts->prefill;
     // Nothing follows the loop: ptxas would bound the registers of all of it by those of the
     // launch.
@@ -444,12 +481,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <typename T, std::uint32_t kColumns>
 absl::Status Launch(const CudaContext& context, const TileArgs<T>& args,
                     const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  const float unit_log2 = args.rules.cap_log2 > 0 ? args.rules.cap_log2 : args.scale_log2;
   return cuda::Launch(context, "attention prefill sm_90a", PrefillKernelSm90<T, kColumns>,
                       {.blocks_x = blocks,
                        .threads = kThreads,
                        .shared_bytes = Layout<kColumns>::kBytes + cuda::kSharedAlignment,
                        .programmatic = true},
-                      args, maps.keys.map(), maps.values.map());
+                      args, maps.keys.map(), maps.values.map(), unit_log2);
 }
 
 template <typename T>

@@ -67,11 +67,15 @@ using Reduce = AttentionReduction<DeviceMath>;
 inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kNoPromptLogprob = -std::numeric_limits<float>::infinity();
 
-// A score in units of its cap, capped, in units of log2: tanh is 1 - 2 / (e^2x + 1), within 3e-7.
-__device__ __forceinline__ float CapScore(float x, float cap_log2) {
+// 1 - 2 / (e^2x + 1), within 3e-7.
+__device__ __forceinline__ float TanhApprox(float x) {
   const float power = cuda::Exp2Approx(cuda::Mul(x, 2 * kLog2E));
   const float rest = cuda::ReciprocalApprox(cuda::Add(power, 1.0f));
-  return cuda::Mul(cap_log2, cuda::Fma(-2.0f, rest, 1.0f));
+  return cuda::Fma(-2.0f, rest, 1.0f);
+}
+// A score in units of its cap, capped, in units of log2.
+__device__ __forceinline__ float CapScore(float x, float cap_log2) {
+  return cuda::Mul(cap_log2, TanhApprox(x));
 }
 
 // The state with a sink beside its keys; null: none.

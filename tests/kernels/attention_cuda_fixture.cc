@@ -391,6 +391,11 @@ void DeviceStep::Set(const std::vector<StepRows>& step) {
 }
 
 absl::Status DeviceStep::Enqueue() const {
+  return Enqueue(PagedAttention);
+}
+
+absl::Status DeviceStep::Enqueue(
+    absl::FunctionRef<absl::Status(const Backend&, const AttentionParams&)> op) const {
   const AttentionShape& shape = rig_.shape_;
   QUIRE_RETURN_IF_ERROR(PlanAttention(*cuda_, planned_, plan_.get()));
   AttentionParams params{};
@@ -410,7 +415,7 @@ absl::Status DeviceStep::Enqueue() const {
   params.sinks = shape.sinks ? sinks_.data() : nullptr;
   params.plan = plan_.get();
   params.maps = maps_.get();
-  return PagedAttention(*cuda_, params);
+  return op(*cuda_, params);
 }
 
 std::vector<float> DeviceStep::Read() {

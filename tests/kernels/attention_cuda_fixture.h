@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "base/device_buffer.h"
 #include "base/stream.h"
 #include "base/thread_pool.h"
@@ -153,8 +154,10 @@ class DeviceStep {
              const std::vector<StepRows>& step, std::uint32_t max_rows = 0);
   // Other rows for the same addresses; the output becomes NaN.
   void Set(const std::vector<StepRows>& step);
-  // The planner and the op.
+  // The planner and the op, or another in its place.
   absl::Status Enqueue() const;
+  absl::Status Enqueue(
+      absl::FunctionRef<absl::Status(const Backend&, const AttentionParams&)> op) const;
   // What was written; all else is checked to be NaN still.
   std::vector<float> Read();
 

@@ -1,6 +1,8 @@
 // Windows, soft caps and sinks of attention on the emulated GPU: against double precision over the
 // same pages, and bits against themselves under every change that must not show.
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -147,14 +149,116 @@ TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
   }
 }
 
-// The kernel of 9.0 for prefill tokens knows the causal mask alone.
-TEST(AttentionRulesTest, PromptRowsWithRulesRunInThePortableKernel) {
+constexpr char kHopper[] = "attention prefill sm_90a";
+constexpr char kPortable[] = "attention prefill";
+
+TEST(AttentionRulesSm90Test, PromptRowsRunInTheKernelOfTheirDevice) {
   const AttentionBackend cuda;
-  for (const Rules& rules : {kRules[2], kRules[6], kRules[7]}) {
-    AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
-    const std::uint64_t before = cuda_emulator::LaunchCount("attention prefill sm_90a");
-    ExpectExact(cuda, With(shape, rules), {{0, 70, 60, 0}});
-    EXPECT_EQ(cuda_emulator::LaunchCount("attention prefill sm_90a"), before);
+  for (const Rules& rules : kRules) {
+    for (const bool maps : {true, false}) {
+      AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0, maps};
+      const std::uint64_t hopper = cuda_emulator::LaunchCount(kHopper);
+      const std::uint64_t portable = cuda_emulator::LaunchCount(kPortable);
+      ExpectExact(cuda, With(shape, rules), {{0, 70, rules.window == 600 ? 560u : 60u, 0}});
+      if (!cuda_emulator::IsEmulated()) continue;
+      EXPECT_EQ(cuda_emulator::LaunchCount(kHopper), hopper + (maps ? 1 : 0));
+      EXPECT_EQ(cuda_emulator::LaunchCount(kPortable), portable + (maps ? 0 : 1));
+    }
+  }
+}
+
+// Windows that end in the first tile, between tiles of 128 and far behind, each rule alone and with
+// the others, prompts at and around the borders of tiles, behind a cached prefix and without.
+TEST(AttentionRulesSm90Test, PromptRowsEqualDoublePrecision) {
+  const AttentionBackend cuda(2);
+  const struct {
+    Rules rules;
+    std::uint32_t heads, kv_heads, cached, prompt;
+  } cases[] = {{{1, 0, false}, 2, 1, 0, 129},     {{1, 2, true}, 3, 1, 127, 3},
+               {{2, 0, true}, 6, 2, 126, 131},    {{31, 3, false}, 7, 1, 0, 200},
+               {{127, 0, false}, 4, 2, 250, 140}, {{128, 0, true}, 3, 1, 0, 300},
+               {{129, 3, false}, 2, 2, 255, 66},  {{130, 0, false}, 16, 1, 383, 5},
+               {{200, 3, true}, 5, 1, 511, 90},   {{257, 0, false}, 1, 1, 0, 700},
+               {{0, 3, true}, 6, 2, 130, 70},     {{0, 0, true}, 7, 1, 0, 64},
+               {{0, 2, false}, 4, 1, 0, 257},     {{384, 0, true}, 2, 1, 640, 129}};
+  constexpr std::uint32_t kPages[] = {16, 64, 128, 32};
+  constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
+  std::uint32_t i = 0;
+  for (const auto& c : cases) {
+    AttentionShape shape{c.heads,
+                         c.kv_heads,
+                         kHeadSizes[(i + i / 4) % 4],
+                         kPages[i % 4],
+                         i % 3 == 2 ? DType::kF16 : DType::kBF16,
+                         DType::kBF16,
+                         0,
+                         true};
+    ExpectExact(cuda, With(shape, c.rules), {{0, c.cached, c.prompt, 0}});
+    ++i;
+  }
+}
+
+// Of several items a block, with decode tokens beside them.
+TEST(AttentionRulesSm90Test, MixedStepsEqualDoublePrecision) {
+  AttentionShape shape{6, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
+  ExpectExact(AttentionBackend(1), With(shape, {90, 4, true}),
+              {{0, 0, 0, 0}, {1, 20, 230, 5}, {2, 300, 40, 0}, {3, 200, 0, 1}, {4, 0, 150, 0}});
+}
+
+// A product beyond every number has the cap as its score.
+TEST(AttentionRulesSm90Test, InfiniteScoresAreCapped) {
+  const AttentionBackend cuda;
+  AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
+  shape.softcap = 3;
+  shape.loudness = 1e38f;
+  const AttentionRig rig(shape, {200}, 5);
+  const std::vector<StepRows> step = {{0, 60, 140, 0}};
+  EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), Tolerance(shape));
+}
+
+// Rows that see a token of NaN are NaN, whatever the maximum, the cap and the sink make of it.
+TEST(AttentionRulesSm90Test, NanIsNotHidden) {
+  const AttentionBackend cuda;
+  for (const bool all : {false, true}) {
+    AttentionShape shape{3, 1, 64, 16, DType::kBF16, DType::kBF16, 0, true};
+    shape = With(shape, {100, all ? 3.0f : 0.0f, all});
+    shape.nan_tokens = 128;
+    const AttentionRig rig(shape, {250}, 5);
+    const std::vector<float> out = rig.Run(cuda, {{0, 128, 99, 0}});
+    EXPECT_EQ(std::count_if(out.begin(), out.end(), [](float x) { return std::isnan(x); }),
+              static_cast<std::ptrdiff_t>(out.size()));
+    const std::vector<StepRows> behind = {{0, 227, 23, 0}};
+    EXPECT_LE(RelativeError(rig.Run(cuda, behind), rig.Exact(behind)), Tolerance(shape));
+  }
+}
+
+TEST(AttentionRulesSm90Test, AWindowBeyondThePromptDoesNotShow) {
+  const AttentionBackend cuda;
+  AttentionShape shape{6, 2, 128, 16, DType::kBF16, DType::kBF16, 0, true};
+  const std::vector<StepRows> step = {{0, 30, 270, 0}, {1, 0, 5, 0}};
+  const std::vector<float> all = AttentionRig(shape, {300, 5}, 3).Run(cuda, step);
+  for (const std::uint32_t window : {300u, 1u << 20, 0xffffffffu}) {
+    shape.window = window;
+    EXPECT_TRUE(SameBits(all, AttentionRig(shape, {300, 5}, 3).Run(cuda, step))) << window;
+  }
+}
+
+TEST(AttentionRulesBitsTest, HopperRowsDoNotDependOnChunksAndBatch) {
+  for (const Rules& rules : {Rules{70, 3, true}, Rules{1, 0, false}, Rules{129, 0, true}}) {
+    AttentionShape shape{6, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
+    const AttentionRig rig(With(shape, rules), {300, 140}, 9);
+    const std::vector<float> once =
+        rig.Run(AttentionBackend(1, 5), {{0, 0, 300, 0}, {1, 0, 140, 0}});
+    const AttentionBackend cuda;
+    std::vector<float> chunks;
+    for (const auto& [first, count] :
+         {std::pair{0u, 50u}, {50u, 1u}, {51u, 80u}, {131u, 125u}, {256u, 44u}}) {
+      const std::vector<float> out = rig.Run(cuda, {{0, first, count, 0}});
+      chunks.insert(chunks.end(), out.begin(), out.end());
+    }
+    const std::vector<float> other = rig.Run(cuda, {{1, 0, 140, 0}});
+    chunks.insert(chunks.end(), other.begin(), other.end());
+    EXPECT_TRUE(SameBits(once, chunks)) << rules.window;
   }
 }
 

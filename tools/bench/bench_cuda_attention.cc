@@ -193,14 +193,16 @@ void RulesShapes(Benchmark* benchmark) {
       ->UseManualTime();
   // As long as the context, so that the work is that of none.
   constexpr std::int64_t kLong = 1 << 20;
-  for (const std::int64_t cached : {4096, 0}) {
-    const std::int64_t batch = cached == 0 ? 1 : 32;
-    const std::int64_t rows = cached == 0 ? 8192 : 1;
-    benchmark->Args({0, 0, 0, batch, cached, rows, 0})
-        ->Args({kLong, 0, 0, batch, cached, rows, 0})
-        ->Args({0, 50, 0, batch, cached, rows, 0})
-        ->Args({0, 0, 1, batch, cached, rows, 0});
-  }
+  const auto each = [benchmark](std::int64_t batch, std::int64_t cached, std::int64_t rows,
+                                std::int64_t maps) {
+    benchmark->Args({0, 0, 0, batch, cached, rows, maps})
+        ->Args({kLong, 0, 0, batch, cached, rows, maps})
+        ->Args({0, 50, 0, batch, cached, rows, maps})
+        ->Args({0, 0, 1, batch, cached, rows, maps});
+  };
+  each(32, 4096, 1, 0);
+  each(1, 0, 8192, 0);
+  each(1, 0, 8192, 1);
   benchmark->Args({1024, 0, 0, 32, 32768, 1, 0})->Args({4096, 0, 0, 1, 0, 8192, 1});
 }
 BENCHMARK(Run<RulesAttention>)->Name("BM_RulesAttention")->Apply(RulesShapes);
@@ -208,6 +210,7 @@ BENCHMARK(Run<RulesAttention>)
     ->Name("BM_RulesAttention/tiny")
     ->Args({40, 50, 1, 2, 70, 1, 0})
     ->Args({40, 50, 1, 1, 3, 70, 0})
+    ->Args({40, 50, 1, 1, 3, 70, 1})
     ->UseManualTime();
 
 // Arguments: heads, sequences, cached tokens, rows of each. Rank 512 and 64 rotated columns.
