@@ -62,14 +62,14 @@ struct AttentionParams {
 //
 // CUDA: lengths are device memory and are not checked. q and out are f32, or bf16, both of one
 // type. bf16 over bf16, f16, or one-byte pages with one scale per token and head, for heads of 16
-// to 128 columns in steps of 16, runs on tensor cores: products of 16-bit values, f32 sums, in the
-// orders of attention_work.h, which differ between prefill tokens and decode tokens; q and out rows
-// are aligned to 8 bytes. With tensor maps, compute capability 9.0 and rows aligned to 16 bytes,
-// rows over bf16 or f16 pages run in kernels of their own: prefill tokens in another order, decode
-// tokens with the same bits. Everything else runs in the scalar kernel, heads up to 576 columns,
-// which needs no plan. Tiles of 64 keys, of 128 in prefill with tensor maps, before the windows of
-// all rows of a work item are not read; keys before them in the first tile that is read are
-// multiplied by zero.
+// to 128 columns in steps of 16, over bf16 pages to 256, runs on tensor cores: products of 16-bit
+// values, f32 sums, in the orders of attention_work.h, which differ between prefill tokens and
+// decode tokens; q and out rows are aligned to 8 bytes. With tensor maps, which heads of more than
+// 128 columns lack, compute capability 9.0 and rows aligned to 16 bytes, rows over bf16 or f16
+// pages run in kernels of their own: prefill tokens in another order, decode tokens with the same
+// bits. Everything else runs in the scalar kernel, heads up to 576 columns, which needs no plan.
+// Tiles of 64 keys, of 128 in prefill with tensor maps, before the windows of all rows of a work
+// item are not read; keys before them in the first tile that is read are multiplied by zero.
 // Latent rows: bf16 over one KV head of 144 to 576 columns of bf16 in steps of 16, whose first
 // value_columns, a multiple of 8 up to 512, are the values (`values` is `keys`), without window,
 // soft cap and sinks, has a tensor-core kernel of its own, with one reduction order for prefill and

@@ -22,12 +22,15 @@ static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 namespace internal {
 namespace {
 
+constexpr std::uint32_t kMaxHead = 128;  // of the tile kernels of every element
+
 // Whether the tensor-core kernels read such pages.
 bool HasTileKernels(const KvShape& shape) {
   const bool wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
   const bool scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
                       shape.granularity == shape.head_size;
-  return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= 128;
+  const std::uint32_t most = shape.dtype == DType::kBF16 ? attention::kMaxWideHead : kMaxHead;
+  return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= most;
 }
 
 // Whether the kernel of latent rows reads such pages, wider than those of the others.
@@ -35,7 +38,7 @@ bool HasLatentKernel(const AttentionParams& params, const KvShape& shape) {
   const bool is_plain = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
   const std::uint32_t values = params.value_columns;
   return params.keys == params.values && is_plain && shape.dtype == DType::kBF16 &&
-         shape.num_heads == 1 && shape.head_size > 128 && shape.head_size % 16 == 0 &&
+         shape.num_heads == 1 && shape.head_size > kMaxHead && shape.head_size % 16 == 0 &&
          shape.head_size <= attention::kMaxLatentColumns && values > 0 && values % 8 == 0 &&
          values <= attention::kMaxLatentValues && values <= shape.head_size;
 }
@@ -92,6 +95,11 @@ bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
 template <typename T>
 absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& params,
                           const attention::TileArgs<T>& args, std::uint32_t blocks) {
+  if constexpr (std::is_same_v<T, BF16>) {
+    if (args.keys.head_size() > kMaxHead) {
+      return attention::LaunchPrefillWide(context, args, blocks);
+    }
+  }
   if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
     if (UsesTensorMaps(context, params)) {
       return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
@@ -103,6 +111,11 @@ absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& par
 template <typename T>
 absl::Status LaunchGenerated(const CudaContext& context, const AttentionParams& params,
                              const attention::TileArgs<T>& args, std::uint32_t blocks) {
+  if constexpr (std::is_same_v<T, BF16>) {
+    if (args.keys.head_size() > kMaxHead) {
+      return attention::LaunchDecodeWide(context, args, blocks);
+    }
+  }
   if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
     if (UsesTensorMaps(context, params)) {
       return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer), blocks);
@@ -141,20 +154,20 @@ absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams&
   const AttentionWorkLists lists = AttentionPlanAccess::Lists(*params.plan);
   const std::uint64_t floats = std::uint64_t{MaxPartials(context.num_sms)} * lists.partial_floats;
   return attention::LaunchLatent(
-      context, {.rows = std::get<KvView<BF16>>(*params.keys),
-                .q = params.q.as<BF16>(),
-                .out = params.out.as<BF16>(),
-                .q_stride = params.q_stride,
-                .out_stride = params.out_stride,
-                .row_offsets = params.row_offsets,
-                .partials = lists.partials,
-                .max_partials =
-                    static_cast<std::uint32_t>(floats / attention::kLatentPartialFloats),
-                .num_sms = context.num_sms,
-                .batch_size = params.batch_size,
-                .num_heads = params.num_heads,
-                .value_columns = params.value_columns,
-                .scale_log2 = attention::ScoreScale(params)});
+      context,
+      {.rows = std::get<KvView<BF16>>(*params.keys),
+       .q = params.q.as<BF16>(),
+       .out = params.out.as<BF16>(),
+       .q_stride = params.q_stride,
+       .out_stride = params.out_stride,
+       .row_offsets = params.row_offsets,
+       .partials = lists.partials,
+       .max_partials = static_cast<std::uint32_t>(floats / attention::kLatentPartialFloats),
+       .num_sms = context.num_sms,
+       .batch_size = params.batch_size,
+       .num_heads = params.num_heads,
+       .value_columns = params.value_columns,
+       .scale_log2 = attention::ScoreScale(params)});
 }
 
 }  // namespace

@@ -177,9 +177,16 @@ struct DecodeWarp {
     }
   }
 
-  // One tile of 64 tokens. s[2 t + j] is token lane / 4 + 8 t of the warp's, row j.
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
                                          float scale_log2, const ScoreRules& rules) {
+    Tile64(stage, tile, scale_log2, rules, [stage] { return stage + Tile::kBytes; });
+  }
+  // One tile of 64 tokens: K and scales at `stage`, V where values_of says, which is called when V
+  // is needed. s[2 t + j] is token lane / 4 + 8 t of the warp's, row j.
+  template <typename ValuesOf>
+  __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
+                                         float scale_log2, const ScoreRules& rules,
+                                         const ValuesOf& values_of) {
     const std::uint32_t row = cuda::Warp() * 16 + cuda::Lane() / 4;
     const auto* const k_scales = reinterpret_cast<const float*>(stage + 2 * Tile::kBytes);
     float s[4];
@@ -214,7 +221,7 @@ struct DecodeWarp {
     }
     const std::uint32_t p[2] = {cuda::MovMatrixTrans(Pack<kBF16>(s[0], s[1])),
                                 cuda::MovMatrixTrans(Pack<kBF16>(s[2], s[3]))};
-    AddValues(stage + Tile::kBytes, p);
+    AddValues(values_of(), p);
   }
 
   // P takes V's scales. Only tokens that a row sees take part in its unit, or a row's bits would
@@ -425,6 +432,24 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
   return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
 }
 
+// After the tile at left.first of an item whose tiles end at left.end. The last one of a span adds
+// the span to the row, through `scratch`, which no copy is under way to.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
+                                        DecodeWarp<T, kColumns>* warp,
+                                        RowReduction<kColumns>* reduce) {
+  const auto [tile, end] = left;
+  if (tile % kTilesPerSpan != kTilesPerSpan - 1 && tile + 1 != end) return;
+  cuda::SyncBlock();
+  warp->StoreState(scratch);
+  cuda::SyncBlock();
+  ReduceSpan<T, kColumns>(scratch, reduce);
+  warp->Clear();
+  if (tile / kTilesPerSpan % kSpansPerGroup == kSpansPerGroup - 1 || tile + 1 == end) {
+    reduce->EndGroup();
+  }
+}
+
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const AttentionWork& item) {
   using Shape = DecodeShape<T, kColumns>;
@@ -460,16 +485,7 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
     }
     cuda::CpAsyncCommit();
     warp.Tile64(now, tile, args.scale_log2, args.rules);
-    if (tile % kTilesPerSpan != kTilesPerSpan - 1 && tile + 1 != end) continue;
-    auto* const scratch = reinterpret_cast<float*>(now);
-    cuda::SyncBlock();
-    warp.StoreState(scratch);
-    cuda::SyncBlock();
-    ReduceSpan<T, kColumns>(scratch, &reduce);
-    warp.Clear();
-    if (tile / kTilesPerSpan % kSpansPerGroup == kSpansPerGroup - 1 || tile + 1 == end) {
-      reduce.EndGroup();
-    }
+    EndTile<T, kColumns>({tile, end}, reinterpret_cast<float*>(now), &warp, &reduce);
   }
   // All tiles are here and read, so any stage holds the flag.
   FinishItem<T, kColumns>(rows, reduce, reinterpret_cast<std::uint32_t*>(shared),
@@ -490,7 +506,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
 
 template <typename T, std::uint32_t kColumns>
 absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& args,
-                           std::uint32_t blocks) {
+                                 std::uint32_t blocks) {
   return cuda::Launch(context, "attention decode", DecodeKernel<T, kColumns>,
                       {.blocks_x = blocks,
                        .threads = kDecodeThreads,

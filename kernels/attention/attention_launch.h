@@ -30,6 +30,13 @@ template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks);
 
+// The same for heads of 129 to kMaxWideHead columns over bf16 pages.
+inline constexpr std::uint32_t kMaxWideHead = 256;
+absl::Status LaunchDecodeWide(const CudaContext& context, const TileArgs<BF16>& args,
+                              std::uint32_t blocks);
+absl::Status LaunchPrefillWide(const CudaContext& context, const TileArgs<BF16>& args,
+                               std::uint32_t blocks);
+
 // One warp for a row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16
 // activations.
 inline constexpr std::uint32_t kMaxScalarHead = 576;

@@ -127,7 +127,15 @@ struct PrefillWarp {
         q[i][half] = QueryPair<kBF16>(pairs[lane_column]);
         q[i][half + 2] = QueryPair<kBF16>(pairs[lane_column + 4]);
       }
-      position[half] = rows.Position(row);
+    }
+    Clear(rows);
+  }
+  // All but the queries.
+  __device__ __forceinline__ void Clear(const ItemRows<T>& rows) {
+    const std::uint32_t first = cuda::Warp() * 16;
+#pragma unroll
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      position[half] = rows.Position(first + cuda::Lane() / 4 + 8 * half);
       max[half] = kNoPromptLogprob;
       sum[half] = 0;
     }
@@ -177,8 +185,7 @@ struct PrefillWarp {
     }
   }
 
-  // Scores of a tile that starts at token `first` become probabilities; o is rescaled. The tile
-  // holds a token that some row of the warp sees.
+  // Scores of a tile that starts at token `first` become probabilities; o is rescaled.
   __device__ __forceinline__ void Softmax(std::uint32_t first, const ScoreRules& rules,
                                           float (&s)[kTokens][4]) {
     const bool masked =
@@ -337,7 +344,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 
 template <typename T, std::uint32_t kColumns>
 absl::Status LaunchPrefillColumns(const CudaContext& context, const TileArgs<T>& args,
-                           std::uint32_t blocks) {
+                                  std::uint32_t blocks) {
   return cuda::Launch(context, "attention prefill", PrefillKernel<T, kColumns>,
                       {.blocks_x = blocks,
                        .threads = kPrefillThreads,

@@ -6,7 +6,7 @@
 // A tile's row is a token's columns of one head, in 16-byte pieces. Pieces are permuted inside 128
 // bytes (piece XOR row mod 8, the order that TMA and wgmma call 128-byte swizzle), so that eight
 // rows at one piece lie in different banks and ldmatrix runs without conflicts; rows above 128
-// bytes are two such slabs, one after the other.
+// bytes are several such slabs, one after the other.
 
 #include <cstdint>
 
@@ -91,7 +91,7 @@ template <typename T, std::uint32_t kColumns>
 struct TileShape {
   static constexpr std::uint32_t kElementBytes = sizeof(T);
   static constexpr std::uint32_t kPieces = kColumns * kElementBytes / 16;
-  static constexpr std::uint32_t kRowBytes = kPieces <= 4 ? 64 : kPieces <= 8 ? 128 : 256;
+  static constexpr std::uint32_t kRowBytes = kPieces <= 4 ? 64 : (kPieces + 7) / 8 * 128;
   static constexpr std::uint32_t kBytes = kKvTile * kRowBytes;
 
   // Where a piece of a row lies.

@@ -137,15 +137,16 @@ void AttentionShapes(Benchmark* benchmark) {
         ->Args({1, 0, 8192, 32, 8, 64, maps})
         ->Args({1, 24576, 8192, 32, 8, 128, maps});
   }
-  // Heads of Gemma, which the scalar kernel serves.
-  benchmark->Args({32, 4096, 1, 8, 4, 256, 0});
+  // Heads of Gemma.
+  benchmark->Args({32, 4096, 1, 8, 4, 256, 0})->Args({1, 0, 8192, 8, 4, 256, 0});
 }
 void TinyAttention(Benchmark* benchmark) {
   benchmark->UseManualTime();
   for (const int maps : {0, 1}) {
     benchmark->Args({2, 70, 1, 4, 2, 64, maps})->Args({1, 3, 70, 4, 2, 64, maps});
   }
-  benchmark->Args({1, 9, 1, 4, 2, 256, 0});  // the scalar kernel
+  benchmark->Args({2, 70, 1, 4, 2, 256, 0})->Args({1, 3, 70, 4, 2, 256, 0});
+  benchmark->Args({1, 9, 1, 4, 2, 272, 0});  // the scalar kernel
 }
 BENCHMARK(Run<Attention>)->Name("BM_Attention")->Apply(AttentionShapes);
 BENCHMARK(Run<Attention>)->Name("BM_Attention/tiny")->Apply(TinyAttention);

@@ -1,6 +1,7 @@
-// Mistakes planted in copies of the Hopper prefill kernel, where it follows windows, soft caps and
-// sinks: what comes out is no longer what double precision says, or the emulator ends the process.
-// Which text is which mistake: CMakeLists.txt.
+// Mistakes planted in copies of attention kernels. In the Hopper prefill kernel where it follows
+// windows, soft caps and sinks: what comes out is no longer what double precision says. In those of
+// wide heads where parts of tiles change hands: the emulator ends the process. Which text is which
+// mistake: CMakeLists.txt.
 
 #include <gtest/gtest.h>
 
@@ -31,18 +32,41 @@ absl::Status LaunchPrefillSm90SinkOfAnotherHead(const CudaContext& context, cons
                                                 const cuda::KvLayerMaps& maps,
                                                 std::uint32_t blocks);
 
+absl::Status LaunchDecodeWidePartNotWhole(const CudaContext& context, const TileArgs<BF16>& args,
+                                          std::uint32_t blocks);
+absl::Status LaunchPrefillWidePartNotWhole(const CudaContext& context, const TileArgs<BF16>& args,
+                                           std::uint32_t blocks);
+absl::Status LaunchDecodeWideStatesOverValues(const CudaContext& context,
+                                              const TileArgs<BF16>& args, std::uint32_t blocks);
+
 }  // namespace attention
 
 namespace {
 
 using Launch = absl::Status (*)(const CudaContext&, const attention::TileArgs<BF16>&,
                                 const cuda::KvLayerMaps&, std::uint32_t);
+using WideLaunch = absl::Status (*)(const CudaContext&, const attention::TileArgs<BF16>&,
+                                    std::uint32_t);
 
 // Of 150 prompt tokens behind 300, by three query heads to a KV head, so that the second half of an
 // item's rows begins with another head than the first.
 class PlantedAttentionTest : public testing::Test {
  protected:
   static AttentionShape Shape() { return {6, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true, 8}; }
+  static attention::TileArgs<BF16> ArgsOf(const AttentionParams& params) {
+    const auto& keys = std::get<KvView<BF16>>(*params.keys);
+    return {keys,
+            std::get<KvView<BF16>>(*params.values),
+            params.q.as<BF16>(),
+            params.out.as<BF16>(),
+            params.q_stride,
+            params.out_stride,
+            params.row_offsets,
+            AttentionPlanAccess::Lists(*params.plan),
+            params.num_heads / keys.num_heads(),
+            attention::ScoreScale(params),
+            attention::RulesOf(params)};
+  }
   static double ErrorOf(const AttentionShape& shape, Launch launch) {
     const AttentionBackend cuda(2);
     const AttentionRig rig(shape, {450}, 3);
@@ -50,22 +74,29 @@ class PlantedAttentionTest : public testing::Test {
     DeviceStep device(rig, cuda, step);
     const absl::Status status =
         device.Enqueue([&](const Backend& backend, const AttentionParams& params) {
-          const auto& keys = std::get<KvView<BF16>>(*params.keys);
-          const attention::TileArgs<BF16> args{keys,
-                                               std::get<KvView<BF16>>(*params.values),
-                                               params.q.as<BF16>(),
-                                               params.out.as<BF16>(),
-                                               params.q_stride,
-                                               params.out_stride,
-                                               params.row_offsets,
-                                               AttentionPlanAccess::Lists(*params.plan),
-                                               params.num_heads / keys.num_heads(),
-                                               attention::ScoreScale(params),
-                                               attention::RulesOf(params)};
-          return launch(*backend.cuda(), args, params.maps->layer(params.layer), cuda.num_sms());
+          return launch(*backend.cuda(), ArgsOf(params), params.maps->layer(params.layer),
+                        cuda.num_sms());
         });
     EXPECT_TRUE(status.ok()) << status;
     return RelativeError(device.Read(), rig.Exact(step));
+  }
+  // Of a wide head's step of one class, every launch checked.
+  static double WideErrorOf(const StepRows& rows, WideLaunch launch) {
+    cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+    options.check = cuda_emulator::CheckedLaunches::kAll;
+    cuda_emulator::SetOptions(options);
+    const AttentionBackend cuda(1);
+    AttentionShape shape = Shape();
+    shape.head_size = 256;
+    shape.tensor_maps = false;
+    const AttentionRig rig(shape, {300}, 3);
+    DeviceStep device(rig, cuda, {rows});
+    const absl::Status status =
+        device.Enqueue([&](const Backend& backend, const AttentionParams& params) {
+          return launch(*backend.cuda(), ArgsOf(params), 1);
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    return RelativeError(device.Read(), rig.Exact({rows}));
   }
   static constexpr double kTolerance = 6e-3;
 };
@@ -97,6 +128,17 @@ TEST_F(PlantedAttentionTest, TilesBeforeAWindow) {
   shape.window = 100;
   EXPECT_DEATH(ErrorOf(shape, attention::LaunchPrefillSm90TilesBeforeWindow<BF16>),
                "kernel attention prefill sm_90a");
+}
+
+TEST_F(PlantedAttentionTest, PartsOfWideTiles) {
+  constexpr char kRace[] = "kernel attention .* wide, .*(no barrier orders the two|under way)";
+  const StepRows prompt{0, 200, 20, 0};
+  const StepRows generated{0, 200, 0, 1};
+  EXPECT_LE(WideErrorOf(prompt, attention::LaunchPrefillWide), kTolerance);
+  EXPECT_LE(WideErrorOf(generated, attention::LaunchDecodeWide), kTolerance);
+  EXPECT_DEATH(WideErrorOf(prompt, attention::LaunchPrefillWidePartNotWhole), kRace);
+  EXPECT_DEATH(WideErrorOf(generated, attention::LaunchDecodeWidePartNotWhole), kRace);
+  EXPECT_DEATH(WideErrorOf(generated, attention::LaunchDecodeWideStatesOverValues), kRace);
 }
 
 }  // namespace
