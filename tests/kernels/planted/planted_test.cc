@@ -16,6 +16,7 @@
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/linear_reduction.h"
 #include "kernels/moe/route.h"
 #include "kernels/sampling/sampling_device.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -42,6 +43,8 @@ absl::Status LinearTensorCoreCudaStageNotWhole(const CudaContext& context,
                                                const LinearParams& params);
 absl::Status LinearTensorCoreCudaSumsOverRing(const CudaContext& context,
                                               const LinearParams& params);
+absl::Status LinearTensorCoreCudaSumsByArrival(const CudaContext& context,
+                                               const LinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesOverFlag(const CudaContext& context,
                                                        const GroupedLinearParams& params);
 absl::Status GroupedLinearTensorCoreCudaPlacesNotWhole(const CudaContext& context,
@@ -241,6 +244,47 @@ TEST_F(PlantedDeathTest, ProductOfCodes) {
                             "|which no thread has written), at .*/StageNotWhole/"));
   EXPECT_DEATH(run(internal::LinearTensorCoreCudaSumsOverRing),
                Says("linear", "SumsOverRing", kThreads));
+}
+
+// Codes of four bits, two groups to a tile of K, four sub-ranges of K in blocks of their own.
+TEST_F(PlantedDeathTest, CodesInSubRanges) {
+  constexpr std::uint32_t kFeatures = 640, kInputs = 1024, kRows = 3;
+  ASSERT_EQ(cuda::LinearReductionOf(kFeatures, kInputs).splits, 4u);
+  const Quantized made =
+      MakeQuantized({.format = WeightFormat::kInt4, .n = kFeatures, .k = kInputs, .group = 32});
+  const auto weight = made.Pack(*cuda());
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  const std::vector<BF16> inputs = RandomRows(kRows * kInputs, 2);
+  std::vector<double> exact;
+  for (std::uint32_t row = 0; row < kRows; ++row) {
+    for (std::uint32_t n = 0; n < kFeatures; ++n) {
+      double sum = 0;
+      for (std::uint32_t k = 0; k < kInputs; ++k) {
+        sum +=
+            double{inputs[row * kInputs + k].ToFloat()} * made.worth[std::size_t{n} * kInputs + k];
+      }
+      exact.push_back(sum);
+    }
+  }
+  const DeviceArray<BF16> x(cuda(), inputs);
+  const auto run = [&](auto linear) {
+    const DeviceArray<float> y(cuda(), kRows * kFeatures);
+    const LinearParams params{.x = x.data(),
+                              .weight = &*weight,
+                              .y = y.data(),
+                              .x_stride = kInputs,
+                              .y_stride = kFeatures,
+                              .num_rows = kRows};
+    EXPECT_TRUE(linear(context(), params).ok());
+    return y.Get();
+  };
+  const std::vector<float> right = run(internal::LinearTensorCoreCuda);
+  EXPECT_LE(RelativeError(right, exact), 1e-5);
+  EXPECT_EQ(run(internal::LinearTensorCoreCuda), right);
+  // As near to double precision, but no longer the bits of any other number of rows.
+  const std::vector<float> by_arrival = run(internal::LinearTensorCoreCudaSumsByArrival);
+  EXPECT_LE(RelativeError(by_arrival, exact), 1e-5);
+  EXPECT_NE(by_arrival, right);
 }
 
 // Four rows that chose twice, and whose places do not ascend.
