@@ -19,8 +19,12 @@ constexpr int kAutoTargetStepsOfPrompts = 4;
 constexpr int kAutoTargetStepsOfPromptsAlone = 16;
 constexpr absl::Duration kMinAutoTarget = absl::Milliseconds(20);
 constexpr absl::Duration kMaxAutoTarget = absl::Milliseconds(500);
+constexpr absl::Duration kMinAutoTargetOfPromptsAlone = absl::Milliseconds(5);
 // Where prompts hold up, or would hold up, another tenant. Throughput is worth less than that.
-constexpr absl::Duration kMinAutoTargetOfTenants = absl::Milliseconds(5);
+constexpr absl::Duration kMinAutoTargetOfTenants = absl::Milliseconds(2);
+// A tenant that has had a request beside another one's is expected to have the next one within
+// this. It comes into steps that were planned without it.
+constexpr absl::Duration kTimeToReturn = absl::Seconds(10);
 // Steps are planned for this share of the target, since some take longer than expected.
 constexpr double kAimedShare = 0.9;
 // Where time bounds a chunk, the rows of the step, those that decode among them, are a multiple of
@@ -68,7 +72,8 @@ const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
     plan_.Clear();
     return plan_;
   }
-  time_target_ = StepTimeTarget();
+  if (tenants_.size() > 1) shared_until_ = now + kTimeToReturn;
+  time_target_ = StepTimeTarget(now);
   PlanPrompts(now);
   return plan_;
 }
@@ -219,7 +224,7 @@ bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
 
 // A target that is set bounds only steps that a stream waits for. The automatic one bounds the
 // others too, once it is known what a step without prompts takes.
-absl::Duration Scheduler::StepTimeTarget() const {
+absl::Duration Scheduler::StepTimeTarget(absl::Time now) const {
   const bool is_set = options_.step_time_target.has_value();
   if (is_set && stream_waits_) return *options_.step_time_target;
   if (is_set || !options_.auto_step_time_target) return absl::InfiniteDuration();
@@ -228,12 +233,12 @@ absl::Duration Scheduler::StepTimeTarget() const {
     row.AddDecode(/*stored=*/0);
     if (!step_time_.Knows(row)) return absl::InfiniteDuration();
     return std::clamp(kAutoTargetStepsOfPromptsAlone * step_time_.Predict(row),
-                      kMinAutoTargetOfTenants, kMaxAutoTarget);
+                      kMinAutoTargetOfPromptsAlone, kMaxAutoTarget);
   }
   const bool prompts_prevail = 2 * num_prompts_ > plan_.decodes.size();
   const int steps = prompts_prevail ? kAutoTargetStepsOfPrompts : kAutoTargetSteps;
   return std::clamp(steps * step_time_.Predict(plan_.work),
-                    tenants_.size() > 1 ? kMinAutoTargetOfTenants : kMinAutoTarget, kMaxAutoTarget);
+                    now < shared_until_ ? kMinAutoTargetOfTenants : kMinAutoTarget, kMaxAutoTarget);
 }
 
 // Of one row in one step.

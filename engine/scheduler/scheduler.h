@@ -147,7 +147,7 @@ class Scheduler {
   void GrowPrompts(bool ahead);
   std::uint32_t GrowPrompt(Sequence& sequence, std::uint32_t chunk, bool ahead);
   bool Grow(Sequence& sequence, std::uint32_t tokens, bool ahead);
-  absl::Duration StepTimeTarget() const;
+  absl::Duration StepTimeTarget(absl::Time now) const;
   std::uint32_t ChunkLimit() const;
   std::uint32_t ChunkTokens(std::uint32_t computed, std::uint32_t total, std::uint32_t room) const;
   std::uint32_t ForkPages(const Sequence& sequence, std::uint32_t end) const;
@@ -223,7 +223,9 @@ class Scheduler {
   std::uint32_t prompt_budget_ = 0;  // of those, for prompts
   std::uint32_t fork_pages_ = 0;     // that the forks after the step being planned will take
   StepTimeModel step_time_;
-  absl::Duration time_target_;   // of the step being planned
+  absl::Duration time_target_;  // of the step being planned
+  // Several tenants have requests, or had them lately.
+  absl::Time shared_until_ = absl::InfinitePast();
   std::size_t num_prompts_ = 0;  // that run or wait, with tokens left to compute
   bool stream_waits_ = false;    // for the step being planned, beside those whose prompts are in it
   std::uint64_t launched_ = 0;   // steps
