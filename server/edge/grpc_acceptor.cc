@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/dispatch.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -29,6 +30,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -38,6 +40,7 @@
 #include "base/thread_name.h"
 #include "server/config/validator.h"
 #include "server/edge/peer_address.h"
+#include "server/edge/silent_connections.h"
 #include "server/edge/tcp_listening.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/wait_for_memory.h"
@@ -51,7 +54,7 @@ using net::ip::tcp;
 using Local = net::local::stream_protocol;
 using Error = boost::system::error_code;
 
-constexpr int kThreads = 2;
+constexpr int kThreads = 2;  // beside the one that accepts
 constexpr std::chrono::seconds kTick{1};
 // Connections that are looked at before what others do has its turn: to look at 8000 in a row kept
 // a new connection waiting for up to 10 ms.
@@ -59,6 +62,10 @@ constexpr std::size_t kTickedAtOnce = 64;
 constexpr int kDescriptorsToGrpc = 2;  // a socket pair
 // After a failed accept, such as for want of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+// Clients that have spoken, and that the threads that serve have not taken over: with more, new
+// ones are accepted with a pause behind each.
+constexpr std::size_t kMaxWaiting = 8;
+constexpr std::chrono::milliseconds kPauseOfMany{1};
 // Refused connections that are being told so at once; more are closed without a word.
 constexpr int kMaxTurnedAway = 64;
 // Connections that have been told to end and have not yet: beyond, the oldest are not waited for,
@@ -174,10 +181,17 @@ class GrpcAcceptor::Impl {
   void AddOwn(const std::string& address);
   void OnAccepted(tcp::socket socket);
   void OnAccepted(Local::socket socket);
-  void Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip, bool may_tell);
+  void Take(Accepted accepted, bool is_own);
   enum class Kind { kPlaced, kOwn, kTurnedAway };
-  std::shared_ptr<GuardedConnection> Add(std::unique_ptr<Transport> transport, Peer peer,
-                                         const std::string& ip, Kind kind);
+  void Enter(std::uint64_t number, const std::string& ip, Kind kind);
+  bool Leave(std::uint64_t number);
+  void WaitForWords(std::uint64_t number, Accepted accepted);
+  void OnWords(std::uint64_t number, Accepted accepted);
+  void ServeClient(std::uint64_t number, Accepted accepted);
+  std::shared_ptr<GuardedConnection> Guard(std::uint64_t number, Accepted accepted);
+  void GiveWay(std::uint64_t number);
+  void EndLateSilent(absl::Time now);
+  void StopListening();
   absl::Status MakeRoomFor(const std::string& ip);
   absl::Status MakeRoomToGrpc(std::uint64_t number);
   void EndLeavingBeyond(int num_spared, absl::Duration at_least);
@@ -190,11 +204,12 @@ class GrpcAcceptor::Impl {
     MutexLock lock(&mutex_);
     return num_turned_away_;
   }
+  std::shared_ptr<GuardedConnection> Connection(std::uint64_t number) const;
   std::vector<std::shared_ptr<GuardedConnection>> Connections(
       std::uint64_t first = 0, std::size_t most = std::numeric_limits<std::size_t>::max()) const;
   void Tick(std::uint64_t first);
   void EndLargest();
-  void Serve();
+  void Run(net::io_context* io, const char* name);
   absl::StatusOr<GuardedConnectionHost::ToGrpc> Connect(std::uint64_t number,
                                                         const net::any_io_executor& executor,
                                                         Peer peer);
@@ -209,7 +224,7 @@ class GrpcAcceptor::Impl {
   std::function<void(int)> hand_over_;
   std::atomic<bool> is_closing_{false};
   std::atomic<bool> is_ended_{false};
-  std::atomic<std::uint64_t> next_number_{0};
+  std::uint64_t next_number_ = 0;  // of the thread that accepts
   std::atomic<std::uint64_t> next_name_{0};
   std::atomic<std::int64_t> unfinished_bytes_{0};
 
@@ -224,11 +239,14 @@ class GrpcAcceptor::Impl {
   std::int64_t num_descriptors_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> own_ ABSL_GUARDED_BY(mutex_);  // of ConnectToSelf, not yet accepted
 
-  net::io_context io_;
-  WatchedDescriptors watched_;                          // of connections, on both sides
-  net::strand<net::io_context::executor_type> strand_;  // of acceptors and the timer
-  const std::unique_ptr<TlsContext> tls_;               // null: plain text
-  net::executor_work_guard<net::io_context::executor_type> work_;
+  using WorkGuard = net::executor_work_guard<net::io_context::executor_type>;
+  net::io_context io_;                     // of connections that have spoken
+  net::io_context door_;                   // of acceptors, silent connections and the timer
+  WatchedDescriptors watched_;             // in io_, on both sides
+  WatchedDescriptors watched_at_door_;     // silent ones
+  const std::unique_ptr<TlsContext> tls_;  // null: plain text
+  SilentConnections silent_;
+  WorkGuard work_, door_work_;
   net::steady_timer tick_;
   std::list<Listening<tcp>> tcp_;
   std::list<Listening<Local>> unix_;
@@ -240,14 +258,22 @@ GrpcAcceptor::Impl::Impl(GrpcAcceptorOptions options)
       nonce_(absl::StrCat("quire-", absl::Hex(std::random_device()()),
                           absl::Hex(std::random_device()()), "-")),
       io_(kThreads),
+      door_(/*concurrency_hint=*/1),
       watched_(&io_),
-      strand_(net::make_strand(io_)),
+      watched_at_door_(&door_),
       tls_(options_.certificates == nullptr
                ? nullptr
                : std::make_unique<TlsContext>(options_.certificates, /*may_require=*/true,
                                               TlsProtocol::kHttp2)),
+      silent_(
+          [this](std::uint64_t number, Accepted accepted) { OnWords(number, std::move(accepted)); },
+          [this](std::uint64_t number) {
+            watched_at_door_.Remove();
+            Leave(number);
+          }),
       work_(net::make_work_guard(io_)),
-      tick_(strand_) {
+      door_work_(net::make_work_guard(door_)),
+      tick_(door_) {
   host_.connect = [this](std::uint64_t number, const net::any_io_executor& executor, Peer peer) {
     return Connect(number, executor, std::move(peer));
   };
@@ -279,7 +305,7 @@ absl::Status GrpcAcceptor::Impl::Bind() {
 absl::Status GrpcAcceptor::Impl::BindUnix(const std::string& text, const std::string& path) {
   QUIRE_RETURN_IF_ERROR(PrepareUnixSocket(text, path));
   Listening<Local>& listening =
-      unix_.emplace_back(Listening<Local>{Local::acceptor(strand_), net::steady_timer(strand_)});
+      unix_.emplace_back(Listening<Local>{Local::acceptor(door_), net::steady_timer(door_)});
   Error error;
   listening.acceptor.open(Local(), error);
   if (!error && fchmod(listening.acceptor.native_handle(), options_.socket_mode) != 0) {
@@ -300,9 +326,10 @@ absl::Status GrpcAcceptor::Impl::BindUnix(const std::string& text, const std::st
 }
 
 absl::Status GrpcAcceptor::Impl::BindTcp(const std::string& text) {
-  QUIRE_ASSIGN_OR_RETURN(TcpListening listening, ListenOnTcp(text, options_.reuse_port, strand_));
+  QUIRE_ASSIGN_OR_RETURN(TcpListening listening,
+                         ListenOnTcp(text, options_.reuse_port, door_.get_executor()));
   for (tcp::acceptor& acceptor : listening.acceptors) {
-    tcp_.push_back({std::move(acceptor), net::steady_timer(strand_)});
+    tcp_.push_back({std::move(acceptor), net::steady_timer(door_)});
   }
   addresses_.push_back(std::move(listening.address));
   return absl::OkStatus();
@@ -310,22 +337,23 @@ absl::Status GrpcAcceptor::Impl::BindTcp(const std::string& text) {
 
 void GrpcAcceptor::Impl::Start(std::function<void(int)> hand_over) {
   hand_over_ = std::move(hand_over);
-  net::post(strand_, [this] {
+  net::post(door_, [this] {
     for (auto& listening : tcp_) Accept(&listening);
     for (auto& listening : unix_) Accept(&listening);
     Tick(/*first=*/0);
   });
   for (int i = 0; i < kThreads; ++i) {
-    threads_.emplace_back([this] { Serve(); });
+    threads_.emplace_back([this] { Run(&io_, "grpc-edge"); });
   }
+  threads_.emplace_back([this] { Run(&door_, "grpc-accept"); });
 }
 
 // Only an accept or a read without memory throws here.
-void GrpcAcceptor::Impl::Serve() {
-  SetThreadName("grpc-edge");
+void GrpcAcceptor::Impl::Run(net::io_context* io, const char* name) {
+  SetThreadName(name);
   for (;;) {
     try {
-      io_.run();
+      io->run();
       return;
     } catch (const std::exception& error) {
       log::Error("grpc", "exception", {{"error", error.what()}});
@@ -348,15 +376,15 @@ void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
       }
     } catch (const std::bad_alloc&) {  // that connection is lost; others come
     }
-    if (!error) return Accept(listening);
+    if (!error && silent_.num_waiting() < kMaxWaiting) return Accept(listening);
     WaitForMemory([&] {
-      listening->pause.expires_after(kAcceptPause);
+      listening->pause.expires_after(error ? kAcceptPause : kPauseOfMany);
       listening->pause.async_wait([this, listening](Error stopped) {
         if (!stopped && !is_closing_) Accept(listening);
       });
     });
   };
-  WaitForMemory([&] { listening->acceptor.async_accept(net::make_strand(io_), on_accept); });
+  WaitForMemory([&] { listening->acceptor.async_accept(on_accept); });
 }
 
 void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
@@ -365,67 +393,138 @@ void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
   if (error) return;  // gone already
   socket.set_option(tcp::no_delay(true), error);
   Peer peer{.address = AddressOf(remote)};
-  std::string ip = PeerAddressOf(remote.address()).network;
-  if (IsOwn(peer.address)) {
-    Add(NewPlainTransport(std::move(socket)), std::move(peer), ip, Kind::kOwn)->Begin();
-    return;
-  }
-  if (tls_ == nullptr) {
-    return Take(NewPlainTransport(std::move(socket)), std::move(peer), std::move(ip),
-                /*may_tell=*/true);
-  }
-  auto context = tls_->Current();
-  if (context == nullptr) return;
-  Take(NewTlsTransport(std::move(socket), std::move(context)), std::move(peer), std::move(ip),
-       /*may_tell=*/false);
+  const bool is_own = IsOwn(peer.address);
+  Take({.socket = std::move(socket),
+        .protocol = remote.protocol(),
+        .peer = std::move(peer),
+        .ip = PeerAddressOf(remote.address()).network,
+        .speaks_tls = tls_ != nullptr && !is_own,
+        .since = MonotonicNow()},
+       is_own);
 }
 
 void GrpcAcceptor::Impl::OnAccepted(Local::socket socket) {
   Error error;
   const bool is_own = IsOwn(socket.remote_endpoint(error).path());
-  Peer peer{.address = "unix:", .is_local_socket = true};
+  Take({.socket = std::move(socket),
+        .protocol = Local(),
+        .peer = {.address = "unix:", .is_local_socket = true},
+        .since = MonotonicNow()},
+       is_own);
+}
+
+// One that is refused can be told so where no TLS is in the way.
+void GrpcAcceptor::Impl::Take(Accepted accepted, bool is_own) {
+  const std::uint64_t number = next_number_++;
   if (is_own) {
-    Add(NewPlainTransport(std::move(socket)), std::move(peer), /*ip=*/"", Kind::kOwn)->Begin();
+    Enter(number, accepted.ip, Kind::kOwn);
+    const absl::Time since = accepted.since;
+    if (const auto connection = Guard(number, std::move(accepted))) connection->Begin(since);
     return;
   }
-  Take(NewPlainTransport(std::move(socket)), std::move(peer), "", /*may_tell=*/true);
-}
-
-// `may_tell`: a connection that is refused can be told, since no TLS is in the way.
-void GrpcAcceptor::Impl::Take(std::unique_ptr<Transport> transport, Peer peer, std::string ip,
-                              bool may_tell) {
   EndLeavingBeyond(kMaxLeaving, kTimeToLeave);
   EndLeavingBeyond(kMaxWaitedFor, absl::ZeroDuration());
-  const absl::Status room = MakeRoomFor(ip);
-  if (!room.ok() && (!may_tell || NumTurnedAway() >= kMaxTurnedAway)) {
-    return CountClosed(peer, CloseCause::kTooMany, room.message());
+  const absl::Status room = MakeRoomFor(accepted.ip);
+  if (room.ok()) return WaitForWords(number, std::move(accepted));
+  if (accepted.speaks_tls || NumTurnedAway() >= kMaxTurnedAway) {
+    return CountClosed(accepted.peer, CloseCause::kTooMany, room.message());
   }
-  if (room.ok()) {
-    Add(std::move(transport), std::move(peer), ip, Kind::kPlaced)->Begin();
-  } else {
-    Add(std::move(transport), std::move(peer), ip, Kind::kTurnedAway)
-        ->TurnAway(CloseCause::kTooMany, room);
+  Enter(number, accepted.ip, Kind::kTurnedAway);
+  if (const auto connection = Guard(number, std::move(accepted))) {
+    connection->TurnAway(CloseCause::kTooMany, room);
   }
 }
 
-std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Add(std::unique_ptr<Transport> transport,
-                                                           Peer peer, const std::string& ip,
-                                                           Kind kind) {
-  const std::uint64_t number = next_number_.fetch_add(1);
-  auto connection = std::make_shared<GuardedConnection>(
-      &host_, number, std::move(transport), std::move(peer), options_.frames, options_.times);
+// A connection has its place. It has one, too, where memory is missing for its order among others.
+void GrpcAcceptor::Impl::Enter(std::uint64_t number, const std::string& ip, Kind kind) {
+  const bool is_turned_away = kind == Kind::kTurnedAway;
+  MutexLock lock(&mutex_);
+  connections_.emplace(
+      number, Known{.is_turned_away = is_turned_away, .is_own = kind == Kind::kOwn, .ip = ip});
+  options_.probe->ConnectionOpened();
+  num_turned_away_ += is_turned_away ? 1 : 0;
+  num_descriptors_ += is_turned_away ? 0 : 1;
+  if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
+}
+
+// False: it had none.
+bool GrpcAcceptor::Impl::Leave(std::uint64_t number) {
+  MutexLock lock(&mutex_);
+  const auto found = connections_.find(number);
+  if (found == connections_.end()) return false;
+  options_.probe->ConnectionClosed();
+  num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
+  num_ending_ -= found->second.is_ending ? 1 : 0;
+  if (!found->second.is_turned_away && !found->second.is_ending) {
+    num_descriptors_ -= found->second.descriptors;
+  }
+  places_.Remove(number);
+  connections_.erase(found);
+  left_.NotifyAll();
+  return true;
+}
+
+void GrpcAcceptor::Impl::WaitForWords(std::uint64_t number, Accepted accepted) {
+  absl::Cleanup undo = [this, number] { Leave(number); };
+  Enter(number, accepted.ip, Kind::kPlaced);
+  silent_.Add(number, std::move(accepted));
+  std::move(undo).Cancel();
+  watched_at_door_.Add();
+}
+
+// What is ready on the threads that serve comes before the next one. They make what the connection
+// holds, since memory of other threads would stay in pieces among theirs.
+void GrpcAcceptor::Impl::OnWords(std::uint64_t number, Accepted accepted) {
+  watched_at_door_.Remove();
+  absl::Cleanup undo = [this, number] {
+    Leave(number);
+    WaitForMemory([&] { net::post(door_, [this] { silent_.GoOn(); }); });
+  };
+  net::post(io_, [this, number, accepted = std::move(accepted)]() mutable {
+    ServeClient(number, std::move(accepted));
+    WaitForMemory([&] { net::post(door_, [this] { silent_.GoOn(); }); });
+  });
+  std::move(undo).Cancel();
+}
+
+void GrpcAcceptor::Impl::ServeClient(std::uint64_t number, Accepted accepted) {
+  const absl::Time since = accepted.since;
+  try {
+    if (const auto connection = Guard(number, std::move(accepted))) connection->Begin(since);
+  } catch (const std::bad_alloc&) {  // that connection is lost
+    Leave(number);
+  }
+}
+
+// The connection goes over to the threads that serve. Null: it could not, and is closed.
+std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Guard(std::uint64_t number,
+                                                             Accepted accepted) {
+  bool is_watched = false;
+  absl::Cleanup undo = [&] {
+    if (Leave(number) && is_watched) watched_.Remove();
+  };
+  const auto context = accepted.speaks_tls ? tls_->Current() : nullptr;
+  if (accepted.speaks_tls && context == nullptr) return nullptr;
+  Error error;
+  StreamSocket socket(net::make_strand(io_));
+  const int fd = accepted.socket.release(error);
+  if (error) return nullptr;
+  socket.assign(accepted.protocol, fd, error);
+  if (error) {
+    close(fd);
+    return nullptr;
+  }
+  auto transport = context == nullptr ? NewPlainTransport(std::move(socket))
+                                      : NewTlsTransport(std::move(socket), context);
+  watched_.Add();
+  is_watched = true;
+  auto connection = std::make_shared<GuardedConnection>(&host_, number, std::move(transport),
+                                                        std::move(accepted.peer), options_.frames,
+                                                        options_.times);
+  std::move(undo).Cancel();
   {
     MutexLock lock(&mutex_);
-    const bool is_turned_away = kind == Kind::kTurnedAway;
-    connections_.emplace(number, Known{.is_turned_away = is_turned_away,
-                                       .is_own = kind == Kind::kOwn,
-                                       .ip = ip,
-                                       .connection = connection});
-    options_.probe->ConnectionOpened();
-    watched_.Add();
-    num_turned_away_ += is_turned_away ? 1 : 0;
-    num_descriptors_ += is_turned_away ? 0 : 1;
-    if (kind == Kind::kPlaced) places_.Add(number, ip, MonotonicNow());
+    connections_.at(number).connection = connection;
   }
   if (is_closing_) connection->Abort();  // it may have come too late for StopAccepting
   return connection;
@@ -566,17 +665,29 @@ absl::Status GrpcAcceptor::Impl::MakeRoomToGrpc(std::uint64_t number) {
 
 // False when all connections are busy; those of one address, or of all if that is empty.
 bool GrpcAcceptor::Impl::CloseOne(const std::string& ip, bool for_call) {
-  std::shared_ptr<GuardedConnection> connection;
+  std::optional<std::uint64_t> number;
   {
     MutexLock lock(&mutex_);
     const absl::Time now = MonotonicNow();
-    const std::optional<std::uint64_t> number =
-        for_call ? places_.TakeOneForCall(now) : places_.TakeOne(ip, now);
-    if (!number) return false;
-    connection = connections_.at(*number).connection.lock();
+    number = for_call ? places_.TakeOneForCall(now) : places_.TakeOne(ip, now);
   }
-  if (connection != nullptr) connection->Yield();  // null: it ends already
+  if (!number) return false;
+  net::dispatch(door_, [this, number = *number] { GiveWay(number); });
   return true;
+}
+
+void GrpcAcceptor::Impl::GiveWay(std::uint64_t number) {
+  if (const Accepted* const silent = silent_.Find(number)) {
+    CountClosed(silent->peer, CloseCause::kSilent, "a newer connection needs room");
+    return silent_.End(number);
+  }
+  if (const auto connection = Connection(number)) connection->Yield();  // null: it ends already
+}
+
+std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Connection(std::uint64_t number) const {
+  MutexLock lock(&mutex_);
+  const auto found = connections_.find(number);
+  return found == connections_.end() ? nullptr : found->second.connection.lock();
 }
 
 void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {
@@ -611,6 +722,7 @@ void GrpcAcceptor::Impl::Tick(std::uint64_t first) {
     const absl::Time now = MonotonicNow();
     const auto connections = Connections(first, kTickedAtOnce);
     for (const auto& connection : connections) connection->Tick(now);
+    EndLateSilent(now);
     if (connections.size() == kTickedAtOnce) next = connections.back()->number() + 1;
     if (next == 0) {
       MutexLock lock(&mutex_);
@@ -619,12 +731,27 @@ void GrpcAcceptor::Impl::Tick(std::uint64_t first) {
   } catch (const std::bad_alloc&) {  // the next one may find memory
   }
   WaitForMemory([&] {
-    if (next > 0) return net::post(strand_, [this, next] { Tick(next); });
+    if (next > 0) return net::post(door_, [this, next] { Tick(next); });
     tick_.expires_after(kTick);
     tick_.async_wait([this](Error stopped) {
       if (!stopped) Tick(/*first=*/0);
     });
   });
+}
+
+// Some at a time; those that came first are the first to be late.
+void GrpcAcceptor::Impl::EndLateSilent(absl::Time now) {
+  for (std::size_t ended = 0;; ++ended) {
+    const std::optional<std::uint64_t> oldest = silent_.oldest();
+    if (!oldest) return;
+    const Accepted& silent = *silent_.Find(*oldest);
+    if (now - silent.since < options_.times.preface) return;
+    if (ended == kTickedAtOnce) {
+      return net::post(door_, [this, now] { EndLateSilent(now); });
+    }
+    CountClosed(silent.peer, CloseCause::kSilent, "no HTTP/2 preface came in time");
+    silent_.End(*oldest);
+  }
 }
 
 void GrpcAcceptor::Impl::EndLargest() {
@@ -680,33 +807,25 @@ void GrpcAcceptor::Impl::CountClosed(const Peer& peer, CloseCause cause, absl::s
 
 void GrpcAcceptor::Impl::Left(std::uint64_t number, const std::string& name) {
   if (!name.empty()) options_.peers->Remove(name);
-  MutexLock lock(&mutex_);
-  const auto found = connections_.find(number);
-  if (found == connections_.end()) return;  // there was no memory to add it
-  options_.probe->ConnectionClosed();
   watched_.Remove();
   if (!name.empty()) watched_.Remove();
-  num_turned_away_ -= found->second.is_turned_away ? 1 : 0;
-  num_ending_ -= found->second.is_ending ? 1 : 0;
-  if (!found->second.is_turned_away && !found->second.is_ending) {
-    num_descriptors_ -= found->second.descriptors;
-  }
-  places_.Remove(number);
-  connections_.erase(found);
-  left_.NotifyAll();
+  Leave(number);
 }
 
 void GrpcAcceptor::Impl::StopAccepting() {
   if (is_closing_.exchange(true)) return;
   for (const std::string& path : socket_paths_) unlink(path.c_str());
-  net::post(strand_, [this] {
-    Error ignored;
-    for (auto& listening : tcp_) listening.acceptor.close(ignored);
-    for (auto& listening : unix_) listening.acceptor.close(ignored);
-    for (auto& listening : tcp_) listening.pause.cancel();
-    for (auto& listening : unix_) listening.pause.cancel();
-  });
+  net::post(door_, [this] { StopListening(); });
   for (const auto& connection : Connections()) connection->FinishSoon();
+}
+
+void GrpcAcceptor::Impl::StopListening() {
+  Error ignored;
+  for (auto& listening : tcp_) listening.acceptor.close(ignored);
+  for (auto& listening : unix_) listening.acceptor.close(ignored);
+  for (auto& listening : tcp_) listening.pause.cancel();
+  for (auto& listening : unix_) listening.pause.cancel();
+  while (const auto oldest = silent_.oldest()) silent_.End(*oldest);
 }
 
 void GrpcAcceptor::Impl::WaitClosed(absl::Time deadline) {
@@ -719,8 +838,9 @@ GrpcAcceptor::Impl::~Impl() {
   for (const auto& connection : Connections()) connection->Abort();
   if (!threads_.empty()) WaitClosed(absl::InfiniteFuture());
   is_ended_ = true;
-  net::post(strand_, [this] { tick_.cancel(); });
+  net::post(door_, [this] { tick_.cancel(); });
   work_.reset();
+  door_work_.reset();
   for (std::thread& thread : threads_) thread.join();
 }
 

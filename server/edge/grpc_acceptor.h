@@ -19,8 +19,9 @@
 //             process holds is an error; a Unix socket that no process answers on is replaced, and
 //             is never open to more than its mode says.
 // Threads:    Bind, Start, StopAccepting, WaitClosed and the destructor from one thread,
-//             ConnectToSelf from one, the others from any; two threads of its own serve all
-//             connections.
+//             ConnectToSelf from one, the others from any. One thread of its own accepts and holds
+//             connections that have said nothing yet (silent_connections.h); two serve the others,
+//             so that their calls wait for no flood of silent ones.
 // Lifetime:   certificates, peers, probe and the gRPC server outlive it.
 
 #include <cstdint>

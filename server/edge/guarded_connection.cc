@@ -81,8 +81,9 @@ GuardedConnection::GuardedConnection(const GuardedConnectionHost* host, std::uin
       guard_(limits),
       pings_(limits.max_pings, limits.max_pings, 1 / absl::ToDoubleSeconds(limits.ping_interval)) {}
 
-void GuardedConnection::Begin() {
-  net::post(transport_->executor(), [self = shared_from_this()] {
+void GuardedConnection::Begin(absl::Time since) {
+  net::post(transport_->executor(), [self = shared_from_this(), since] {
+    self->begun_ = since;
     if (!self->Is(State::kHandshake)) return;
     self->transport_->Handshake([self](Error error) { self->OnHandshake(error); });
   });

@@ -98,7 +98,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
                     const ConnectionTimes& times);
   ~GuardedConnection() { ForgetUnfinished(); }
 
-  void Begin();
+  // `since`: it was accepted then.
+  void Begin(absl::Time since);
   // Instead of Begin: tells the client why it is not served. REQUIRES: no TLS.
   void TurnAway(CloseCause cause, const absl::Status& why);
   // Ends what has no right to go on; called about once a second.
@@ -189,7 +190,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   const std::unique_ptr<Transport> transport_;
   Peer peer_;
   const ConnectionTimes times_;
-  const absl::Time begun_;
+  absl::Time begun_;
   std::atomic<State> state_{State::kHandshake};
   FrameGuard guard_;
   std::optional<boost::asio::local::stream_protocol::socket> server_;  // our end of the pair

@@ -18,7 +18,7 @@ from attacks import (GRPC_HEADERS, begin, begin_known, begin_messages, compresse
                      send_streams)
 from daemon import Daemon
 from http2_client import ACK, GOAWAY, PING, SETTINGS, Http2Client, frame
-from process_figures import MIB, peak_memory, process_status, resident_bytes, threads_named
+from process_figures import MIB, peak_memory, process_status, processor_seconds, resident_bytes, thread_seconds, threads_named
 from stopped_threads import stopped_threads
 from test_attacks import streams
 from waiting import wait_until
@@ -315,6 +315,26 @@ def test_connections_that_begin_to_call_share_what_descriptors_there_are(api, tm
             busy[0].close()
             wait_until(lambda: streams(daemon) == 20, "a call is over")
             assert answer(api, daemon)
+
+
+def test_silent_connections_take_no_time_of_the_threads_that_serve_calls(tmp_path):
+    """Thousands come, are closed for newer ones, and go: no call waits behind that work."""
+    with Daemon(tmp_path, settings=["server.grpc.max_connections_per_address=200"]) as daemon:
+        daemon.wait_serving()
+        wait_until(lambda: connections(daemon) == 0, "the connection of the start is gone")
+        pid = daemon.process.pid
+        edge, all_before = thread_seconds(pid, "grpc-edge"), processor_seconds(pid)
+        held = []
+        while processor_seconds(pid) < all_before + 0.5:
+            held += [connect(daemon.grpc_address) for _ in range(100)]
+            for old in held[:-400]:
+                old.close()
+            del held[:-400]
+        spent = processor_seconds(pid) - all_before
+        for connection in held:
+            connection.close()
+        assert closed_connections(daemon, "silent") > 1000
+        assert thread_seconds(pid, "grpc-edge") - edge < 0.1 * spent
 
 
 def test_a_client_that_says_goodbye_is_closed(daemon):

@@ -86,7 +86,7 @@ class ConnectionFixture : public ::testing::Test {
         ConnectionTimes{.preface = absl::Seconds(10),
                         .write_stall = absl::Minutes(10),
                         .age = absl::Minutes(5)});
-    connection_->Begin();
+    connection_->Begin(MonotonicNow());
   }
 
   ~ConnectionFixture() override {
