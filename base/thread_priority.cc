@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <ctime>
 
 namespace quire {
 
@@ -18,6 +19,15 @@ bool LowerPriority(std::int64_t thread) {
   const int now = getpriority(PRIO_PROCESS, id);
   if (errno == 0 && now >= kBackgroundNice) return true;
   return setpriority(PRIO_PROCESS, id, kBackgroundNice) == 0;
+}
+
+absl::Duration ProcessorTime(std::int64_t thread) {
+  // As pthread_getcpuclockid makes it of a thread: the id, and that it is a clock of one thread (4)
+  // of what the scheduler gave it (2).
+  const auto clock = static_cast<clockid_t>((~static_cast<std::uint32_t>(thread) << 3) | 6);
+  timespec used = {};
+  if (clock_gettime(clock, &used) != 0) return absl::InfiniteDuration();
+  return absl::DurationFromTimespec(used);
 }
 
 }  // namespace quire

@@ -1,15 +1,18 @@
 #pragma once
 
-// Lets threads whose work can wait stand back behind those that make the next tokens.
+// Lets threads whose work can wait stand back behind those that make the next tokens, and says what
+// they have had of the processors.
 
 #include <cstdint>
 
+#include "absl/time/time.h"
+
 namespace quire {
 
-// The niceness of threads that stand back. Where all processors are busy, one of them has a tenth
-// of what a thread of usual priority has, so that its work ends all the same; an idle machine gives
-// it all that it can use.
-inline constexpr int kBackgroundNice = 10;
+// The niceness of threads that stand back. Where all processors are busy, one of them has 1.5 % of
+// what a thread of usual priority has, and what that leaves while it waits, so that its work ends
+// all the same; an idle machine gives it all that it can use.
+inline constexpr int kBackgroundNice = 19;
 
 // The system's id of the calling thread.
 std::int64_t ThisThread();
@@ -18,5 +21,9 @@ std::int64_t ThisThread();
 // for good: without a privilege it is not given its priority again. Threads that it starts inherit
 // it. False: a sandbox forbids that, and it stays as it is.
 bool LowerPriority(std::int64_t thread);
+
+// The time of a processor that a thread of this process, which has not ended, has used. Infinite
+// where the system does not say.
+absl::Duration ProcessorTime(std::int64_t thread);
 
 }  // namespace quire

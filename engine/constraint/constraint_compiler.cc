@@ -22,7 +22,6 @@
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/thread_name.h"
-#include "base/thread_priority.h"
 #include "base/within_memory.h"
 #include "text/tools/tool_format.h"
 
@@ -33,10 +32,22 @@ namespace {
 using Result = ConstraintCompiler::Result;
 using Done = ConstraintCompiler::Done;
 using Ticket = ConstraintCompiler::Ticket;
+using Used = ConstraintCompiler::Used;
 
 // A build that takes longer stands back behind the threads that make the next tokens of others.
 // A schema of a few keys takes 25 ms of a processor's time with a vocabulary of 128 256 tokens.
 constexpr absl::Duration kUrgentTime = absl::Milliseconds(50);
+// Those builds that do not stand back have this share of the time altogether, and so much of it at
+// once: of a stream of builds nearly all stand back from their beginning. A hundredth, since those
+// that make tokens wait for each other, and the 99th percentile of their gaps shall stay.
+constexpr double kUrgentShare = 0.01;
+constexpr absl::Duration kMaxUrgentTime = absl::Milliseconds(100);
+constexpr absl::Duration kMinUrgentTime = absl::Milliseconds(1);
+// By the clock a build may take so many times what it may take of a processor, for those that have
+// to share one.
+constexpr int kLongestShare = 10;
+// Between two looks at a build that is about to be late.
+constexpr absl::Duration kWatchPause = absl::Milliseconds(5);
 // Before another thread is asked for where the system gave none.
 constexpr absl::Duration kThreadRetry = absl::Seconds(1);
 
@@ -113,12 +124,18 @@ absl::Status TooLate(absl::Duration limit) {
                                     absl::FormatDuration(limit), " (structured.compile_timeout)"));
 }
 
+absl::Status TooBusy(absl::Duration took, absl::Duration used) {
+  return TooManyBuilds(absl::StrCat("within ", absl::FormatDuration(took),
+                                    " the processors had no more than ", absl::FormatDuration(used),
+                                    " for compiling it"));
+}
+
 }  // namespace
 
 class ConstraintCompiler::Impl {
  public:
-  Impl(const ConstraintOptions& options, Build build, probe::Registry* metrics)
-      : build_(std::move(build)), options_(options) {
+  Impl(const ConstraintOptions& options, Build build, probe::Registry* metrics, Used used)
+      : build_(std::move(build)), used_(std::move(used)), options_(options) {
     if (metrics == nullptr) {
       own_registry_ = std::make_unique<probe::Registry>();
       metrics = own_registry_.get();
@@ -174,7 +191,9 @@ class ConstraintCompiler::Impl {
     JobState state = JobState::kWaiting;
     std::stop_source stop;
     absl::Time started;
-    std::int64_t thread = 0;  // that builds it
+    std::int64_t thread = 0;          // that builds it
+    absl::Duration used_before = {};  // by the thread when it started
+    absl::Duration urgent_time = {};  // before it stands back
     bool stands_back = false;
     std::vector<std::pair<Ticket, Done>> waiters;
   };
@@ -187,11 +206,16 @@ class ConstraintCompiler::Impl {
 
   void AddMetrics(probe::Registry& metrics);
   void Work(int id);
+  // The calling thread is to build it.
+  void Begin(Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Runs the job's build and answers those who wait.
   Next RunJob(const std::shared_ptr<Job>& job);
   Next AfterLate(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Watch();
   absl::Time GiveUpOnLate(std::vector<std::pair<Done, absl::Status>>* answers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why a running build is late. OK: it is not yet, and cannot be before `next`.
+  absl::Status LateWhy(const Job& job, absl::Time* next) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time LetLongOnesStandBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes out the threads that have ended, for the caller to join, and starts those that take their
@@ -206,6 +230,7 @@ class ConstraintCompiler::Impl {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Build build_;
+  const Used used_;
   std::unique_ptr<probe::Registry> own_registry_;
   probe::Histogram compile_seconds_;
   probe::Counter hits_, misses_, errors_, late_total_;
@@ -214,6 +239,9 @@ class ConstraintCompiler::Impl {
   mutable Mutex mutex_;
   CondVar work_, watch_;
   ConstraintOptions options_ ABSL_GUARDED_BY(mutex_);
+  // What builds may have before they stand back, and since when.
+  absl::Duration urgent_time_ ABSL_GUARDED_BY(mutex_) = kMaxUrgentTime;
+  absl::Time urgent_time_as_of_ ABSL_GUARDED_BY(mutex_) = MonotonicNow();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Job>> waiting_ ABSL_GUARDED_BY(mutex_);
   HashMap<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
@@ -289,6 +317,7 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
         waiting_.push_back(std::move(job));
         std::move(undo).Cancel();
         work_.NotifyOne();
+        watch_.NotifyOne();  // another build may be late now
       }
     }
     if (!answer) {
@@ -338,9 +367,7 @@ void ConstraintCompiler::Impl::Work(int id) {
       if (stopping_) return;
       job = std::move(waiting_.front());
       waiting_.pop_front();
-      job->state = JobState::kRunning;
-      job->started = MonotonicNow();
-      job->thread = ThisThread();
+      Begin(*job);
       watch_.NotifyOne();
     }
     const Next next = RunJob(job);
@@ -353,12 +380,29 @@ void ConstraintCompiler::Impl::Work(int id) {
   }
 }
 
+void ConstraintCompiler::Impl::Begin(Job& job) {
+  job.state = JobState::kRunning;
+  job.started = MonotonicNow();
+  job.thread = ThisThread();
+  job.used_before = used_(job.thread);
+  const absl::Duration since = job.started - std::exchange(urgent_time_as_of_, job.started);
+  urgent_time_ = std::min(kMaxUrgentTime, urgent_time_ + kUrgentShare * since);
+  if (urgent_time_ < kMinUrgentTime) {
+    job.stands_back = LowerPriority(job.thread);
+    return;
+  }
+  job.urgent_time = std::min(kUrgentTime, urgent_time_);
+  urgent_time_ -= job.urgent_time;
+}
+
 ConstraintCompiler::Impl::Next ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
   Result result = WithinMemory([&] { return build_(job->spec, job->stop.get_token()); });
   std::vector<Done> waiters;
   {
     MutexLock lock(&mutex_);
-    compile_seconds_.Observe(absl::ToDoubleSeconds(MonotonicNow() - job->started));
+    const absl::Duration took = MonotonicNow() - job->started;
+    compile_seconds_.Observe(absl::ToDoubleSeconds(took));
+    urgent_time_ += std::max(absl::ZeroDuration(), job->urgent_time - took);
     if (job->state == JobState::kLate) return AfterLate(*job);
     if (result.ok() && (*result)->MemoryBytes() > options_.max_compiled_bytes) {
       result = BadConstraint("compile",
@@ -404,20 +448,30 @@ void ConstraintCompiler::Impl::Watch() {
   }
 }
 
-// The time at which the next running build will be late.
+absl::Status ConstraintCompiler::Impl::LateWhy(const Job& job, absl::Time* next) const {
+  const absl::Duration limit = options_.compile_timeout;
+  const absl::Time now = MonotonicNow();
+  const absl::Duration took = now - job.started;
+  // The clock of the system and that of a processor may differ by a little.
+  const absl::Duration used = std::min(took, used_(job.thread) - job.used_before);
+  if (used >= limit) return TooLate(limit);
+  // Those that wait for its place wait no longer than if it had a processor for itself.
+  const absl::Duration most = waiting_.empty() ? kLongestShare * limit : limit;
+  if (took >= most) return TooBusy(took, used);
+  const absl::Duration left = std::min(limit - used, most - took);
+  *next = std::min(*next, now + std::max(left, kWatchPause));
+  return absl::OkStatus();
+}
+
+// The time at which the next running build may be late.
 absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
     std::vector<std::pair<Done, absl::Status>>* answers) {
   absl::Time next = absl::InfiniteFuture();
-  const absl::Time now = MonotonicNow();
-  std::vector<std::shared_ptr<Job>> late, refused;
+  std::vector<std::pair<std::shared_ptr<Job>, absl::Status>> late;
   for (const auto& [key, job] : jobs_) {
     if (job->state != JobState::kRunning) continue;
-    const absl::Time end = job->started + options_.compile_timeout;
-    if (end <= now) {
-      late.push_back(job);
-    } else {
-      next = std::min(next, end);
-    }
+    absl::Status why = LateWhy(*job, &next);
+    if (!why.ok()) late.emplace_back(job, std::move(why));
   }
   const auto answer = [&](Job& job, const absl::Status& status) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<Done> waiters;
@@ -426,14 +480,13 @@ absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
     errors_.Increment();
     jobs_.erase(jobs_.find(job.key));
   };
-  for (const auto& job : late) {
+  for (const auto& [job, status] : late) {
     job->state = JobState::kLate;
     job->stop.request_stop();
     late_gauge_.Set(++late_builds_);
     --active_workers_;
     late_total_.Increment();
-    const absl::Status status = TooLate(options_.compile_timeout);
-    Keep(job->key, status);
+    if (absl::IsInvalidArgument(status)) Keep(job->key, status);
     answer(*job, status);
     if (!stopping_ && late_builds_ <= options_.max_late_builds) {
       ++active_workers_;
@@ -455,10 +508,10 @@ absl::Time ConstraintCompiler::Impl::LetLongOnesStandBack() {
   const absl::Time now = MonotonicNow();
   for (const auto& [key, job] : jobs_) {
     if (job->state != JobState::kRunning || job->stands_back) continue;
-    if (job->started + kUrgentTime <= now) {
+    if (job->started + job->urgent_time <= now) {
       job->stands_back = LowerPriority(job->thread);
     } else {
-      next = std::min(next, job->started + kUrgentTime);
+      next = std::min(next, job->started + job->urgent_time);
     }
   }
   return next;
@@ -576,8 +629,8 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
 }
 
 ConstraintCompiler::ConstraintCompiler(const ConstraintOptions& options, Build build,
-                                       probe::Registry* metrics)
-    : impl_(std::make_unique<Impl>(options, std::move(build), metrics)) {}
+                                       probe::Registry* metrics, Used used)
+    : impl_(std::make_unique<Impl>(options, std::move(build), metrics, std::move(used))) {}
 
 ConstraintCompiler::~ConstraintCompiler() = default;
 

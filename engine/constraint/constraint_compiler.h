@@ -11,7 +11,9 @@
 //             that is late is told to stop and gives its place to another, as long as at most
 //             `max_late_builds` are; when they have taken all places, nothing compiles until one of
 //             them ends. A build that takes long goes on at a lower priority than other threads,
-//             and the next one does not.
+//             and so do all of a stream of builds, from their beginning; a later one does not.
+//             A refusal is kept for what its build took of a processor, and never for what other
+//             threads left it.
 // Threads:    every method from any. `done` runs on the calling thread when the answer is known at
 //             once, else on a thread of the compiler, which holds no lock then; it must not wait.
 // Lifetime:   the destructor refuses what waits, tells the builds that run to stop and joins their
@@ -25,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/thread_priority.h"
 #include "engine/constraint/constraint.h"
 
 namespace quire::probe {
@@ -35,7 +38,7 @@ namespace quire::engine {
 
 // The part that a running compiler can change.
 struct HotConstraintOptions {
-  absl::Duration compile_timeout = absl::Seconds(2);  // of one build
+  absl::Duration compile_timeout = absl::Seconds(2);  // of a processor, for one build
   std::int64_t max_compiled_bytes = 64 << 20;         // of one constraint
   std::int64_t max_schema_bytes = 256 << 10;          // of one spec
   std::int64_t cache_bytes = 256 << 20;               // of all constraints that are kept
@@ -64,17 +67,22 @@ class ConstraintCompiler {
   using Done = std::function<void(Result)>;
   using Ticket = std::uint64_t;
 
+  // The time of a processor that a thread has used.
+  using Used = std::function<absl::Duration(std::int64_t thread)>;
+
   // `metrics` may be null (tests).
-  ConstraintCompiler(const ConstraintOptions& options, Build build, probe::Registry* metrics);
+  ConstraintCompiler(const ConstraintOptions& options, Build build, probe::Registry* metrics,
+                     Used used = ProcessorTime);
   ~ConstraintCompiler();
   ConstraintCompiler(const ConstraintCompiler&) = delete;
   ConstraintCompiler& operator=(const ConstraintCompiler&) = delete;
 
   // Errors, through `done`: those of the build; BAD_CONSTRAINT, stage `compile`, for a spec that is
-  // too long, whose constraint is too large, or that takes longer than the timeout, now or when it
-  // was asked for before; RESOURCE_EXHAUSTED / QUEUE_FULL when too many builds wait, or the late
-  // ones leave no thread; RESOURCE_EXHAUSTED / NO_MEMORY when a build has none; UNAVAILABLE /
-  // SERVER_SHUTDOWN when the compiler ends.
+  // too long, whose constraint is too large, or whose build takes longer than the timeout, now or
+  // when it was asked for before; RESOURCE_EXHAUSTED / QUEUE_FULL when too many builds wait, or the
+  // late ones leave no thread, or the processors left the build less than the timeout while another
+  // one waited for its place, or for ten times as long; RESOURCE_EXHAUSTED / NO_MEMORY when a build
+  // has none; UNAVAILABLE / SERVER_SHUTDOWN when the compiler ends.
   Ticket Compile(ConstraintSpec spec, Done done);
 
   // Once it returns, `done` of the ticket is not called any more. False: it was called, or is being

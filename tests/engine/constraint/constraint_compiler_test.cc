@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "base/thread_priority.h"
 #include "gtest/gtest.h"
@@ -33,6 +34,14 @@ ConstraintSpec Regex(std::string text) {
   spec.kind = ConstraintKind::kRegex;
   spec.text = std::move(text);
   return spec;
+}
+
+// Threads that are never without a processor, and threads that never have one.
+absl::Duration AlwaysComputing(std::int64_t) {
+  return MonotonicNow() - absl::UnixEpoch();
+}
+absl::Duration NeverComputing(std::int64_t) {
+  return absl::ZeroDuration();
 }
 
 // What `done` was told, from any thread.
@@ -174,7 +183,7 @@ TEST(ConstraintCompilerTest, ALateBuildIsRefusedAndItsTextRemembered) {
   ConstraintOptions options;
   options.compile_threads = 1;
   options.compile_timeout = absl::Milliseconds(20);
-  ConstraintCompiler compiler(options, builds.Function(), nullptr);
+  ConstraintCompiler compiler(options, builds.Function(), nullptr, AlwaysComputing);
   Answer late, again, other;
   compiler.Compile(Regex("slow"), late.Taker());
   EXPECT_EQ(ReasonOf(late.Await().status()), "BAD_CONSTRAINT");
@@ -198,6 +207,50 @@ TEST(ConstraintCompilerTest, ALateBuildIsRefusedAndItsTextRemembered) {
   EXPECT_TRUE(now.Await().ok());
 }
 
+// The timeout is time of a processor: other threads that have all of them make no build late, but
+// those that wait for its place do, and then it is tried again.
+TEST(ConstraintCompilerTest, ABuildWithoutAProcessorTakesLongerUntilAnotherOneWaits) {
+  Builds builds;
+  Gate& gate = builds.Hold("starved");
+  ConstraintOptions options;
+  options.compile_threads = 1;
+  options.compile_timeout = absl::Milliseconds(500);
+  ConstraintCompiler compiler(options, builds.Function(), nullptr, NeverComputing);
+  const auto await_timeout = [&] {
+    const absl::Time end = MonotonicNow() + options.compile_timeout;
+    EXPECT_TRUE(WaitUntil([&] { return MonotonicNow() > end; }));
+  };
+  Answer starved, other, again;
+  compiler.Compile(Regex("starved"), starved.Taker());
+  gate.AwaitArrival();
+  await_timeout();
+  EXPECT_EQ(starved.calls(), 0);
+  compiler.Compile(Regex("other"), other.Taker());
+  EXPECT_EQ(ReasonOf(starved.Await().status()), "QUEUE_FULL") << starved.Await().status();
+  EXPECT_TRUE(other.Await().ok());
+  gate.Set(false);
+  EXPECT_TRUE(WaitUntil([&] { return compiler.GetCounts().running_late == 0; }));
+  EXPECT_NE(compiler.Compile(Regex("starved"), again.Taker()), 0u);
+  EXPECT_TRUE(again.Await().ok()) << again.Await().status();
+  EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
+}
+
+TEST(ConstraintCompilerTest, ABuildThatNeverHasAProcessorEndsAllTheSame) {
+  Builds builds;
+  Gate& gate = builds.Hold("starved");
+  ConstraintOptions options;
+  options.compile_timeout = absl::Milliseconds(5);
+  ConstraintCompiler compiler(options, builds.Function(), nullptr, NeverComputing);
+  Answer starved, again;
+  compiler.Compile(Regex("starved"), starved.Taker());
+  EXPECT_EQ(ReasonOf(starved.Await().status()), "QUEUE_FULL") << starved.Await().status();
+  gate.Set(false);
+  options.compile_timeout = absl::Minutes(1);
+  compiler.SetHotOptions(options);
+  EXPECT_NE(compiler.Compile(Regex("starved"), again.Taker()), 0u);
+  EXPECT_TRUE(again.Await().ok()) << again.Await().status();
+}
+
 // One thread, so that each build is that of the thread which took the place of the one before. A
 // short build can be a long one by chance, on a loaded machine, but not again and again.
 TEST(ConstraintCompilerTest, LongBuildsStandBackAndTheNextOnesDoNot) {
@@ -216,7 +269,7 @@ TEST(ConstraintCompilerTest, LongBuildsStandBackAndTheNextOnesDoNot) {
   ConstraintOptions options;
   options.compile_threads = 1;
   options.cache_bytes = 0;
-  ConstraintCompiler compiler(options, build, nullptr);
+  ConstraintCompiler compiler(options, build, nullptr, AlwaysComputing);
   const auto niceness_of = [&](const char* text) {
     seen = -1;
     Answer answer;
@@ -238,6 +291,29 @@ TEST(ConstraintCompilerTest, LongBuildsStandBackAndTheNextOnesDoNot) {
   EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
 }
 
+TEST(ConstraintCompilerTest, OfAStreamOfBuildsMostStandBackFromTheirBeginning) {
+  const auto niceness = [] { return getpriority(PRIO_PROCESS, 0); };
+  const int background = std::max(niceness(), kBackgroundNice);
+  std::atomic<int> at_first{-1};
+  const auto build = [&](const ConstraintSpec&,
+                         const std::stop_token&) -> ConstraintCompiler::Result {
+    at_first = niceness();
+    EXPECT_TRUE(WaitUntil([&] { return niceness() == background; }));
+    return BadConstraint("compile", "not kept");
+  };
+  ConstraintOptions options;
+  options.compile_threads = 1;
+  options.cache_bytes = 0;
+  ConstraintCompiler compiler(options, build, nullptr);
+  EXPECT_TRUE(WaitUntil([&] {
+    Answer answer;
+    compiler.Compile(Regex("a"), answer.Taker());
+    EXPECT_EQ(ReasonOf(answer.Await().status()), "BAD_CONSTRAINT") << answer.Await().status();
+    return at_first == background;
+  }));
+  EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
+}
+
 TEST(ConstraintCompilerTest, LateBuildsAreCappedAndThenAllElseIsRefusedAtOnce) {
   Builds builds;
   for (int i = 0; i < 3; ++i) builds.Hold(absl::StrCat("slow", i));
@@ -245,7 +321,7 @@ TEST(ConstraintCompilerTest, LateBuildsAreCappedAndThenAllElseIsRefusedAtOnce) {
   options.compile_threads = 1;
   options.max_late_builds = 2;
   options.compile_timeout = absl::Milliseconds(10);
-  ConstraintCompiler compiler(options, builds.Function(), nullptr);
+  ConstraintCompiler compiler(options, builds.Function(), nullptr, AlwaysComputing);
   Answer late[3];
   for (int i = 0; i < 3; ++i) compiler.Compile(Regex(absl::StrCat("slow", i)), late[i].Taker());
   for (Answer& answer : late) {
@@ -271,7 +347,7 @@ TEST(ConstraintCompilerTest, ABuildIsToldToStopWhenItIsLateOrTheCompilerEnds) {
     {
       ConstraintOptions options;
       options.compile_timeout = is_late ? absl::Milliseconds(10) : absl::InfiniteDuration();
-      ConstraintCompiler compiler(options, builds.Function(), nullptr);
+      ConstraintCompiler compiler(options, builds.Function(), nullptr, AlwaysComputing);
       compiler.Compile(Regex("until told to stop"), answer.Taker());
       ASSERT_TRUE(WaitUntil([&] { return builds.count == 1; }));
       if (is_late) {
