@@ -22,6 +22,9 @@
 namespace quire::engine {
 namespace {
 
+// Distinct tokens of an answer for which its history has room when the engine gets it.
+constexpr std::int32_t kReservedHistory = 1024;
+
 absl::Status TooLong(absl::string_view at_least, std::size_t prompt_tokens, std::int32_t context) {
   return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", at_least, prompt_tokens,
                                                             " tokens, model context is ", context)),
@@ -322,7 +325,10 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
   prompt.root = cache::HashRoot(
       shape.hash_key,
       {.tenant = request.tenant, .fingerprint = options.fingerprint, .salt = request.cache.salt});
-  if (request.sampling.uses_history()) prompt.history.SetPrompt(prompt.tokens);
+  if (request.sampling.uses_history()) {
+    const std::int32_t more = std::min(prompt.max_tokens, kReservedHistory);
+    prompt.history.SetPrompt(prompt.tokens, static_cast<std::size_t>(more));
+  }
   prompt.keys = cache::HashPages(shape.hash_key, prompt.root, prompt.tokens, shape.page_size);
   return prepared;
 }

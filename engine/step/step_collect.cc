@@ -329,7 +329,7 @@ void EngineCore::ForkRequest(ScheduledRequest& live) {
     child.tokens.assign(parent.tokens.begin(), parent.tokens.end());
     child.marked_tokens = parent.marked_tokens;
     child.keys = parent.keys;
-    child.history = parent.history;
+    child.history.CopyFrom(parent.history);
   }
   scheduler_.Fork(live);
   for (const auto& choice : live.sequences) {

@@ -15,6 +15,7 @@ thread_local int left_here = 0;
 std::atomic<std::size_t> refused_bytes_where_marked{kNone};
 std::atomic<int> left_where_marked{0};
 thread_local bool is_marked = false;
+thread_local std::int64_t allocations_here = 0;
 
 bool IsRefused(std::size_t size) {
   if (size >= refused_bytes) return true;
@@ -25,6 +26,7 @@ bool IsRefused(std::size_t size) {
 }  // namespace
 
 void* operator new(std::size_t size) {
+  ++allocations_here;
   void* const memory = IsRefused(size) ? nullptr : std::malloc(size == 0 ? 1 : size);
   // The library throws std::bad_alloc for what no memory can hold, without asking for it.
   if (memory == nullptr) (void)std::allocator<char>().allocate(kNone);
@@ -61,6 +63,10 @@ FailingAllocation::~FailingAllocation() {
 
 void FailingAllocation::MarkThisThread() {
   is_marked = true;
+}
+
+std::int64_t AllocationsOfThisThread() {
+  return allocations_here;
 }
 
 }  // namespace quire::engine

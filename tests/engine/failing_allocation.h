@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace quire::engine {
 
@@ -17,5 +18,9 @@ class FailingAllocation {
   FailingAllocation(const FailingAllocation&) = delete;
   FailingAllocation& operator=(const FailingAllocation&) = delete;
 };
+
+// How many allocations the calling thread has made, in a program that links
+// failing_allocation.cc.
+std::int64_t AllocationsOfThisThread();
 
 }  // namespace quire::engine
