@@ -456,7 +456,8 @@ absl::Status ConstraintCompiler::Impl::LateWhy(const Job& job, absl::Time* next)
   const absl::Duration used = std::min(took, used_(job.thread) - job.used_before);
   if (used >= limit) return TooLate(limit);
   // Those that wait for its place wait no longer than if it had a processor for itself.
-  const absl::Duration most = waiting_.empty() ? kLongestShare * limit : limit;
+  const bool is_wanted = jobs_.size() > static_cast<std::size_t>(active_workers_);
+  const absl::Duration most = is_wanted ? limit : kLongestShare * limit;
   if (took >= most) return TooBusy(took, used);
   const absl::Duration left = std::min(limit - used, most - took);
   *next = std::min(*next, now + std::max(left, kWatchPause));
