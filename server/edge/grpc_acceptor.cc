@@ -168,6 +168,7 @@ class GrpcAcceptor::Impl {
     bool is_turned_away = false;
     bool is_own = false;
     bool is_ending = false;  // by EndLeaving
+    bool gives_way = false;
     int descriptors = 1;
     std::string ip = {};
     std::weak_ptr<GuardedConnection> connection = {};
@@ -204,7 +205,6 @@ class GrpcAcceptor::Impl {
     MutexLock lock(&mutex_);
     return num_turned_away_;
   }
-  std::shared_ptr<GuardedConnection> Connection(std::uint64_t number) const;
   std::vector<std::shared_ptr<GuardedConnection>> Connections(
       std::uint64_t first = 0, std::size_t most = std::numeric_limits<std::size_t>::max()) const;
   void Tick(std::uint64_t first);
@@ -522,11 +522,16 @@ std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Guard(std::uint64_t numbe
                                                         std::move(accepted.peer), options_.frames,
                                                         options_.times);
   std::move(undo).Cancel();
+  bool gives_way = false;
   {
     MutexLock lock(&mutex_);
-    connections_.at(number).connection = connection;
+    Known& known = connections_.at(number);
+    known.connection = connection;
+    gives_way = known.gives_way;
   }
-  if (is_closing_) connection->Abort();  // it may have come too late for StopAccepting
+  // It may have come too late for StopAccepting, or for GiveWay.
+  if (is_closing_) connection->Abort();
+  if (gives_way) connection->Yield();
   return connection;
 }
 
@@ -681,13 +686,16 @@ void GrpcAcceptor::Impl::GiveWay(std::uint64_t number) {
     CountClosed(silent->peer, CloseCause::kSilent, "a newer connection needs room");
     return silent_.End(number);
   }
-  if (const auto connection = Connection(number)) connection->Yield();  // null: it ends already
-}
-
-std::shared_ptr<GuardedConnection> GrpcAcceptor::Impl::Connection(std::uint64_t number) const {
-  MutexLock lock(&mutex_);
-  const auto found = connections_.find(number);
-  return found == connections_.end() ? nullptr : found->second.connection.lock();
+  std::shared_ptr<GuardedConnection> connection;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = connections_.find(number);
+    if (found == connections_.end()) return;  // it has ended
+    found->second.gives_way = true;
+    connection = found->second.connection.lock();
+  }
+  if (connection != nullptr)
+    connection->Yield();  // null: it is handed on just now, or ends already
 }
 
 void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {

@@ -69,4 +69,9 @@ void SilentConnections::End(std::uint64_t number) {
   ended_(number);
 }
 
+absl::Status SilentConnections::CheckIntegrity() const {
+  if (is_handing_on_ || waiting_.empty()) return absl::OkStatus();
+  return absl::InternalError("clients that have spoken wait although none is being handed on");
+}
+
 }  // namespace quire::server

@@ -22,6 +22,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/api/peer_table.h"
 #include "server/edge/transport.h"
@@ -58,6 +59,9 @@ class SilentConnections {
   void GoOn();
   // How many have spoken and wait to be handed on, those that have ended meanwhile included.
   std::size_t num_waiting() const { return waiting_.size(); }
+
+  // That none waits unless one before it is being handed on.
+  absl::Status CheckIntegrity() const;
 
  private:
   void HandOn();

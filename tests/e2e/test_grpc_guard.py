@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import struct
+import threading
 import time
 
 import grpc
@@ -207,6 +208,24 @@ def test_connections_without_calls_give_way_the_oldest_first(api, small):
         assert idle[0].wait_closed()
         assert idle[0].goaway == (0, ""), "a client that did no wrong may come again"
         assert closed_connections(small, "idle") == 1
+
+
+def test_connections_that_begin_at_once_are_no_more_than_the_limit(tmp_path):
+    """Also those that have to give way on their way from the thread that accepts to those that serve."""
+    with Daemon(tmp_path, settings=["server.grpc.max_connections=2"]) as daemon, contextlib.ExitStack() as stack:
+        daemon.wait_serving()
+
+        def begin_many():
+            for _ in range(200):
+                with contextlib.suppress(OSError):
+                    stack.enter_context(begin(daemon.grpc_address))
+
+        threads = [threading.Thread(target=begin_many) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wait_until(lambda: connections(daemon) <= 2, "the others have given way")
 
 
 def test_connections_in_use_stay_and_the_next_is_refused(api, small):

@@ -2,16 +2,21 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/error.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/connect_pair.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/write.hpp>
+#include <iterator>
+#include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/testing/waiting.h"
 
 namespace quire::server {
@@ -33,6 +38,10 @@ class SilentConnectionsTest : public ::testing::Test {
       io_.restart();
       return condition();
     });
+  }
+  static void Write(Local::socket& client) {
+    boost::system::error_code ignored;  // it may have been closed
+    boost::asio::write(client, boost::asio::buffer("hello", 5), ignored);
   }
   // With or without what it said being read.
   static bool IsClosed(Local::socket& client) {
@@ -94,6 +103,52 @@ TEST_F(SilentConnectionsTest, OneThatGivesWayIsClosedOnce) {
   EXPECT_EQ(spoke_.size(), 1u);
   EXPECT_EQ(ended_, std::vector<std::uint64_t>{1});
   EXPECT_EQ(silent_.oldest(), std::nullopt);
+}
+
+TEST_F(SilentConnectionsTest, EachIsHandedOnOrEndsOnce) {
+  const std::uint32_t seed = std::random_device()();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937 random(seed);
+  std::map<std::uint64_t, Local::socket> clients;
+  std::uint64_t added = 0;
+  for (int step = 0; step < 2000; ++step) {
+    const auto client =
+        clients.empty() ? clients.end() : std::next(clients.begin(), random() % clients.size());
+    switch (random() % 6) {
+      case 0:
+      case 1:
+        if (clients.size() >= 50) break;
+        clients.emplace(added, Connect(added));
+        ++added;
+        break;
+      case 2:
+        if (client != clients.end()) Write(client->second);
+        break;
+      case 3:
+        if (client != clients.end()) clients.erase(client);
+        break;
+      case 4:
+        if (const auto oldest = silent_.oldest()) silent_.End(*oldest);
+        break;
+      default:
+        silent_.GoOn();
+    }
+    io_.poll();
+    io_.restart();
+    ASSERT_TRUE(silent_.CheckIntegrity().ok()) << silent_.CheckIntegrity();
+  }
+  clients.clear();
+  EXPECT_TRUE(Becomes([&] {
+    silent_.GoOn();
+    return silent_.oldest() == std::nullopt;
+  }));
+  std::vector<std::uint64_t> all = ended_;
+  for (const auto& [number, accepted] : spoke_) all.push_back(number);
+  std::ranges::sort(all);
+  ASSERT_EQ(all.size(), added);
+  for (std::uint64_t number = 0; number < added; ++number) EXPECT_EQ(all[number], number);
+  EXPECT_FALSE(spoke_.empty());
+  EXPECT_FALSE(ended_.empty());
 }
 
 }  // namespace
