@@ -21,7 +21,7 @@ constexpr absl::Duration kMinAutoTarget = absl::Milliseconds(20);
 constexpr absl::Duration kMaxAutoTarget = absl::Milliseconds(500);
 constexpr absl::Duration kMinAutoTargetOfPromptsAlone = absl::Milliseconds(5);
 // Where prompts hold up, or would hold up, another tenant. Throughput is worth less than that.
-constexpr absl::Duration kMinAutoTargetOfTenants = absl::Milliseconds(2);
+constexpr absl::Duration kMinAutoTargetOfTenants = absl::Milliseconds(1);
 // A tenant that has had a request beside another one's is expected to have the next one within
 // this. It comes into steps that were planned without it.
 constexpr absl::Duration kTimeToReturn = absl::Seconds(10);
