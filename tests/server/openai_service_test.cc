@@ -108,7 +108,8 @@ TEST_F(OpenAiServiceTest, EchoedLogprobsAreThePromptsOwnAlsoFromAWarmCache) {
                                       {"seed", 1234},
                                       {"echo", true}});
     ASSERT_EQ(reply.status, 200) << reply.body;
-    for (const json& choice : Parsed(reply)["choices"]) {
+    const json answer = Parsed(reply);
+    for (const json& choice : answer["choices"]) {
       const json& logprobs = choice["logprobs"];
       ASSERT_EQ(logprobs["token_logprobs"].size(),
                 ids.size() + static_cast<std::size_t>(max_tokens));
