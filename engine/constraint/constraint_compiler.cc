@@ -487,6 +487,7 @@ absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
     late_gauge_.Set(++late_builds_);
     --active_workers_;
     late_total_.Increment();
+    // TooLate says something of the constraint, TooBusy of the machine.
     if (absl::IsInvalidArgument(status)) Keep(job->key, status);
     answer(*job, status);
     if (!stopping_ && late_builds_ <= options_.max_late_builds) {

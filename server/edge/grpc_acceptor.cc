@@ -694,8 +694,8 @@ void GrpcAcceptor::Impl::GiveWay(std::uint64_t number) {
     found->second.gives_way = true;
     connection = found->second.connection.lock();
   }
-  if (connection != nullptr)
-    connection->Yield();  // null: it is handed on just now, or ends already
+  // Null: it is handed on just now (Guard), or ends already.
+  if (connection != nullptr) connection->Yield();
 }
 
 void GrpcAcceptor::Impl::SetPhase(std::uint64_t number, Phase phase) {
@@ -730,7 +730,7 @@ void GrpcAcceptor::Impl::Tick(std::uint64_t first) {
     const absl::Time now = MonotonicNow();
     const auto connections = Connections(first, kTickedAtOnce);
     for (const auto& connection : connections) connection->Tick(now);
-    EndLateSilent(now);
+    if (first == 0) EndLateSilent(now);
     if (connections.size() == kTickedAtOnce) next = connections.back()->number() + 1;
     if (next == 0) {
       MutexLock lock(&mutex_);
