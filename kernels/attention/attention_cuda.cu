@@ -100,10 +100,8 @@ absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& par
       return attention::LaunchPrefillWide(context, args, blocks);
     }
   }
-  if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
-    if (UsesTensorMaps(context, params)) {
-      return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
-    }
+  if (UsesTensorMaps(context, params)) {
+    return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
   }
   return attention::LaunchPrefill(context, args, blocks);
 }

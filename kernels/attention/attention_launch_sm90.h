@@ -11,13 +11,13 @@
 
 namespace quire::kernels::attention {
 
-// Prefill of the work list over pages of T, bf16 or f16, on the GPU of `maps`. A row's query and
-// output heads are 16-byte aligned.
+// Prefill of the work list over pages of T, on the GPU of `maps`. A row's query and output heads
+// are 16-byte aligned.
 template <typename T>
 absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& args,
                                const cuda::KvLayerMaps& maps, std::uint32_t blocks);
 
-// Decode of the work list, with the bits of LaunchDecode.
+// Decode of the work list over bf16 or f16 pages, with the bits of LaunchDecode.
 template <typename T>
 absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
                               const cuda::KvLayerMaps& maps, std::uint32_t blocks);

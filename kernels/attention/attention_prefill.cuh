@@ -35,20 +35,6 @@ struct PrefillShape {
   static_assert(kPrefillThreads / cuda::kWarpSize * 16 == kPrefillRows);
 };
 
-// Two one-byte elements, the bytes `first` and `first` + 1, times the scale, as bf16.
-template <typename T>
-__device__ __forceinline__ std::uint32_t ScaledPair(std::uint32_t bytes, std::uint32_t first,
-                                                    float scale) {
-  float2 x;
-  if constexpr (std::is_same_v<T, F8E4M3>) {
-    x = cuda::UnpackF16(cuda::E4M3ToF16(bytes >> (8 * first) & 0xffffu));
-  } else {
-    x = {static_cast<float>(static_cast<std::int8_t>(bytes >> (8 * first))),
-         static_cast<float>(static_cast<std::int8_t>(bytes >> (8 * first + 8)))};
-  }
-  return cuda::PackBF16(cuda::Mul(x.x, scale), cuda::Mul(x.y, scale));
-}
-
 // One piece of 16 elements from a page to a tile of bf16; zeros when there is none.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ConvertPiece(const KvView<T>& view, const AttentionWork& item,

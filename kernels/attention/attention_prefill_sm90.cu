@@ -1,122 +1,34 @@
-// Prefill on compute capability 9.0: 128 packed rows of one KV head against all keys that they see,
-// K and V by TMA, products by wgmma. See README.md, "Prefill, Hopper".
+// Prefill over bf16 and f16 pages on compute capability 9.0: 128 packed rows of one KV head against
+// all keys that they see, K and V by TMA, products by wgmma. See README.md, "Prefill, Hopper".
 //
 // One warpgroup produces: a warp issues one box per page and 128-byte slab. Two warpgroups consume,
-// 64 rows each: S = Q K^T from shared memory, P V with P in registers. K and V have pipelines of
-// their own. Tiles of 128 keys at absolute multiples of 128 go from the last one that a row of the
-// item sees back to the first; a tile that a row does not see changes none of its bits, so a row's
-// bits depend neither on the chunk nor on the block. A window takes tiles away from the end and
-// masks its edge, a soft cap is a pass over the scores behind a branch of the whole block, a sink
-// joins the sum where a row is written.
-//
-// Ideas: warp roles, separate K and V stages, S(n) under P V(n + 1) and the turns of the two
-// warpgroups are FlashAttention-3's; the packed rows are FlashInfer's.
+// attention_prefill_sm90.cuh.
 
-#include <cuda.h>
-
-#include "kernels/attention/attention_launch_sm90.h"
-#include "kernels/attention/attention_mask.h"
-#include "kernels/attention/attention_tile.cuh"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/sm90/barrier.cuh"
-#include "kernels/cuda/sm90/tma.cuh"
-#include "kernels/cuda/sm90/wgmma.cuh"
+#include "kernels/attention/attention_prefill_sm90.cuh"
 
 namespace quire::kernels::attention {
 namespace {
-
-constexpr std::uint32_t kGroupThreads = 128;  // a warpgroup
-constexpr std::uint32_t kConsumers = 2;
-constexpr std::uint32_t kThreads = (1 + kConsumers) * kGroupThreads;
-constexpr std::uint32_t kConsumerThreads = kConsumers * kGroupThreads;
-constexpr std::uint32_t kGroupRows = 64;
-constexpr std::uint32_t kKeys = 128;  // of a tile
-constexpr std::uint32_t kStages = 2;
-constexpr std::uint32_t kSlabBytes = kKeys * 128;  // 64 columns of a tile
-static_assert(kConsumers * kGroupRows == kPrefillRows);
-
-// Named barriers: the threads of consumer group g meet at kGroupBarrier + g, both groups at
-// kBothBarrier, and group g waits for its turn at kTurnBarrier + g.
-constexpr std::uint32_t kGroupBarrier = 1;
-constexpr std::uint32_t kBothBarrier = 3;
-constexpr std::uint32_t kTurnBarrier = 4;
-
-struct Pipeline {
-  cuda::Barrier full[kStages];
-  cuda::Barrier empty[kStages];
-};
-
-// Shared memory: queries by group (the output on its way out, too), then the stages of K and of V.
-template <std::uint32_t kColumns>
-struct Layout {
-  static constexpr std::uint32_t kSlabs = kColumns / 64;
-  static constexpr std::uint32_t kQuerySlab = kGroupRows * 128;
-  static constexpr std::uint32_t kGroupBytes = kSlabs * kQuerySlab;
-  static constexpr std::uint32_t kTileBytes = kSlabs * kSlabBytes;
-  static constexpr std::uint32_t kKeysAt = kConsumers * kGroupBytes;
-  static constexpr std::uint32_t kValuesAt = kKeysAt + kStages * kTileBytes;
-  static constexpr std::uint32_t kPipelinesAt = kValuesAt + kStages * kTileBytes;
-  static constexpr std::uint32_t kBytes = kPipelinesAt + 2 * sizeof(Pipeline);
-
-  std::byte* shared;
-
-  __device__ __forceinline__ std::byte* queries(std::uint32_t group) const {
-    return shared + group * kGroupBytes;
-  }
-  __device__ __forceinline__ std::byte* keys(std::uint32_t stage) const {
-    return shared + kKeysAt + stage * kTileBytes;
-  }
-  __device__ __forceinline__ std::byte* values(std::uint32_t stage) const {
-    return shared + kValuesAt + stage * kTileBytes;
-  }
-  __device__ __forceinline__ Pipeline* key_pipeline() const {
-    return reinterpret_cast<Pipeline*>(shared + kPipelinesAt);
-  }
-  __device__ __forceinline__ Pipeline* value_pipeline() const { return key_pipeline() + 1; }
-};
-
-// Where a pipeline is: stage and parity of its next tile.
-struct Turn {
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;
-
-  __device__ __forceinline__ void Advance() {
-    stage ^= 1;
-    parity ^= stage == 0 ? 1 : 0;
-  }
-  static_assert(kStages == 2);
-};
-
-__device__ __forceinline__ std::uint32_t TilesUpTo(std::uint32_t keys_end) {
-  return (keys_end + kKeys - 1) / kKeys;
-}
-
-// The first tile that a row of the item sees.
-template <typename T>
-__device__ __forceinline__ std::uint32_t FirstTile(const ItemRows<T>& rows) {
-  static_assert(kKeys % kKvTile == 0);
-  return rows.FirstTile() / (kKeys / kKvTile);
-}
 
 // One tile by the lanes of the producer warp: lane l brings box l % boxes of slab l / boxes.
 template <std::uint32_t kColumns, typename T>
 __device__ __forceinline__ void IssueTile(const TileArgs<T>& args, const AttentionWork& item,
                                           const CUtensorMap* map, std::uint32_t first_key,
-                                          Pipeline* pipeline, const Turn& turn, std::byte* tile) {
+                                          PrefillPipeline* pipeline, const PrefillTurn& turn,
+                                          std::byte* tile) {
   const std::uint32_t page = args.keys.page_size();
   const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
-  const std::uint32_t boxes = kKeys / box_rows;
+  const std::uint32_t boxes = kPrefillKeys / box_rows;
   const std::uint32_t slab = cuda::Lane() / boxes;
   const std::uint32_t row = cuda::Lane() % boxes * box_rows;
   // Before the wait, which hides the read of the table.
   const std::uint32_t from = args.keys.row_idx(item.sequence, first_key + row);
   cuda::BarrierWait(&pipeline->empty[turn.stage], turn.parity ^ 1);
   if (cuda::Lane() == 0) {
-    cuda::BarrierExpect(&pipeline->full[turn.stage], Layout<kColumns>::kTileBytes);
+    cuda::BarrierExpect(&pipeline->full[turn.stage], PrefillLayout<T, kColumns>::kTileBytes);
   }
   cuda::SyncWarp();
-  if (slab < Layout<kColumns>::kSlabs) {
-    cuda::TmaLoad3D(tile + slab * kSlabBytes + row * 128, map, &pipeline->full[turn.stage],
+  if (slab < PrefillLayout<T, kColumns>::kSlabs) {
+    cuda::TmaLoad3D(tile + slab * kPrefillSlab + row * 128, map, &pipeline->full[turn.stage],
                     static_cast<std::int32_t>(slab * 64), static_cast<std::int32_t>(item.kv_head),
                     static_cast<std::int32_t>(from), cuda::L2Hint::kEvictLast);
   }
@@ -124,331 +36,33 @@ __device__ __forceinline__ void IssueTile(const TileArgs<T>& args, const Attenti
 
 template <std::uint32_t kColumns, typename T>
 __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
-                                        const CUtensorMap* values, const Layout<kColumns>& layout) {
-  Turn turn;
+                                        const CUtensorMap* values,
+                                        const PrefillLayout<T, kColumns>& layout) {
+  PrefillTurn turn;
   const std::uint32_t count = args.lists.counts->prefill;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     const AttentionWork item = args.lists.prefill[i];
     const ItemRows<T> rows(args, item);
     const std::uint32_t first = FirstTile(rows);
     for (std::uint32_t n = TilesUpTo(rows.KeysEnd()); n-- > first;) {
-      IssueTile<kColumns>(args, item, keys, n * kKeys, layout.key_pipeline(), turn,
+      IssueTile<kColumns>(args, item, keys, n * kPrefillKeys, layout.key_pipeline(), turn,
                           layout.keys(turn.stage));
-      IssueTile<kColumns>(args, item, values, n * kKeys, layout.value_pipeline(), turn,
+      IssueTile<kColumns>(args, item, values, n * kPrefillKeys, layout.value_pipeline(), turn,
                           layout.values(turn.stage));
       turn.Advance();
     }
   }
 }
 
-// One thread of a consumer warpgroup: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 template <typename T, std::uint32_t kColumns>
-struct Consumer {
-  static constexpr int kScores = kKeys / 2;
-  static constexpr bool kBF16 = kMultiplyBF16<T>;
-  using Shape = Layout<kColumns>;
-
-  const Shape layout;
-  const std::uint32_t group;   // 0 or 1
-  const std::uint32_t thread;  // of the group
-  const float scale_log2;
-  const ScoreRules rules;
-  const float unit_log2;  // of what Softmax takes powers of, a product q . k or its share of a cap
-  Turn key_turn;
-  Turn value_turn;
-  std::uint32_t position[2];
-  float max[2];
-  float sum[2];  // this lane's share
-  float rescale[2];
-  float s[kScores];
-  float o[kColumns / 2];
-  std::uint32_t p[kKeys / 16][4];
-
-  __device__ __forceinline__ Consumer(const Shape& shared, std::uint32_t index,
-                                      const TileArgs<T>& args, float unit)
-      : layout(shared),
-        group(index),
-        thread(cuda::ThreadIndex() % kGroupThreads),
-        scale_log2(args.scale_log2),
-        rules(args.rules),
-        unit_log2(unit) {}
-
-  __device__ __forceinline__ void SyncGroup() const {
-    cuda::NamedSync(kGroupBarrier + group, kGroupThreads);
-  }
-  __device__ __forceinline__ void Release(cuda::Barrier* empty) const {
-    if (cuda::Lane() == 0) cuda::BarrierArrive(empty);
-  }
-  // A 16-byte piece of a row of 64 columns, in the order that wgmma reads.
-  static __device__ __forceinline__ std::uint32_t Piece(std::uint32_t row, std::uint32_t piece) {
-    return piece / 8 * Shape::kQuerySlab + row * 128 + ((piece ^ row) & 7) * 16;
-  }
-
-  // Queries to shared memory; rows and columns that do not exist are zeros.
-  __device__ __forceinline__ void Start(const ItemRows<T>& rows) {
-    std::byte* const to = layout.queries(group);
-    constexpr std::uint32_t kPieces = kColumns / 8;
-    SyncGroup();  // the output that lay here has left
-#pragma unroll
-    for (std::uint32_t j = 0; j < kGroupRows * kPieces / kGroupThreads; ++j) {
-      const std::uint32_t i = thread + j * kGroupThreads;
-      const std::uint32_t row = group * kGroupRows + i / kPieces;
-      const std::uint32_t column = i % kPieces * 8;
-      uint4 q{0, 0, 0, 0};
-      if (row < rows.item.num_rows && column < rows.args.keys.head_size()) {
-        q = *reinterpret_cast<const uint4*>(rows.args.q + rows.Offset(row, rows.args.q_stride) +
-                                            column);
-        q = {QueryPair<kBF16>(q.x), QueryPair<kBF16>(q.y), QueryPair<kBF16>(q.z),
-             QueryPair<kBF16>(q.w)};
-      }
-      *reinterpret_cast<uint4*>(to + Piece(i / kPieces, i % kPieces)) = q;
-    }
-    cuda::FenceAsyncShared();
-    SyncGroup();
-    const std::uint32_t row = group * kGroupRows + thread / cuda::kWarpSize * 16 + cuda::Lane() / 4;
-#pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      position[half] = rows.Position(row + 8 * half);
-      max[half] = kNoPromptLogprob;
-      sum[half] = 0;
-    }
-#pragma unroll
-    for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = 0;
-  }
-
-  // Starts s = Q K^T of the next tile.
-  __device__ __forceinline__ void IssuePromptLogprobs() {
-    const std::uint64_t a =
-        cuda::WgmmaDescriptor(layout.queries(group), 0, 1024, cuda::SharedSwizzle::k128B);
-    const std::uint64_t b =
-        cuda::WgmmaDescriptor(layout.keys(key_turn.stage), 0, 1024, cuda::SharedSwizzle::k128B);
-#pragma unroll
-    for (std::uint32_t k = 0; k < kColumns / 16; ++k) {
-      const std::uint32_t in_row = k % 4 * 32;
-      cuda::WgmmaShared<T, kKeys>(s, a + (k / 4 * Shape::kQuerySlab + in_row) / 16,
-                                  b + (k / 4 * kSlabBytes + in_row) / 16, k > 0);
-    }
-    cuda::WgmmaCommit();
-  }
-  // Starts o += P V of the next tile.
-  __device__ __forceinline__ void IssueValues() {
-    const std::uint64_t b = cuda::WgmmaDescriptor(layout.values(value_turn.stage), kSlabBytes, 1024,
-                                                  cuda::SharedSwizzle::k128B);
-#pragma unroll
-    for (std::uint32_t k = 0; k < kKeys / 16; ++k) {
-      cuda::WgmmaRegisters<T, kColumns, 1>(o, p[k], b + k * (16 * 128) / 16, true);
-    }
-    cuda::WgmmaCommit();
-  }
-  __device__ __forceinline__ void PinProbabilities() {
-#pragma unroll
-    for (std::uint32_t k = 0; k < kKeys / 16; ++k) cuda::WgmmaPin(p[k]);
-  }
-  __device__ __forceinline__ void KeysDone() {
-    Release(&layout.key_pipeline()->empty[key_turn.stage]);
-    key_turn.Advance();
-  }
-  __device__ __forceinline__ void ValuesDone() {
-    Release(&layout.value_pipeline()->empty[value_turn.stage]);
-    value_turn.Advance();
-  }
-
-  // Products q . k become scores in units of their cap.
-  __device__ __forceinline__ void Cap() {
-#pragma unroll
-    for (std::uint32_t i = 0; i < kScores; ++i) {
-      s[i] = TanhApprox(cuda::Mul(s[i], scale_log2));
-    }
-  }
-  __device__ __forceinline__ void Mask(std::uint32_t first_key) {
-#pragma unroll
-    for (std::uint32_t i = 0; i < kScores; ++i) {
-      const std::uint32_t key = first_key + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
-      if (!rules.Visible(position[i / 2 % 2], key)) s[i] = kNoPromptLogprob;
-    }
-  }
-
-  // Scores of the tile at `first_key` become probabilities in place. The arithmetic is that of both
-  // kinds of tiles: a mask only replaces scores.
-  template <bool kMasked>
-  __device__ __forceinline__ void Softmax(std::uint32_t first_key) {
-    if (rules.cap_log2 > 0) Cap();
-    if constexpr (kMasked) Mask(first_key);
-    float largest[2] = {kNoPromptLogprob, kNoPromptLogprob};
-#pragma unroll
-    for (std::uint32_t i = 0; i < kScores; ++i) {
-      largest[i / 2 % 2] = cuda::Max(largest[i / 2 % 2], s[i]);
-    }
-    float base[2];
-    float total[2] = {0, 0};
-#pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      float row = largest[half];
-      row = cuda::Max(row, cuda::ShuffleXor(row, 1));
-      row = cuda::Max(row, cuda::ShuffleXor(row, 2));
-      const float before = max[half];
-      max[half] = cuda::Max(before, cuda::Mul(row, unit_log2));
-      base[half] = ScoreBase<DeviceMath>(max[half]);
-      rescale[half] = cuda::Exp2Approx(cuda::Sub(before, base[half]));
-    }
-#pragma unroll
-    for (std::uint32_t i = 0; i < kScores; ++i) {
-      const std::uint32_t half = i / 2 % 2;
-      s[i] = cuda::Exp2Approx(cuda::Fma(s[i], unit_log2, -base[half]));
-      total[half] = cuda::Add(total[half], s[i]);
-    }
-#pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      sum[half] = cuda::Fma(sum[half], rescale[half], total[half]);
-    }
-  }
-  // The accumulator layout of s is the A layout of p.
-  __device__ __forceinline__ void Convert() {
-#pragma unroll
-    for (std::uint32_t k = 0; k < kKeys / 16; ++k) {
-#pragma unroll
-      for (std::uint32_t j = 0; j < 4; ++j) {
-        p[k][j] = Pack<kBF16>(s[8 * k + 2 * j], s[8 * k + 2 * j + 1]);
-      }
-    }
-  }
-  __device__ __forceinline__ void Rescale() {
-#pragma unroll
-    for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = cuda::Mul(o[i], rescale[i / 2 % 2]);
-  }
-
-  // The last tile: its scores and probabilities. V rows from keys_end on become zeros, as a page
-  // may hold another sequence's old bytes there, and 0 x NaN is NaN.
-  __device__ __forceinline__ void First(std::uint32_t first_key, std::uint32_t keys_end) {
-    cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
-    cuda::WgmmaPin(s);
-    cuda::WgmmaFence();
-    IssuePromptLogprobs();
-    const std::uint32_t valid = keys_end - first_key;
-    if (valid < kKeys) {
-      cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
-#pragma unroll
-      for (std::uint32_t slab = 0; slab < Shape::kSlabs; ++slab) {
-        std::byte* const to = layout.values(value_turn.stage) + slab * kSlabBytes;
-        for (std::uint32_t i = valid * 8 + group * kGroupThreads + thread; i < kKeys * 8;
-             i += kConsumerThreads) {
-          *reinterpret_cast<uint4*>(to + i * 16) = uint4{0, 0, 0, 0};
-        }
-      }
-      cuda::FenceAsyncShared();
-      cuda::NamedSync(kBothBarrier, kConsumerThreads);
-    }
-    cuda::WgmmaWait<0>();
-    cuda::WgmmaPin(s);
-    KeysDone();
-    Softmax<true>(first_key);
-    Convert();
-  }
-  // The tile at first_key, while the values of the one above it are added.
-  template <bool kMasked>
-  __device__ __forceinline__ void Next(std::uint32_t first_key) {
-    cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
-    cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
-    cuda::NamedSync(kTurnBarrier + group, kConsumerThreads);
-    cuda::WgmmaPin(s);
-    cuda::WgmmaPin(o);
-    PinProbabilities();
-    cuda::WgmmaFence();
-    IssuePromptLogprobs();
-    IssueValues();
-    cuda::NamedArrive(kTurnBarrier + (group ^ 1), kConsumerThreads);
-    cuda::WgmmaWait<1>();
-    cuda::WgmmaPin(s);
-    KeysDone();
-    Softmax<kMasked>(first_key);
-    cuda::WgmmaWait<0>();
-    cuda::WgmmaPin(o);
-    PinProbabilities();
-    ValuesDone();
-    Rescale();
-    Convert();
-  }
-  __device__ __forceinline__ void Last() {
-    cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
-    cuda::WgmmaPin(o);
-    PinProbabilities();
-    cuda::WgmmaFence();
-    IssueValues();
-    cuda::WgmmaWait<0>();
-    cuda::WgmmaPin(o);
-    ValuesDone();
-  }
-
-  // The output through the place of the queries, so that rows leave in 16-byte pieces.
-  __device__ __forceinline__ void Write(const ItemRows<T>& rows) {
-    std::byte* const staged = layout.queries(group);
-    const std::uint32_t first = thread / cuda::kWarpSize * 16;
-    SyncGroup();  // no thread multiplies these queries any more
-#pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      float total = cuda::Add(sum[half], cuda::ShuffleXor(sum[half], 1));
-      total = cuda::Add(total, cuda::ShuffleXor(total, 2));
-      const std::uint32_t row = first + cuda::Lane() / 4 + 8 * half;
-      total = JoinSink({max[half], total}, rows.Sink(group * kGroupRows + row)).sum;
-      const float share = total > 0 ? cuda::ReciprocalApprox(total) : 0.0f;
-#pragma unroll
-      for (std::uint32_t i = 0; i < kColumns / 8; ++i) {
-        *reinterpret_cast<std::uint32_t*>(staged + Piece(row, i) + cuda::Lane() % 4 * 4) =
-            cuda::PackBF16(cuda::Mul(o[4 * i + 2 * half], share),
-                           cuda::Mul(o[4 * i + 2 * half + 1], share));
-      }
-    }
-    cuda::SyncWarp();
-    constexpr std::uint32_t kPieces = kColumns / 8;
-#pragma unroll
-    for (std::uint32_t j = 0; j < 16 * kPieces / cuda::kWarpSize; ++j) {
-      const std::uint32_t i = cuda::Lane() + j * cuda::kWarpSize;
-      const std::uint32_t row = first + i / kPieces;
-      const std::uint32_t column = i % kPieces * 8;
-      const std::uint32_t of_item = group * kGroupRows + row;
-      if (of_item >= rows.item.num_rows || column >= rows.args.keys.head_size()) continue;
-      *reinterpret_cast<uint4*>(rows.args.out + rows.Offset(of_item, rows.args.out_stride) +
-                                column) =
-          *reinterpret_cast<const uint4*>(staged + Piece(row, i % kPieces));
-    }
-  }
-
-  __device__ __forceinline__ void Item(const TileArgs<T>& args, const AttentionWork& item) {
-    const ItemRows<T> rows(args, item);
-    Start(rows);
-    const std::uint32_t keys_end = rows.KeysEnd();
-    const std::uint32_t first = FirstTile(rows);
-    // All rows see tiles entirely from `whole` on by their windows, before whole_end by causality.
-    const std::uint32_t whole = TilesUpTo(WindowBegin(keys_end - 1, rules.window));
-    const std::uint32_t whole_end = (rows.Position(0) + 1) / kKeys;
-    std::uint32_t n = TilesUpTo(keys_end) - 1;
-    First(n * kKeys, keys_end);
-    while (n > first) {
-      if (n > whole_end || n <= whole) {
-        Next<true>(--n * kKeys);
-      } else {
-        for (; n > whole; --n) Next<false>((n - 1) * kKeys);
-      }
-    }
-    Last();
-    Write(rows);
-  }
-};
-
-template <typename T, std::uint32_t kColumns>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kPrefillThreadsSm90, 1)
     PrefillKernelSm90(const __grid_constant__ TileArgs<T> args,
                       const __grid_constant__ CUtensorMap keys,
                       const __grid_constant__ CUtensorMap values, const float unit_log2) {
-  const Layout<kColumns> layout{cuda::SharedMemory()};
+  const PrefillLayout<T, kColumns> layout{cuda::SharedMemory()};
   if (cuda::ThreadIndex() == 0) {
-    for (std::uint32_t i = 0; i < 2; ++i) {
-      Pipeline* const pipeline = layout.key_pipeline() + i;
-      for (std::uint32_t stage = 0; stage < kStages; ++stage) {
-        cuda::BarrierInit(&pipeline->full[stage], 1);
-        cuda::BarrierInit(&pipeline->empty[stage], kConsumerThreads / cuda::kWarpSize);
-      }
-    }
+    layout.key_pipeline()->Init(1, kConsumerThreads / cuda::kWarpSize);
+    layout.value_pipeline()->Init(1, kConsumerThreads / cuda::kWarpSize);
     cuda::BarrierInitFence();
     cuda::TmaPrefetchMap(&keys);
     cuda::TmaPrefetchMap(&values);
@@ -462,32 +76,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 0) Produce<kColumns>(args, &keys, &values, layout);
   } else {
     cuda::RaiseRegisters<232>();
-    const std::uint32_t group = warp / 4 - 1;
-    Consumer<T, kColumns> consumer(layout, group, args, unit_log2);
-    const std::uint32_t count = args.lists.counts->prefill;
-    // Nothing follows the loop: ptxas would bound the registers of all of it by those of the
-    // launch.
-    for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
-      // The first turn is the first group's, and the second group's last one ends with it.
-      if (group == 1 && i < cuda::GridX()) cuda::NamedArrive(kTurnBarrier, kConsumerThreads);
-      consumer.Item(args, args.lists.prefill[i]);
-      if (group == 0 && i + cuda::GridX() >= count) {
-        cuda::NamedSync(kTurnBarrier, kConsumerThreads);
-      }
-    }
+    Consume<T, kColumns>(args, layout, warp / 4 - 1, unit_log2);
   }
 }
 
 template <typename T, std::uint32_t kColumns>
 absl::Status Launch(const CudaContext& context, const TileArgs<T>& args,
                     const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
-  const float unit_log2 = args.rules.cap_log2 > 0 ? args.rules.cap_log2 : args.scale_log2;
   return cuda::Launch(context, "attention prefill sm_90a", PrefillKernelSm90<T, kColumns>,
                       {.blocks_x = blocks,
-                       .threads = kThreads,
-                       .shared_bytes = Layout<kColumns>::kBytes + cuda::kSharedAlignment,
+                       .threads = kPrefillThreadsSm90,
+                       .shared_bytes = PrefillLayout<T, kColumns>::kBytes + cuda::kSharedAlignment,
                        .programmatic = true},
-                      args, maps.keys.map(), maps.values.map(), unit_log2);
+                      args, maps.keys.map(), maps.values.map(), UnitLog2(args));
 }
 
 template <typename T>

@@ -104,6 +104,26 @@ struct TileShape {
   }
 };
 
+// Two one-byte elements, the bytes `first` and `first` + 1, times the scale, as bf16.
+template <typename T>
+__device__ __forceinline__ std::uint32_t ScaledPair(std::uint32_t bytes, std::uint32_t first,
+                                                    float scale) {
+  float2 x;
+  if constexpr (std::is_same_v<T, F8E4M3>) {
+    x = cuda::UnpackF16(cuda::E4M3ToF16(bytes >> (8 * first) & 0xffffu));
+  } else {
+    // 0x4b0000xx is 2^23 + xx, and xx the value plus 128: exact, where the conversion of a byte
+    // takes the unit that also does the exponentials.
+    const std::uint32_t above = bytes ^ 0x80808080u;
+    constexpr float kOffset = 8388608.0f + 128.0f;
+    x = {
+        cuda::Sub(cuda::BitsFloat(cuda::BytePermute(above, 0x4b000000u, 0x7540u + first)), kOffset),
+        cuda::Sub(cuda::BitsFloat(cuda::BytePermute(above, 0x4b000000u, 0x7541u + first)),
+                  kOffset)};
+  }
+  return cuda::PackBF16(cuda::Mul(x.x, scale), cuda::Mul(x.y, scale));
+}
+
 // Starts the copies of one tile of K and V. Tokens from `keys_end` on and columns beyond the head
 // become zeros: a page may hold another sequence's old bytes there, and 0 x NaN is NaN.
 template <typename T, std::uint32_t kColumns, std::uint32_t kThreads>

@@ -11,8 +11,11 @@ namespace quire::kernels::cuda {
 bool KvTensorMaps::IsUseful(const Device& device, const AnyKvCollection& collection) {
   if (device.is_cpu() || device.compute_capability != 90) return false;
   const KvShape shape = KvShapeOf(KeyView(collection, 0));
-  return (shape.dtype == DType::kBF16 || shape.dtype == DType::kF16) && shape.head_size >= 64 &&
-         shape.head_size <= 128 && shape.head_size % 8 == 0;
+  const bool is_wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
+  const bool is_scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
+                         shape.granularity == shape.head_size;
+  return (is_wide || is_scaled) && shape.head_size >= 64 && shape.head_size <= 128 &&
+         shape.head_size % (is_wide ? 8 : 16) == 0;
 }
 
 absl::StatusOr<std::unique_ptr<KvTensorMaps>> KvTensorMaps::Create(

@@ -23,7 +23,8 @@ namespace quire::kernels {
 
 namespace cuda {
 
-// Boxes are 64 columns of one head in TmaBoxRows(kKvTile, page size) rows, swizzled in 128 bytes.
+// Boxes are 128 bytes of one head, 64 columns of 16 bits or 128 of one byte, in TmaBoxRows(kKvTile,
+// page size) rows, swizzled in 128 bytes; columns beyond the head are zeros.
 struct KvLayerMaps {
   TmaTile keys;
   TmaTile values;
@@ -31,8 +32,9 @@ struct KvLayerMaps {
 
 class KvTensorMaps {
  public:
-  // Whether a kernel reads such a pool through maps: compute capability 9.0, bf16 or f16 pages,
-  // head sizes from 64 to 128 that are multiples of 8.
+  // Whether a kernel reads such a pool through maps: compute capability 9.0, head sizes from 64 to
+  // 128; bf16 or f16 pages and multiples of 8, or pages of one byte, one scale to a token and head,
+  // and multiples of 16.
   static bool IsUseful(const Device& device, const AnyKvCollection& collection);
   // Null when IsUseful is false: AttentionParams::maps is null then, and the portable kernels run.
   // Returns the errors of CreateTmaTile.

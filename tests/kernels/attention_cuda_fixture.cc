@@ -55,6 +55,16 @@ std::vector<std::byte> Poison(std::size_t elements, DType dtype) {
                                 std::byte{0xff});
 }
 
+// What pages of T make of a row of a head.
+template <typename T>
+std::vector<float> Products(const float* row, std::uint32_t columns) {
+  std::vector<T> elements(columns);
+  const float scale = cache::QuantizeGroup(row, columns, elements.data()).scale;
+  std::vector<float> products;
+  for (const T element : elements) products.push_back(cache::DequantizeValue(element, scale));
+  return products;
+}
+
 // One row of a head from f32 values, quantised where the pages are.
 template <typename View>
 void StoreRow(const View& view, std::uint32_t b, std::uint32_t t, std::uint32_t h,
@@ -205,7 +215,14 @@ void AttentionRig::Fill(const AnyKvView& view, bool is_values, std::uint32_t see
           if (shape_.cancelling) Cancel(s, is_values, &x);
           for (std::uint32_t t = shape_.nan_tokens; t < lengths_[s]; ++t) {
             for (std::uint32_t h = 0; h < shape_.kv_heads; ++h) {
-              StoreRow(v, s, t, h, x.data() + t * row + std::size_t{h} * shape_.head_size);
+              const float* const from = x.data() + t * row + std::size_t{h} * shape_.head_size;
+              if (shape_.products_of == DType::kF8E4M3) {
+                StoreRow(v, s, t, h, Products<F8E4M3>(from, shape_.head_size).data());
+              } else if (shape_.products_of == DType::kI8) {
+                StoreRow(v, s, t, h, Products<std::int8_t>(from, shape_.head_size).data());
+              } else {
+                StoreRow(v, s, t, h, from);
+              }
             }
           }
         }

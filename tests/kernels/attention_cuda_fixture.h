@@ -88,6 +88,9 @@ struct AttentionShape {
   bool sinks = false;            // one for each head, 2 to 10
   float loudness = 1;            // factor on q . k beside the usual scale
   std::uint32_t nan_tokens = 0;  // tokens at the front of every sequence that stay NaN
+  // Of bf16 pages: they hold what pages of this type of one byte hold, times its scale. kInvalid:
+  // the values themselves.
+  DType products_of = DType::kInvalid;
   // The keys are the values too, of which so many columns are wanted. 0: they are not.
   std::uint32_t value_columns = 0;
 

@@ -109,13 +109,15 @@ TEST(AttentionRulesTest, TilesBeforeTheWindowsAreNotRead) {
   for (const DType activations : {DType::kBF16, DType::kF32}) {
     for (const bool maps : {false, true}) {
       if (maps && activations == DType::kF32) continue;
-      AttentionShape shape{4, 2, 64, 16, DType::kBF16, activations, 0};
-      shape.tensor_maps = maps;
-      shape = With(shape, {100, 0, false});
-      shape.nan_tokens = 640;
-      for (const StepRows& rows : {StepRows{0, 760, 0, 2}, StepRows{0, 740, 20, 0}}) {
-        const AttentionRig rig(shape, {762}, 5);
-        EXPECT_LE(RelativeError(rig.Run(cuda, {rows}), rig.Exact({rows})), Tolerance(shape));
+      for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
+        AttentionShape shape{4, 2, 64, 16, kv, activations, 0};
+        shape.tensor_maps = maps;
+        shape = With(shape, {100, 0, false});
+        shape.nan_tokens = 640;
+        for (const StepRows& rows : {StepRows{0, 760, 0, 2}, StepRows{0, 740, 20, 0}}) {
+          const AttentionRig rig(shape, {762}, 5);
+          EXPECT_LE(RelativeError(rig.Run(cuda, {rows}), rig.Exact({rows})), Tolerance(shape));
+        }
       }
     }
   }
@@ -150,18 +152,21 @@ TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
 }
 
 constexpr char kHopper[] = "attention prefill sm_90a";
+constexpr char kHopperBytes[] = "attention prefill bytes sm_90a";
 constexpr char kPortable[] = "attention prefill";
 
 TEST(AttentionRulesSm90Test, PromptRowsRunInTheKernelOfTheirDevice) {
   const AttentionBackend cuda;
   for (const Rules& rules : kRules) {
     for (const bool maps : {true, false}) {
-      AttentionShape shape{4, 2, 64, 16, DType::kBF16, DType::kBF16, 0, maps};
-      const std::uint64_t hopper = cuda_emulator::LaunchCount(kHopper);
+      const DType kv = kElements[(&rules - kRules) % std::size(kElements)];
+      AttentionShape shape{4, 2, 64, 16, kv, DType::kBF16, 0, maps};
+      const char* const kernel = DTypeSize(kv) == 1 ? kHopperBytes : kHopper;
+      const std::uint64_t hopper = cuda_emulator::LaunchCount(kernel);
       const std::uint64_t portable = cuda_emulator::LaunchCount(kPortable);
       ExpectExact(cuda, With(shape, rules), {{0, 70, rules.window == 600 ? 560u : 60u, 0}});
       if (!cuda_emulator::IsEmulated()) continue;
-      EXPECT_EQ(cuda_emulator::LaunchCount(kHopper), hopper + (maps ? 1 : 0));
+      EXPECT_EQ(cuda_emulator::LaunchCount(kernel), hopper + (maps ? 1 : 0));
       EXPECT_EQ(cuda_emulator::LaunchCount(kPortable), portable + (maps ? 0 : 1));
     }
   }
@@ -185,24 +190,24 @@ TEST(AttentionRulesSm90Test, PromptRowsEqualDoublePrecision) {
   constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
   std::uint32_t i = 0;
   for (const auto& c : cases) {
-    AttentionShape shape{c.heads,
-                         c.kv_heads,
-                         kHeadSizes[(i + i / 4) % 4],
-                         kPages[i % 4],
-                         i % 3 == 2 ? DType::kF16 : DType::kBF16,
-                         DType::kBF16,
-                         0,
-                         true};
-    ExpectExact(cuda, With(shape, c.rules), {{0, c.cached, c.prompt, 0}});
+    for (const DType kv :
+         {i % 3 == 2 ? DType::kF16 : DType::kBF16, i % 2 == 0 ? DType::kF8E4M3 : DType::kI8}) {
+      AttentionShape shape{
+          c.heads, c.kv_heads, kHeadSizes[(i + i / 4) % 4], kPages[i % 4], kv, DType::kBF16,
+          0,       true};
+      ExpectExact(cuda, With(shape, c.rules), {{0, c.cached, c.prompt, 0}});
+    }
     ++i;
   }
 }
 
 // Of several items a block, with decode tokens beside them.
 TEST(AttentionRulesSm90Test, MixedStepsEqualDoublePrecision) {
-  AttentionShape shape{6, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
-  ExpectExact(AttentionBackend(1), With(shape, {90, 4, true}),
-              {{0, 0, 0, 0}, {1, 20, 230, 5}, {2, 300, 40, 0}, {3, 200, 0, 1}, {4, 0, 150, 0}});
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
+    AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0, true};
+    ExpectExact(AttentionBackend(1), With(shape, {90, 4, true}),
+                {{0, 0, 0, 0}, {1, 20, 230, 5}, {2, 300, 40, 0}, {3, 200, 0, 1}, {4, 0, 150, 0}});
+  }
 }
 
 // A product beyond every number has the cap as its score.
@@ -219,16 +224,18 @@ TEST(AttentionRulesSm90Test, InfiniteScoresAreCapped) {
 // Rows that see a token of NaN are NaN, whatever the maximum, the cap and the sink make of it.
 TEST(AttentionRulesSm90Test, NanIsNotHidden) {
   const AttentionBackend cuda;
-  for (const bool all : {false, true}) {
-    AttentionShape shape{3, 1, 64, 16, DType::kBF16, DType::kBF16, 0, true};
-    shape = With(shape, {100, all ? 3.0f : 0.0f, all});
-    shape.nan_tokens = 128;
-    const AttentionRig rig(shape, {250}, 5);
-    const std::vector<float> out = rig.Run(cuda, {{0, 128, 99, 0}});
-    EXPECT_EQ(std::count_if(out.begin(), out.end(), [](float x) { return std::isnan(x); }),
-              static_cast<std::ptrdiff_t>(out.size()));
-    const std::vector<StepRows> behind = {{0, 227, 23, 0}};
-    EXPECT_LE(RelativeError(rig.Run(cuda, behind), rig.Exact(behind)), Tolerance(shape));
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3, DType::kI8}) {
+    for (const bool all : {false, true}) {
+      AttentionShape shape{3, 1, 64, 16, kv, DType::kBF16, 0, true};
+      shape = With(shape, {100, all ? 3.0f : 0.0f, all});
+      shape.nan_tokens = 128;
+      const AttentionRig rig(shape, {250}, 5);
+      const std::vector<float> out = rig.Run(cuda, {{0, 128, 99, 0}});
+      EXPECT_EQ(std::count_if(out.begin(), out.end(), [](float x) { return std::isnan(x); }),
+                static_cast<std::ptrdiff_t>(out.size()));
+      const std::vector<StepRows> behind = {{0, 227, 23, 0}};
+      EXPECT_LE(RelativeError(rig.Run(cuda, behind), rig.Exact(behind)), Tolerance(shape));
+    }
   }
 }
 
@@ -244,8 +251,13 @@ TEST(AttentionRulesSm90Test, AWindowBeyondThePromptDoesNotShow) {
 }
 
 TEST(AttentionRulesBitsTest, HopperRowsDoNotDependOnChunksAndBatch) {
-  for (const Rules& rules : {Rules{70, 3, true}, Rules{1, 0, false}, Rules{129, 0, true}}) {
-    AttentionShape shape{6, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true};
+  const std::pair<Rules, DType> cases[] = {{{70, 3, true}, DType::kBF16},
+                                           {{1, 0, false}, DType::kBF16},
+                                           {{129, 0, true}, DType::kBF16},
+                                           {{70, 3, true}, DType::kF8E4M3},
+                                           {{129, 0, true}, DType::kI8}};
+  for (const auto& [rules, kv] : cases) {
+    AttentionShape shape{6, 2, 64, 16, kv, DType::kBF16, 0, true};
     const AttentionRig rig(With(shape, rules), {300, 140}, 9);
     const std::vector<float> once =
         rig.Run(AttentionBackend(1, 5), {{0, 0, 300, 0}, {1, 0, 140, 0}});

@@ -13,10 +13,15 @@
 namespace quire::kernels {
 namespace {
 
-// P is rounded to 16 bits, and so is the output.
-constexpr double kTolerance = 4e-3;
+// P is rounded to 16 bits, and so is the output; of one-byte pages also an element times its scale.
+double Tolerance(DType kv) {
+  return kv == DType::kF8E4M3 || kv == DType::kI8 ? 6e-3 : 4e-3;
+}
 constexpr char kPrefill[] = "attention prefill sm_90a";
+constexpr char kPrefillBytes[] = "attention prefill bytes sm_90a";
 constexpr char kDecode[] = "attention decode sm_90a";
+
+constexpr DType kElements[] = {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8};
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && !a.empty() &&
@@ -40,7 +45,8 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
   SCOPED_TRACE(text);
   const AttentionRig rig(shape, lengths, 11);
   const auto launches = [] {
-    return cuda_emulator::LaunchCount(kPrefill) + cuda_emulator::LaunchCount(kDecode);
+    return cuda_emulator::LaunchCount(kPrefill) + cuda_emulator::LaunchCount(kPrefillBytes) +
+           cuda_emulator::LaunchCount(kDecode);
   };
   const std::uint64_t before = launches();
   const std::vector<float> out = rig.Run(cuda, step);
@@ -51,12 +57,15 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
     generated |= r.generated > 0;
   }
   if (cuda_emulator::IsEmulated()) {
-    EXPECT_EQ(launches(), before + (prompt ? 1 : 0) + (generated ? 1 : 0));
+    // Decode tokens meet one-byte pages in the portable kernel.
+    const bool has_decode = shape.kv == DType::kBF16 || shape.kv == DType::kF16;
+    EXPECT_EQ(launches(), before + (prompt ? 1 : 0) + (generated && has_decode ? 1 : 0));
   }
-  EXPECT_LE(RelativeError(out, rig.Exact(step)), kTolerance);
+  EXPECT_LE(RelativeError(out, rig.Exact(step)), Tolerance(shape.kv));
 }
 
-// Lengths and chunks at and around the borders of tiles, pages and blocks of rows.
+// Lengths and chunks at and around the borders of tiles, pages and blocks of rows, over 16-bit and
+// one-byte pages.
 TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
   const AttentionBackend cuda(2);
   const struct {
@@ -68,17 +77,18 @@ TEST(AttentionSm90Test, PromptRowsEqualDoublePrecision) {
   constexpr std::uint32_t kHeadSizes[] = {64, 128, 96, 80};
   std::uint32_t i = 0;
   for (const auto& c : cases) {
-    ExpectExact(cuda,
-                Shape(c.heads, c.kv_heads, kHeadSizes[(i + i / 4) % 4], kPages[i % 4],
-                      i % 5 == 4 ? DType::kF16 : DType::kBF16),
-                {{0, c.cached, c.prompt, 0}});
+    for (const DType kv :
+         {i % 5 == 4 ? DType::kF16 : DType::kBF16, i % 3 == 0 ? DType::kI8 : DType::kF8E4M3}) {
+      ExpectExact(cuda, Shape(c.heads, c.kv_heads, kHeadSizes[(i + i / 4) % 4], kPages[i % 4], kv),
+                  {{0, c.cached, c.prompt, 0}});
+    }
     ++i;
   }
 }
 
 TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
   const AttentionBackend cuda;
-  for (const DType kv : {DType::kBF16, DType::kF16}) {
+  for (const DType kv : kElements) {
     for (const std::uint32_t head_size : {64u, 128u}) {
       ExpectExact(cuda, Shape(4, 2, head_size, 16, kv), {{0, 97, 70, 0}});
     }
@@ -87,9 +97,42 @@ TEST(AttentionSm90Test, EveryKernelEqualsDoublePrecision) {
 
 // Several items for each block, sequences without rows, decode tokens beside prefill tokens.
 TEST(AttentionSm90Test, MixedStepsEqualDoublePrecision) {
-  ExpectExact(
-      AttentionBackend(2), Shape(8, 2, 64, 16),
-      {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 200, 0, 1}, {4, 5, 9, 0}, {5, 0, 150, 0}});
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
+    ExpectExact(
+        AttentionBackend(2), Shape(8, 2, 64, 16, kv),
+        {{0, 0, 0, 0}, {1, 20, 30, 5}, {2, 0, 0, 0}, {3, 200, 0, 1}, {4, 5, 9, 0}, {5, 0, 150, 0}});
+  }
+}
+
+// A prompt meets one-byte pages with the bits of bf16 pages that hold each element times its scale,
+// whatever the rules of scores are: what differs is how tiles get to shared memory.
+TEST(AttentionSm90Test, OneBytePagesHaveTheBitsOfTheirProducts) {
+  struct {
+    std::uint32_t head_size, page_size, window;
+    float softcap;
+    bool sinks;
+  } const cases[] = {{64, 16, 0, 0, false},
+                     {128, 64, 0, 0, true},
+                     {128, 16, 130, 0, false},
+                     {96, 32, 0, 2, false},
+                     {80, 128, 70, 3, true}};
+  for (const DType kv : {DType::kF8E4M3, DType::kI8}) {
+    for (const auto& c : cases) {
+      AttentionShape shape = Shape(6, 2, c.head_size, c.page_size, kv);
+      shape.window = c.window;
+      shape.softcap = c.softcap;
+      shape.sinks = c.sinks;
+      shape.loudness = 4;
+      const std::vector<StepRows> step = {{0, 77, 140, 0}, {1, 0, 0, 0}, {2, 255, 5, 0}};
+      const std::vector<std::uint32_t> lengths = {217, 9, 260};
+      const std::vector<float> out =
+          AttentionRig(shape, lengths, 5).Run(AttentionBackend(3, 8), step);
+      shape.kv = DType::kBF16;
+      shape.products_of = kv;
+      EXPECT_TRUE(SameBits(out, AttentionRig(shape, lengths, 5).Run(AttentionBackend(2, 3), step)))
+          << DTypeName(kv) << ", heads of " << c.head_size;
+    }
+  }
 }
 
 TEST(AttentionSm90Test, FewerItemsThanBlocks) {
@@ -98,41 +141,47 @@ TEST(AttentionSm90Test, FewerItemsThanBlocks) {
 
 TEST(AttentionSm90Test, ChunksOfAPromptDoNotShow) {
   const AttentionBackend cuda;
-  for (const bool cancelling : {false, true}) {
-    AttentionShape shape = Shape(6, 2, 64, 16);
-    shape.cancelling = cancelling;
-    const AttentionRig rig(shape, {300}, 9);
-    const std::vector<float> once = rig.Run(cuda, {{0, 0, 300, 0}});
-    std::vector<float> chunks;
-    for (const auto& [first, count] :
-         {std::pair{0u, 50u}, {50u, 1u}, {51u, 80u}, {131u, 125u}, {256u, 44u}}) {
-      const std::vector<float> out = rig.Run(cuda, {{0, first, count, 0}});
-      chunks.insert(chunks.end(), out.begin(), out.end());
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3, DType::kI8}) {
+    for (const bool cancelling : {false, true}) {
+      AttentionShape shape = Shape(6, 2, 64, 16, kv);
+      shape.cancelling = cancelling;
+      const AttentionRig rig(shape, {300}, 9);
+      const std::vector<float> once = rig.Run(cuda, {{0, 0, 300, 0}});
+      std::vector<float> chunks;
+      for (const auto& [first, count] :
+           {std::pair{0u, 50u}, {50u, 1u}, {51u, 80u}, {131u, 125u}, {256u, 44u}}) {
+        const std::vector<float> out = rig.Run(cuda, {{0, first, count, 0}});
+        chunks.insert(chunks.end(), out.begin(), out.end());
+      }
+      EXPECT_TRUE(SameBits(once, chunks)) << DTypeName(kv) << cancelling;
     }
-    EXPECT_TRUE(SameBits(once, chunks)) << cancelling;
   }
 }
 
 TEST(AttentionSm90Test, RowsDoNotDependOnTheBatch) {
   const AttentionBackend cuda;
-  const AttentionRig rig(Shape(14, 2, 64, 32), {200, 40, 130}, 3);
-  const std::vector<StepRows> step = {{0, 190, 10, 0}, {1, 10, 20, 0}, {2, 0, 130, 0}};
-  const std::vector<float> together = rig.Run(cuda, step);
-  std::vector<float> alone;
-  for (const StepRows& rows : step) {
-    const std::vector<float> out = rig.Run(cuda, {rows});
-    alone.insert(alone.end(), out.begin(), out.end());
+  for (const DType kv : kElements) {
+    const AttentionRig rig(Shape(14, 2, 64, 32, kv), {200, 40, 130}, 3);
+    const std::vector<StepRows> step = {{0, 190, 10, 0}, {1, 10, 20, 0}, {2, 0, 130, 0}};
+    const std::vector<float> together = rig.Run(cuda, step);
+    std::vector<float> alone;
+    for (const StepRows& rows : step) {
+      const std::vector<float> out = rig.Run(cuda, {rows});
+      alone.insert(alone.end(), out.begin(), out.end());
+    }
+    EXPECT_TRUE(SameBits(together, alone)) << DTypeName(kv);
   }
-  EXPECT_TRUE(SameBits(together, alone));
 }
 
 // Boxes of other sizes bring the same tile.
 TEST(AttentionSm90Test, OrderOfThreadsAndMultiprocessorsDoNotShow) {
-  const AttentionRig rig(Shape(8, 2, 128, 16), {140, 90}, 6);
-  const std::vector<StepRows> step = {{0, 0, 140, 0}, {1, 20, 70, 0}};
-  const std::vector<float> out = rig.Run(AttentionBackend(4, 1), step);
-  EXPECT_TRUE(SameBits(out, rig.Run(AttentionBackend(4, 77), step)));
-  EXPECT_TRUE(SameBits(out, rig.Run(AttentionBackend(1, 5), step)));
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
+    const AttentionRig rig(Shape(8, 2, 128, 16, kv), {140, 90}, 6);
+    const std::vector<StepRows> step = {{0, 0, 140, 0}, {1, 20, 70, 0}};
+    const std::vector<float> out = rig.Run(AttentionBackend(4, 1), step);
+    EXPECT_TRUE(SameBits(out, rig.Run(AttentionBackend(4, 77), step)));
+    EXPECT_TRUE(SameBits(out, rig.Run(AttentionBackend(1, 5), step)));
+  }
 }
 
 // Lengths at and around pages, tiles, spans and groups, as the kernel without tensor maps has them.
@@ -175,7 +224,8 @@ TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
 
 TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
   const AttentionBackend cuda;
-  const auto create = [](std::int32_t capability, std::uint32_t head_size, DType dtype) {
+  const auto create = [](std::int32_t capability, std::uint32_t head_size, DType dtype,
+                         std::uint32_t granularity = 0) {
     cache::KvGeometry geometry;
     geometry.num_blocks = 4;
     geometry.num_layers = 3;
@@ -183,9 +233,15 @@ TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
     geometry.num_heads = 2;
     geometry.head_size = head_size;
     geometry.dtype = dtype;
+    if (DTypeSize(dtype) == 1) {
+      geometry.scale_dtype = DType::kF32;
+      geometry.granularity = granularity != 0 ? granularity : head_size;
+    }
     alignas(256) static std::byte memory[256];
+    alignas(256) static std::byte scales[256];
     alignas(32) static std::uint32_t table[64] = {};
-    auto collection = MakeKvCollection(geometry, memory, {table, table, 24, 1, 1, 16, 0});
+    auto collection = MakeKvCollection(geometry, memory, {table, table, 24, 1, 1, 16, 0},
+                                       geometry.quantized() ? scales : nullptr);
     EXPECT_TRUE(collection.ok()) << collection.status();
     Device device = *OpenCudaDevice(0);
     device.compute_capability = capability;
@@ -205,6 +261,17 @@ TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
   EXPECT_EQ(create(90, 32, DType::kBF16), nullptr);
   EXPECT_EQ(create(90, 256, DType::kBF16), nullptr);
   EXPECT_EQ(create(90, 64, DType::kF32), nullptr);
+
+  for (const DType bytes : {DType::kF8E4M3, DType::kI8}) {
+    const auto narrow = create(90, 80, bytes);
+    ASSERT_NE(narrow, nullptr);
+    EXPECT_EQ(narrow->layer(2).keys.bytes, 64 * 128);
+    EXPECT_EQ(narrow->layer(0).values.box_bytes, 16 * 128);
+    EXPECT_EQ(create(90, 64, bytes, 16), nullptr);
+    EXPECT_EQ(create(90, 72, bytes), nullptr);
+    EXPECT_EQ(create(90, 144, bytes), nullptr);
+    EXPECT_EQ(create(89, 64, bytes), nullptr);
+  }
 }
 
 }  // namespace

@@ -270,6 +270,30 @@ class LoopTest(GateCase):
         status, output = self.loop(loops=twice, listing=inner)
         self.assertEqual(status, 0, output)
 
+    def test_a_loop_beside_the_products(self):
+        # Other warps: a loop of two conversions around one of three that runs twice.
+        others = LOOP.replace("        /*0110*/                   BRA 0x110;\n", "") + """
+        /*0150*/                   LDG.E R0, desc[UR4][R2.64] ;
+        /*0160*/                   F2FP.BF16.F32.PACK_AB R1, R2, R3 ;
+        /*0170*/                   STS.128 [R4], R8 ;
+        /*0180*/               @P0 BRA 0x160 ;
+        /*0190*/               @P1 BRA 0x150 ;
+        /*01a0*/                   EXIT ;
+"""
+        others = others.replace("        /*0000*/                   S2R R0, SR_TID.X ;",
+                                "        /*0000*/               @P4 BRA 0x150 ;")
+        counts = {"all": 8, "shared": 2, "global": 1, "float": 2, "control": 3}
+        table = {"K": LOOPS["K"] | {"beside": {"opcode": "F2FP", "trips": 2,
+                                               "instructions_per_tile": {"sm_90": counts}}}}
+        status, output = self.loop(loops=table, listing=others)
+        self.assertEqual(status, 0, output)
+        self.assertIn("no loop with F2FP beside that of the products", self.loop(loops=table)[1])
+        more = others.replace("STS.128 [R4], R8 ;", "STS.128 [R4], R8 ;\n        /*0178*/                   FADD R0, R0, R1 ;")
+        status, output = self.loop(loops=table, listing=more)
+        self.assertEqual(status, 1)
+        self.assertIn("loop of K for sm_90: instructions a tile beside the products: all 10, the table has 8; "
+                      "float 4, the table has 2", output)
+
     def test_a_barrier_of_divergence_leads_where_its_bssy_says(self):
         code = machine_code.functions("""	code for sm_90
 		Function : K

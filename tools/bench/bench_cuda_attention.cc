@@ -151,30 +151,35 @@ void TinyAttention(Benchmark* benchmark) {
 BENCHMARK(Run<Attention>)->Name("BM_Attention")->Apply(AttentionShapes);
 BENCHMARK(Run<Attention>)->Name("BM_Attention/tiny")->Apply(TinyAttention);
 
-// Arguments: the pages' DType as a number, sequences, cached tokens, rows of each. 32 heads over 8
-// of 128 columns, without maps.
+// Arguments: the pages' DType as a number, sequences, cached tokens, rows of each, maps. 32 heads
+// over 8 of 128 columns.
 absl::Status PagesAttention(benchmark::State& state, Gpu& gpu) {
   const std::int64_t type = state.range(0);
   return MeasureAttention(state, gpu,
                           {.batch = Argument(state, 1),
                            .cached = Argument(state, 2),
                            .rows = Argument(state, 3),
-                           .pages = static_cast<DType>(type)});
+                           .pages = static_cast<DType>(type),
+                           .has_maps = state.range(4) != 0});
 }
 constexpr auto kBF16Pages = static_cast<std::int64_t>(DType::kBF16);
 constexpr auto kInt8Pages = static_cast<std::int64_t>(DType::kI8);
 constexpr auto kFp8Pages = static_cast<std::int64_t>(DType::kF8E4M3);
 void PagesShapes(Benchmark* benchmark) {
-  benchmark->ArgNames({"type", "batch", "cached", "rows"})->UseManualTime();
+  benchmark->ArgNames({"type", "batch", "cached", "rows", "maps"})->UseManualTime();
   for (const std::int64_t type : {kBF16Pages, kInt8Pages, kFp8Pages}) {
-    benchmark->Args({type, 64, 8192, 1})->Args({type, 1, 0, 8192});
+    benchmark->Args({type, 64, 8192, 1, 0})
+        ->Args({type, 1, 0, 8192, 0})
+        ->Args({type, 1, 0, 8192, 1});
   }
 }
 BENCHMARK(Run<PagesAttention>)->Name("BM_PagesAttention")->Apply(PagesShapes);
 BENCHMARK(Run<PagesAttention>)
     ->Name("BM_PagesAttention/tiny")
-    ->Args({kInt8Pages, 2, 70, 1})
-    ->Args({kFp8Pages, 1, 3, 70})
+    ->Args({kInt8Pages, 2, 70, 1, 0})
+    ->Args({kFp8Pages, 1, 3, 70, 0})
+    ->Args({kInt8Pages, 1, 3, 70, 1})
+    ->Args({kFp8Pages, 1, 3, 70, 1})
     ->UseManualTime();
 
 // Arguments: window (0: none), soft cap (0: none), whether there are sinks, sequences, cached

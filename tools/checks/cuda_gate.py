@@ -99,8 +99,10 @@ def update_table(units, loops):
         for name, row in tiles.items():
             counted = {} if loops is None else loops.get(unit, {}).get(name, {})
             if counted:
-                row["instructions_per_tile"] = {arch: counts for arch, (counts, _) in counted.items()}
-                row["instructions_per_byte"] = {arch: rate for arch, (_, rate) in counted.items()}
+                row["instructions_per_tile"] = {arch: counts for arch, (counts, _, _) in counted.items()}
+                row["instructions_per_byte"] = {arch: rate for arch, (_, rate, _) in counted.items()}
+                if "beside" in row:
+                    row["beside"]["instructions_per_tile"] = {arch: more for arch, (_, _, more) in counted.items()}
         if tiles:
             table[unit]["loops"] = dict(sorted(tiles.items()))
     text = json.dumps(table, indent=1)
@@ -153,8 +155,8 @@ def disassemble(build, unit, cuobjdump):
 
 
 def count_loop(code, row):
-    """(instructions of one tile by class, instructions of the block a byte). None for a kernel without products; a
-    CodeError says what cannot be read."""
+    """(instructions of one tile by class, instructions of the block a byte, those of one tile in the warps of
+    row["beside"] or None). None for a kernel without products; a CodeError says what cannot be read."""
     graph = machine_code.Graph(code)
     found = machine_code.work_loop(graph)
     if found is None:
@@ -163,7 +165,18 @@ def count_loop(code, row):
     counts = graph.iteration(loop, work, row.get("trips", 1), row.get("loads"))
     result = machine_code.by_class(counts)
     size = row["tile_bytes"] if "tile_bytes" in row else row["bytes_per_product"] * counts["FFMA"]
-    return result, round(result["all"] * row["warps"] / size, 4)
+    return result, round(result["all"] * row["warps"] / size, 4), count_beside(graph, row)
+
+
+def count_beside(graph, row):
+    if "beside" not in row:
+        return None
+    found = machine_code.beside_loop(graph, row["beside"]["opcode"])
+    if found is None:
+        raise machine_code.CodeError(f"no loop with {row['beside']['opcode']} beside that of the products")
+    loop, work = found
+    beside = row["beside"]
+    return machine_code.by_class(graph.iteration(loop, work, beside.get("trips", 1), beside.get("loads")))
 
 
 def count_loops(listing, rows):
@@ -193,6 +206,11 @@ def count_loops(listing, rows):
     return result, errors
 
 
+def changes(counts, table):
+    return "; ".join(f"{kind} {counts.get(kind, 0)}, the table has {table.get(kind, 0)}"
+                     for kind in sorted(counts.keys() | table.keys()) if counts.get(kind, 0) != table.get(kind, 0))
+
+
 def compare_loops(unit, counted, rows):
     """What changed, and what the table does not have or has too much of: predictions are made of it."""
     errors, checks = [], 0
@@ -204,12 +222,11 @@ def compare_loops(unit, counted, rows):
             if arch not in table or arch not in counted.get(name, {}):
                 errors.append(f"{where}: only in the {'table' if arch in table else 'machine code'}")
                 continue
-            counts, rate = counted[name][arch]
-            changed = [f"{kind} {counts.get(kind, 0)}, the table has {table[arch].get(kind, 0)}"
-                       for kind in sorted(counts.keys() | table[arch].keys())
-                       if counts.get(kind, 0) != table[arch].get(kind, 0)]
-            if changed:
-                errors.append(f"{where}: instructions a tile: {'; '.join(changed)}")
+            counts, rate, beside = counted[name][arch]
+            if changed := changes(counts, table[arch]):
+                errors.append(f"{where}: instructions a tile: {changed}")
+            elif beside and (changed := changes(beside, row["beside"].get("instructions_per_tile", {}).get(arch, {}))):
+                errors.append(f"{where}: instructions a tile beside the products: {changed}")
             elif rate != row.get("instructions_per_byte", {}).get(arch):
                 errors.append(f"{where}: {rate} instructions a byte, the table has another figure")
     return errors, checks

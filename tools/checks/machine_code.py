@@ -304,6 +304,19 @@ def work_loop(graph):
     return None
 
 
+def beside_loop(graph, opcode):
+    """The loop of a tile, and its Work, of warps that multiply nothing: the one around the innermost loop that holds
+    most of `opcode`, or that one where none is around it. None without such a loop."""
+    found = [loop for loop in graph.loops
+             if graph.holds(loop, {opcode}) and not graph.holds(loop, set(CLASSES["tensor"].split()))]
+    innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]
+    if not innermost:
+        return None
+    part = max(innermost, key=lambda a: graph.holds(a, {opcode}))
+    around = [a for a in found if part.body < a.body]
+    return min(around, key=lambda a: len(a.body), default=part), Work({opcode}, {"LDG", "UTMALDG"})
+
+
 def by_class(counter):
     """{class: instructions}, and all of them. CodeError for an instruction of no class."""
     counts = dict.fromkeys(CLASSES, 0)

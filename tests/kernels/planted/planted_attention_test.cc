@@ -1,6 +1,7 @@
 // Mistakes planted in copies of attention kernels. In the Hopper prefill kernel where it follows
-// windows, soft caps and sinks: what comes out is no longer what double precision says. In those of
-// wide heads where parts of tiles change hands: the emulator ends the process. Which text is which
+// windows, soft caps and sinks: what comes out is no longer what double precision says. In that of
+// one-byte pages and those of wide heads where parts of tiles change hands: the emulator ends the
+// process. Which text is which
 // mistake: CMakeLists.txt.
 
 #include <gtest/gtest.h>
@@ -32,6 +33,39 @@ absl::Status LaunchPrefillSm90SinkOfAnotherHead(const CudaContext& context, cons
                                                 const cuda::KvLayerMaps& maps,
                                                 std::uint32_t blocks);
 
+template <typename T>
+absl::Status LaunchPrefillSm90WidenedNotFenced(const CudaContext& context, const TileArgs<T>& args,
+                                               const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefillSm90BytesNotArrived(const CudaContext& context, const TileArgs<T>& args,
+                                              const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefillSm90BytesStillRead(const CudaContext& context, const TileArgs<T>& args,
+                                             const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefillSm90TileStillMultiplied(const CudaContext& context,
+                                                  const TileArgs<T>& args,
+                                                  const cuda::KvLayerMaps& maps,
+                                                  std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefillSm90RowsNotWhole(const CudaContext& context, const TileArgs<T>& args,
+                                           const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefillSm90ScalesOfAnotherKey(const CudaContext& context,
+                                                 const TileArgs<T>& args,
+                                                 const cuda::KvLayerMaps& maps,
+                                                 std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefillSm90ScalesOfKeysForValues(const CudaContext& context,
+                                                    const TileArgs<T>& args,
+                                                    const cuda::KvLayerMaps& maps,
+                                                    std::uint32_t blocks);
+template <typename T>
+absl::Status LaunchPrefillSm90RowsBehindTheLastKey(const CudaContext& context,
+                                                   const TileArgs<T>& args,
+                                                   const cuda::KvLayerMaps& maps,
+                                                   std::uint32_t blocks);
+
 absl::Status LaunchDecodeWidePartNotWhole(const CudaContext& context, const TileArgs<BF16>& args,
                                           std::uint32_t blocks);
 absl::Status LaunchPrefillWidePartNotWhole(const CudaContext& context, const TileArgs<BF16>& args,
@@ -43,7 +77,8 @@ absl::Status LaunchDecodeWideStatesOverValues(const CudaContext& context,
 
 namespace {
 
-using Launch = absl::Status (*)(const CudaContext&, const attention::TileArgs<BF16>&,
+template <typename T>
+using Launch = absl::Status (*)(const CudaContext&, const attention::TileArgs<T>&,
                                 const cuda::KvLayerMaps&, std::uint32_t);
 using WideLaunch = absl::Status (*)(const CudaContext&, const attention::TileArgs<BF16>&,
                                     std::uint32_t);
@@ -53,10 +88,11 @@ using WideLaunch = absl::Status (*)(const CudaContext&, const attention::TileArg
 class PlantedAttentionTest : public testing::Test {
  protected:
   static AttentionShape Shape() { return {6, 2, 64, 16, DType::kBF16, DType::kBF16, 0, true, 8}; }
-  static attention::TileArgs<BF16> ArgsOf(const AttentionParams& params) {
-    const auto& keys = std::get<KvView<BF16>>(*params.keys);
+  template <typename T = BF16>
+  static attention::TileArgs<T> ArgsOf(const AttentionParams& params) {
+    const auto& keys = std::get<KvView<T>>(*params.keys);
     return {keys,
-            std::get<KvView<BF16>>(*params.values),
+            std::get<KvView<T>>(*params.values),
             params.q.as<BF16>(),
             params.out.as<BF16>(),
             params.q_stride,
@@ -67,24 +103,35 @@ class PlantedAttentionTest : public testing::Test {
             attention::ScoreScale(params),
             attention::RulesOf(params)};
   }
-  static double ErrorOf(const AttentionShape& shape, Launch launch) {
+  template <typename T = BF16>
+  static double ErrorOf(const AttentionShape& shape, Launch<T> launch) {
     const AttentionBackend cuda(2);
     const AttentionRig rig(shape, {450}, 3);
     const std::vector<StepRows> step = {{0, 300, 150, 0}};
     DeviceStep device(rig, cuda, step);
     const absl::Status status =
         device.Enqueue([&](const Backend& backend, const AttentionParams& params) {
-          return launch(*backend.cuda(), ArgsOf(params), params.maps->layer(params.layer),
+          return launch(*backend.cuda(), ArgsOf<T>(params), params.maps->layer(params.layer),
                         cuda.num_sms());
         });
     EXPECT_TRUE(status.ok()) << status;
     return RelativeError(device.Read(), rig.Exact(step));
   }
-  // Of a wide head's step of one class, every launch checked.
-  static double WideErrorOf(const StepRows& rows, WideLaunch launch) {
+  static void CheckAllLaunches() {
     cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
     options.check = cuda_emulator::CheckedLaunches::kAll;
     cuda_emulator::SetOptions(options);
+  }
+  // Over fp8_e4m3 pages, every launch checked.
+  static double BytesErrorOf(Launch<F8E4M3> launch) {
+    CheckAllLaunches();
+    AttentionShape shape = Shape();
+    shape.kv = DType::kF8E4M3;
+    return ErrorOf<F8E4M3>(shape, launch);
+  }
+  // Of a wide head's step of one class, every launch checked.
+  static double WideErrorOf(const StepRows& rows, WideLaunch launch) {
+    CheckAllLaunches();
     const AttentionBackend cuda(1);
     AttentionShape shape = Shape();
     shape.head_size = 256;
@@ -128,6 +175,28 @@ TEST_F(PlantedAttentionTest, TilesBeforeAWindow) {
   shape.window = 100;
   EXPECT_DEATH(ErrorOf(shape, attention::LaunchPrefillSm90TilesBeforeWindow<BF16>),
                "kernel attention prefill sm_90a");
+}
+
+TEST_F(PlantedAttentionTest, TilesOfOneBytePagesChangeHands) {
+  using attention::LaunchPrefillSm90;
+  EXPECT_LE(BytesErrorOf(LaunchPrefillSm90<F8E4M3>), kTolerance);
+  EXPECT_DEATH(BytesErrorOf(attention::LaunchPrefillSm90WidenedNotFenced<F8E4M3>),
+               "kernel attention prefill bytes sm_90a.*FenceAsyncShared");
+  constexpr char kRace[] =
+      "kernel attention prefill bytes sm_90a.*(no barrier orders the two|under way)";
+  EXPECT_DEATH(BytesErrorOf(attention::LaunchPrefillSm90BytesNotArrived<F8E4M3>), kRace);
+  EXPECT_DEATH(BytesErrorOf(attention::LaunchPrefillSm90BytesStillRead<F8E4M3>), kRace);
+  EXPECT_DEATH(BytesErrorOf(attention::LaunchPrefillSm90TileStillMultiplied<F8E4M3>), kRace);
+  EXPECT_DEATH(BytesErrorOf(attention::LaunchPrefillSm90RowsNotWhole<F8E4M3>), kRace);
+}
+
+TEST_F(PlantedAttentionTest, ScalesOfOneBytePages) {
+  EXPECT_GT(BytesErrorOf(attention::LaunchPrefillSm90ScalesOfAnotherKey<F8E4M3>), 0.02);
+  EXPECT_GT(BytesErrorOf(attention::LaunchPrefillSm90ScalesOfKeysForValues<F8E4M3>), 0.02);
+}
+
+TEST_F(PlantedAttentionTest, RowsBehindTheLastKeyAreZeros) {
+  EXPECT_GT(BytesErrorOf(attention::LaunchPrefillSm90RowsBehindTheLastKey<F8E4M3>), 0.02);
 }
 
 TEST_F(PlantedAttentionTest, PartsOfWideTiles) {

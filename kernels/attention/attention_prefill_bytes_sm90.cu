@@ -1,0 +1,245 @@
+// Prefill over fp8_e4m3 and int8 pages on compute capability 9.0: the consumers of
+// attention_prefill_sm90.cuh over tiles of bf16 that the first warpgroup widens. See README.md,
+// "Prefill, Hopper".
+//
+// TMA brings a tile's bytes, K and V one after the other, 16 KB each; two such stages are under way
+// beside the two of bf16. A thread of the widening warpgroup has one key of a tile: it reads the
+// key's two scales while the tile before is widened, then 16 bytes of its row at a time, and writes
+// each element times the scale, rounded to bf16, where TMA would have put a 16-bit page. That is
+// the arithmetic of the portable kernel (ScaledPair), and the consumers are those of 16-bit pages,
+// so the output has the bits of bf16 pages that hold these products.
+
+#include "kernels/attention/attention_prefill_sm90.cuh"
+
+namespace quire::kernels::attention {
+namespace {
+
+constexpr std::uint32_t kWidenWarps = kWarpgroupThreads / cuda::kWarpSize;
+static_assert(kWarpgroupThreads == kPrefillKeys);
+
+// The tiles of the block's items in the order that the consumers take them.
+template <typename T>
+struct BlockTiles {
+  const TileArgs<T>& args;
+  std::uint32_t index = 0;  // of the item
+  std::uint32_t sequence = 0;
+  std::uint32_t kv_head = 0;
+  std::uint32_t keys_end = 0;
+  std::uint32_t first = 0;
+  std::uint32_t tile = 0;
+
+  // False when there is no item i.
+  __device__ __forceinline__ bool Start(std::uint32_t i) {
+    index = i;
+    if (i >= args.lists.counts->prefill) return false;
+    const AttentionWork item = args.lists.prefill[i];
+    const ItemRows<T> rows(args, item);
+    sequence = item.sequence;
+    kv_head = item.kv_head;
+    keys_end = rows.KeysEnd();
+    first = FirstTile(rows);
+    tile = TilesUpTo(keys_end) - 1;
+    return true;
+  }
+  // False behind the last one.
+  __device__ __forceinline__ bool Advance() {
+    if (tile == first) return Start(index + cuda::GridX());
+    --tile;
+    return true;
+  }
+};
+
+// A thread's key of a tile.
+struct KeyScales {
+  bool exists;
+  float of[2];  // of its K, of its V
+};
+
+// Starts the copies of a tile's bytes, by one warp: lane l brings box l of K and of V.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void BringBytes(const BlockTiles<T>& tiles, const CUtensorMap* keys,
+                                           const CUtensorMap* values,
+                                           const PrefillLayout<T, kColumns>& layout,
+                                           const PrefillTurn& turn) {
+  constexpr std::uint32_t kNarrowTile = PrefillLayout<T, kColumns>::kNarrowTile;
+  const std::uint32_t page = tiles.args.keys.page_size();
+  const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
+  const std::uint32_t row = cuda::Lane() * box_rows;
+  PrefillPipeline* const pipeline = layout.narrow_pipeline();
+  // Before the wait, which hides the read of the table.
+  const std::uint32_t from =
+      row < kPrefillKeys ? tiles.args.keys.row_idx(tiles.sequence, tiles.tile * kPrefillKeys + row)
+                         : 0;
+  cuda::BarrierWait(&pipeline->empty[turn.stage], turn.parity ^ 1);
+  if (cuda::Lane() == 0) cuda::BarrierExpect(&pipeline->full[turn.stage], 2 * kNarrowTile);
+  cuda::SyncWarp();
+  if (row < kPrefillKeys) {
+    std::byte* const to = layout.narrow(turn.stage) + row * 128;
+    const auto head = static_cast<std::int32_t>(tiles.kv_head);
+    cuda::TmaLoad3D(to, keys, &pipeline->full[turn.stage], 0, head, static_cast<std::int32_t>(from),
+                    cuda::L2Hint::kEvictLast);
+    cuda::TmaLoad3D(to + kNarrowTile, values, &pipeline->full[turn.stage], 0, head,
+                    static_cast<std::int32_t>(from), cuda::L2Hint::kEvictLast);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ KeyScales LoadScales(const BlockTiles<T>& tiles) {
+  const TileArgs<T>& args = tiles.args;
+  const std::uint32_t key = tiles.tile * kPrefillKeys + cuda::ThreadIndex();
+  if (key >= tiles.keys_end) return {false, {0, 0}};
+  return {true,
+          {*args.keys.scales_block_paged_ptr(tiles.sequence, key, tiles.kv_head),
+           *args.values.scales_block_paged_ptr(tiles.sequence, key, tiles.kv_head)}};
+}
+
+// Where a 16-byte piece of the thread's row lies in 128 bytes of it, in the order of the 128-byte
+// swizzle. Eight threads that access a piece at a time have eight rows, so no banks meet.
+__device__ __forceinline__ std::uint32_t PieceOfRow(std::uint32_t piece) {
+  return ((piece ^ cuda::ThreadIndex()) & 7) * 16;
+}
+
+// Four pieces of 16 elements of a row of K or V, times the scale: from 128 bytes to a slab of 64
+// columns.
+template <typename T>
+__device__ __forceinline__ void WidenSlab(const std::byte* row, std::uint32_t slab, float scale,
+                                          std::byte* to) {
+  uint4 raw[4];
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    raw[i] = *reinterpret_cast<const uint4*>(row + PieceOfRow(4 * slab + i));
+  }
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const uint4 low{ScaledPair<T>(raw[i].x, 0, scale), ScaledPair<T>(raw[i].x, 2, scale),
+                    ScaledPair<T>(raw[i].y, 0, scale), ScaledPair<T>(raw[i].y, 2, scale)};
+    const uint4 high{ScaledPair<T>(raw[i].z, 0, scale), ScaledPair<T>(raw[i].z, 2, scale),
+                     ScaledPair<T>(raw[i].w, 0, scale), ScaledPair<T>(raw[i].w, 2, scale)};
+    *reinterpret_cast<uint4*>(to + PieceOfRow(2 * i)) = low;
+    *reinterpret_cast<uint4*>(to + PieceOfRow(2 * i + 1)) = high;
+  }
+}
+
+// The thread's row of a tile of K or V. Rows behind the last key become zeros: a page may hold
+// another sequence's old bytes there, and 0 x NaN is NaN.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void WidenRow(const std::byte* narrow, bool exists, float scale,
+                                         std::byte* tile) {
+  const std::uint32_t at = cuda::ThreadIndex() * 128;
+  const uint4 zeros{0, 0, 0, 0};
+#pragma unroll
+  for (std::uint32_t slab = 0; slab < kColumns / 64; ++slab) {
+    std::byte* const to = tile + slab * kPrefillSlab + at;
+    if (exists) {
+      WidenSlab<T>(narrow + at, slab, scale, to);
+    } else {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        *reinterpret_cast<uint4*>(to + PieceOfRow(i)) = zeros;
+      }
+    }
+  }
+}
+
+// Stages of bytes and of bf16 are as many, so one turn serves both.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void Widen(const TileArgs<T>& args, const CUtensorMap* keys,
+                                      const CUtensorMap* values,
+                                      const PrefillLayout<T, kColumns>& layout) {
+  using Shape = PrefillLayout<T, kColumns>;
+  const bool brings = cuda::Warp() == 0;
+  BlockTiles<T> next{args};
+  bool is_left = next.Start(cuda::BlockX());
+  if (!is_left) return;
+  PrefillTurn brought;
+  PrefillTurn turn;
+  if (brings) BringBytes<T, kColumns>(next, keys, values, layout, brought);
+  KeyScales next_scales = LoadScales(next);
+  while (is_left) {
+    const KeyScales scales = next_scales;
+    is_left = next.Advance();
+    brought.Advance();
+    if (is_left) {
+      if (brings) BringBytes<T, kColumns>(next, keys, values, layout, brought);
+      next_scales = LoadScales(next);
+    }
+    cuda::BarrierWait(&layout.narrow_pipeline()->full[turn.stage], turn.parity);
+    // One copy of the code for K and V.
+#pragma unroll 1
+    for (std::uint32_t part = 0; part < 2; ++part) {
+      PrefillPipeline* const pipeline = layout.key_pipeline() + part;
+      cuda::BarrierWait(&pipeline->empty[turn.stage], turn.parity ^ 1);
+      WidenRow<T, kColumns>(layout.narrow(turn.stage) + part * Shape::kNarrowTile, scales.exists,
+                            part == 0 ? scales.of[0] : scales.of[1],
+                            layout.keys(turn.stage) + part * (Shape::kValuesAt - Shape::kKeysAt));
+      // wgmma reads through the async proxy.
+      cuda::FenceAsyncShared();
+      cuda::SyncWarp();
+      if (cuda::Lane() == 0) cuda::BarrierArrive(&pipeline->full[turn.stage]);
+    }
+    if (cuda::Lane() == 0) cuda::BarrierArrive(&layout.narrow_pipeline()->empty[turn.stage]);
+    turn.Advance();
+  }
+}
+
+template <typename T, std::uint32_t kColumns>
+__global__ void __launch_bounds__(kPrefillThreadsSm90, 1)
+    PrefillBytesKernelSm90(const __grid_constant__ TileArgs<T> args,
+                           const __grid_constant__ CUtensorMap keys,
+                           const __grid_constant__ CUtensorMap values, const float unit_log2) {
+  const PrefillLayout<T, kColumns> layout{cuda::SharedMemory()};
+  if (cuda::ThreadIndex() == 0) {
+    layout.key_pipeline()->Init(kWidenWarps, kConsumerThreads / cuda::kWarpSize);
+    layout.value_pipeline()->Init(kWidenWarps, kConsumerThreads / cuda::kWarpSize);
+    layout.narrow_pipeline()->Init(1, kWidenWarps);
+    cuda::BarrierInitFence();
+    cuda::TmaPrefetchMap(&keys);
+    cuda::TmaPrefetchMap(&values);
+  }
+  cuda::SyncBlock();
+  cuda::DependencyLaunch();
+  cuda::DependencyWait();
+  const std::uint32_t warp = cuda::Warp();
+  if (warp < kWidenWarps) {
+    cuda::LowerRegisters<56>();
+    Widen<T, kColumns>(args, &keys, &values, layout);
+  } else {
+    cuda::RaiseRegisters<224>();
+    Consume<T, kColumns>(args, layout, warp / 4 - 1, unit_log2);
+  }
+}
+
+template <typename T, std::uint32_t kColumns>
+absl::Status LaunchBytes(const CudaContext& context, const TileArgs<T>& args,
+                         const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  return cuda::Launch(context, "attention prefill bytes sm_90a",
+                      PrefillBytesKernelSm90<T, kColumns>,
+                      {.blocks_x = blocks,
+                       .threads = kPrefillThreadsSm90,
+                       .shared_bytes = PrefillLayout<T, kColumns>::kBytes + cuda::kSharedAlignment,
+                       .programmatic = true},
+                      args, maps.keys.map(), maps.values.map(), UnitLog2(args));
+}
+
+template <typename T>
+absl::Status LaunchColumns(const CudaContext& context, const TileArgs<T>& args,
+                           const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  if (args.keys.head_size() <= 64) return LaunchBytes<T, 64>(context, args, maps, blocks);
+  return LaunchBytes<T, 128>(context, args, maps, blocks);
+}
+
+}  // namespace
+
+template <>
+absl::Status LaunchPrefillSm90<F8E4M3>(const CudaContext& context, const TileArgs<F8E4M3>& args,
+                                       const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  return LaunchColumns(context, args, maps, blocks);
+}
+template <>
+absl::Status LaunchPrefillSm90<std::int8_t>(const CudaContext& context,
+                                            const TileArgs<std::int8_t>& args,
+                                            const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
+  return LaunchColumns(context, args, maps, blocks);
+}
+
+}  // namespace quire::kernels::attention

@@ -1,0 +1,447 @@
+#pragma once
+
+// What the prefill kernels of compute capability 9.0 share: shared memory, pipelines and the two
+// warpgroups that consume, 64 packed rows each. The kernels differ in how tiles of K and V get
+// there. See README.md, "Prefill, Hopper".
+//
+// S = Q K^T from shared memory, P V with P in registers. K and V have pipelines of their own. Tiles
+// of 128 keys at absolute multiples of 128 go from the last one that a row of the item sees back to
+// the first; a tile that a row does not see changes none of its bits, so a row's bits depend
+// neither on the chunk nor on the block. A window takes tiles away from the end and masks its edge,
+// a soft cap is a pass over the scores behind a branch of the whole block, a sink joins the sum
+// where a row is written.
+//
+// Ideas: warp roles, separate K and V stages, S(n) under P V(n + 1) and the turns of the two
+// warpgroups are FlashAttention-3's; the packed rows are FlashInfer's.
+
+#include <cuda.h>
+
+#include "kernels/attention/attention_launch_sm90.h"
+#include "kernels/attention/attention_mask.h"
+#include "kernels/attention/attention_tile.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/wgmma.cuh"
+
+namespace quire::kernels::attention {
+
+inline constexpr std::uint32_t kWarpgroupThreads = 128;
+inline constexpr std::uint32_t kPrefillGroups = 2;  // that consume
+inline constexpr std::uint32_t kConsumerThreads = kPrefillGroups * kWarpgroupThreads;
+inline constexpr std::uint32_t kPrefillThreadsSm90 = kWarpgroupThreads + kConsumerThreads;
+inline constexpr std::uint32_t kPrefillGroupRows = 64;
+inline constexpr std::uint32_t kPrefillKeys = 128;  // of a tile
+inline constexpr std::uint32_t kPrefillStages = 2;
+inline constexpr std::uint32_t kPrefillSlab = kPrefillKeys * 128;  // bytes of 64 columns of a tile
+static_assert(kPrefillGroups * kPrefillGroupRows == kPrefillRows);
+
+struct PrefillPipeline {
+  cuda::Barrier full[kPrefillStages];
+  cuda::Barrier empty[kPrefillStages];
+
+  // By one thread, before all meet.
+  __device__ __forceinline__ void Init(std::uint32_t full_arrivals, std::uint32_t empty_arrivals) {
+    for (std::uint32_t stage = 0; stage < kPrefillStages; ++stage) {
+      cuda::BarrierInit(&full[stage], full_arrivals);
+      cuda::BarrierInit(&empty[stage], empty_arrivals);
+    }
+  }
+};
+
+// Shared memory: queries by group (the output on its way out, too), the stages of K and of V, of
+// one-byte pages two stages of their bytes, and the pipelines of K, of V and of the bytes.
+template <typename T, std::uint32_t kColumns>
+struct PrefillLayout {
+  static constexpr bool kWidened = kQuantizedKv<T>;
+  static constexpr std::uint32_t kSlabs = kColumns / 64;
+  static constexpr std::uint32_t kQuerySlab = kPrefillGroupRows * 128;
+  static constexpr std::uint32_t kGroupBytes = kSlabs * kQuerySlab;
+  static constexpr std::uint32_t kTileBytes = kSlabs * kPrefillSlab;
+  static constexpr std::uint32_t kNarrowTile =
+      kPrefillKeys * 128;  // 128 one-byte columns of K or V
+  static constexpr std::uint32_t kKeysAt = kPrefillGroups * kGroupBytes;
+  static constexpr std::uint32_t kValuesAt = kKeysAt + kPrefillStages * kTileBytes;
+  static constexpr std::uint32_t kNarrowAt = kValuesAt + kPrefillStages * kTileBytes;
+  static constexpr std::uint32_t kPipelinesAt =
+      kNarrowAt + (kWidened ? 2 * kPrefillStages * kNarrowTile : 0);
+  static constexpr std::uint32_t kBytes =
+      kPipelinesAt + (kWidened ? 3 : 2) * sizeof(PrefillPipeline);
+  static_assert(kBytes + cuda::kSharedAlignment <= 227 * 1024);
+
+  std::byte* shared;
+
+  __device__ __forceinline__ std::byte* queries(std::uint32_t group) const {
+    return shared + group * kGroupBytes;
+  }
+  __device__ __forceinline__ std::byte* keys(std::uint32_t stage) const {
+    return shared + kKeysAt + stage * kTileBytes;
+  }
+  __device__ __forceinline__ std::byte* values(std::uint32_t stage) const {
+    return shared + kValuesAt + stage * kTileBytes;
+  }
+  // K of a stage, and V behind it.
+  __device__ __forceinline__ std::byte* narrow(std::uint32_t stage) const {
+    return shared + kNarrowAt + stage * 2 * kNarrowTile;
+  }
+  __device__ __forceinline__ PrefillPipeline* key_pipeline() const {
+    return reinterpret_cast<PrefillPipeline*>(shared + kPipelinesAt);
+  }
+  __device__ __forceinline__ PrefillPipeline* value_pipeline() const { return key_pipeline() + 1; }
+  __device__ __forceinline__ PrefillPipeline* narrow_pipeline() const { return key_pipeline() + 2; }
+};
+
+// Where a pipeline is: stage and parity of its next tile.
+struct PrefillTurn {
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ void Advance() {
+    stage ^= 1;
+    parity ^= stage == 0 ? 1 : 0;
+  }
+  static_assert(kPrefillStages == 2);
+};
+
+__device__ __forceinline__ std::uint32_t TilesUpTo(std::uint32_t keys_end) {
+  return (keys_end + kPrefillKeys - 1) / kPrefillKeys;
+}
+
+// The first tile that a row of the item sees.
+template <typename T>
+__device__ __forceinline__ std::uint32_t FirstTile(const ItemRows<T>& rows) {
+  static_assert(kPrefillKeys % kKvTile == 0);
+  return rows.FirstTile() / (kPrefillKeys / kKvTile);
+}
+
+// One thread of a consumer warpgroup: rows lane / 4 and lane / 4 + 8 of its warp's 16.
+template <typename T, std::uint32_t kColumns>
+struct PrefillConsumer {
+  static constexpr int kScores = kPrefillKeys / 2;
+  // What lies in the tiles.
+  using Element = std::conditional_t<kQuantizedKv<T>, BF16, T>;
+  static constexpr bool kBF16 = kMultiplyBF16<Element>;
+  using Shape = PrefillLayout<T, kColumns>;
+  // Named barriers: the threads of group g meet at kGroupBarrier + g, both groups at kBothBarrier,
+  // and group g waits for its turn at kTurnBarrier + g.
+  static constexpr std::uint32_t kGroupBarrier = 1;
+  static constexpr std::uint32_t kBothBarrier = 3;
+  static constexpr std::uint32_t kTurnBarrier = 4;
+
+  const Shape layout;
+  const std::uint32_t group;   // 0 or 1
+  const std::uint32_t thread;  // of the group
+  const float scale_log2;
+  const ScoreRules rules;
+  const float unit_log2;  // of what Softmax takes powers of, a product q . k or its share of a cap
+  PrefillTurn key_turn;
+  PrefillTurn value_turn;
+  std::uint32_t position[2];
+  float max[2];
+  float sum[2];  // this lane's share
+  float rescale[2];
+  float s[kScores];
+  float o[kColumns / 2];
+  std::uint32_t p[kPrefillKeys / 16][4];
+
+  __device__ __forceinline__ PrefillConsumer(const Shape& shared, std::uint32_t index,
+                                             const TileArgs<T>& args, float unit)
+      : layout(shared),
+        group(index),
+        thread(cuda::ThreadIndex() % kWarpgroupThreads),
+        scale_log2(args.scale_log2),
+        rules(args.rules),
+        unit_log2(unit) {}
+
+  __device__ __forceinline__ void SyncGroup() const {
+    cuda::NamedSync(kGroupBarrier + group, kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void Release(cuda::Barrier* empty) const {
+    if (cuda::Lane() == 0) cuda::BarrierArrive(empty);
+  }
+  // A 16-byte piece of a row of 64 columns, in the order that wgmma reads.
+  static __device__ __forceinline__ std::uint32_t Piece(std::uint32_t row, std::uint32_t piece) {
+    return piece / 8 * Shape::kQuerySlab + row * 128 + ((piece ^ row) & 7) * 16;
+  }
+
+  // Queries to shared memory; rows and columns that do not exist are zeros.
+  __device__ __forceinline__ void Start(const ItemRows<T>& rows) {
+    std::byte* const to = layout.queries(group);
+    constexpr std::uint32_t kPieces = kColumns / 8;
+    SyncGroup();  // the output that lay here has left
+#pragma unroll
+    for (std::uint32_t j = 0; j < kPrefillGroupRows * kPieces / kWarpgroupThreads; ++j) {
+      const std::uint32_t i = thread + j * kWarpgroupThreads;
+      const std::uint32_t row = group * kPrefillGroupRows + i / kPieces;
+      const std::uint32_t column = i % kPieces * 8;
+      uint4 q{0, 0, 0, 0};
+      if (row < rows.item.num_rows && column < rows.args.keys.head_size()) {
+        q = *reinterpret_cast<const uint4*>(rows.args.q + rows.Offset(row, rows.args.q_stride) +
+                                            column);
+        q = {QueryPair<kBF16>(q.x), QueryPair<kBF16>(q.y), QueryPair<kBF16>(q.z),
+             QueryPair<kBF16>(q.w)};
+      }
+      *reinterpret_cast<uint4*>(to + Piece(i / kPieces, i % kPieces)) = q;
+    }
+    cuda::FenceAsyncShared();
+    SyncGroup();
+    const std::uint32_t row =
+        group * kPrefillGroupRows + thread / cuda::kWarpSize * 16 + cuda::Lane() / 4;
+#pragma unroll
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      position[half] = rows.Position(row + 8 * half);
+      max[half] = kNoPromptLogprob;
+      sum[half] = 0;
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = 0;
+  }
+
+  // Starts s = Q K^T of the next tile.
+  __device__ __forceinline__ void IssuePromptLogprobs() {
+    const std::uint64_t a =
+        cuda::WgmmaDescriptor(layout.queries(group), 0, 1024, cuda::SharedSwizzle::k128B);
+    const std::uint64_t b =
+        cuda::WgmmaDescriptor(layout.keys(key_turn.stage), 0, 1024, cuda::SharedSwizzle::k128B);
+#pragma unroll
+    for (std::uint32_t k = 0; k < kColumns / 16; ++k) {
+      const std::uint32_t in_row = k % 4 * 32;
+      cuda::WgmmaShared<Element, kPrefillKeys>(s, a + (k / 4 * Shape::kQuerySlab + in_row) / 16,
+                                               b + (k / 4 * kPrefillSlab + in_row) / 16, k > 0);
+    }
+    cuda::WgmmaCommit();
+  }
+  // Starts o += P V of the next tile.
+  __device__ __forceinline__ void IssueValues() {
+    const std::uint64_t b = cuda::WgmmaDescriptor(layout.values(value_turn.stage), kPrefillSlab,
+                                                  1024, cuda::SharedSwizzle::k128B);
+#pragma unroll
+    for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) {
+      cuda::WgmmaRegisters<Element, kColumns, 1>(o, p[k], b + k * (16 * 128) / 16, true);
+    }
+    cuda::WgmmaCommit();
+  }
+  __device__ __forceinline__ void PinProbabilities() {
+#pragma unroll
+    for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) cuda::WgmmaPin(p[k]);
+  }
+  __device__ __forceinline__ void KeysDone() {
+    Release(&layout.key_pipeline()->empty[key_turn.stage]);
+    key_turn.Advance();
+  }
+  __device__ __forceinline__ void ValuesDone() {
+    Release(&layout.value_pipeline()->empty[value_turn.stage]);
+    value_turn.Advance();
+  }
+
+  // Products q . k become scores in units of their cap.
+  __device__ __forceinline__ void Cap() {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScores; ++i) {
+      s[i] = TanhApprox(cuda::Mul(s[i], scale_log2));
+    }
+  }
+  __device__ __forceinline__ void Mask(std::uint32_t first_key) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScores; ++i) {
+      const std::uint32_t key = first_key + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
+      if (!rules.Visible(position[i / 2 % 2], key)) s[i] = kNoPromptLogprob;
+    }
+  }
+
+  // Scores of the tile at `first_key` become probabilities in place. The arithmetic is that of both
+  // kinds of tiles: a mask only replaces scores.
+  template <bool kMasked>
+  __device__ __forceinline__ void Softmax(std::uint32_t first_key) {
+    if (rules.cap_log2 > 0) Cap();
+    if constexpr (kMasked) Mask(first_key);
+    float largest[2] = {kNoPromptLogprob, kNoPromptLogprob};
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScores; ++i) {
+      largest[i / 2 % 2] = cuda::Max(largest[i / 2 % 2], s[i]);
+    }
+    float base[2];
+    float total[2] = {0, 0};
+#pragma unroll
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      float row = largest[half];
+      row = cuda::Max(row, cuda::ShuffleXor(row, 1));
+      row = cuda::Max(row, cuda::ShuffleXor(row, 2));
+      const float before = max[half];
+      max[half] = cuda::Max(before, cuda::Mul(row, unit_log2));
+      base[half] = ScoreBase<DeviceMath>(max[half]);
+      rescale[half] = cuda::Exp2Approx(cuda::Sub(before, base[half]));
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScores; ++i) {
+      const std::uint32_t half = i / 2 % 2;
+      s[i] = cuda::Exp2Approx(cuda::Fma(s[i], unit_log2, -base[half]));
+      total[half] = cuda::Add(total[half], s[i]);
+    }
+#pragma unroll
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      sum[half] = cuda::Fma(sum[half], rescale[half], total[half]);
+    }
+  }
+  // The accumulator layout of s is the A layout of p.
+  __device__ __forceinline__ void Convert() {
+#pragma unroll
+    for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) {
+#pragma unroll
+      for (std::uint32_t j = 0; j < 4; ++j) {
+        p[k][j] = Pack<kBF16>(s[8 * k + 2 * j], s[8 * k + 2 * j + 1]);
+      }
+    }
+  }
+  __device__ __forceinline__ void Rescale() {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = cuda::Mul(o[i], rescale[i / 2 % 2]);
+  }
+
+  // The last tile: its scores and probabilities. V rows from keys_end on become zeros, as a page
+  // may hold another sequence's old bytes there, and 0 x NaN is NaN; widened they are zeros.
+  __device__ __forceinline__ void First(std::uint32_t first_key, std::uint32_t keys_end) {
+    cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
+    cuda::WgmmaPin(s);
+    cuda::WgmmaFence();
+    IssuePromptLogprobs();
+    const std::uint32_t valid = keys_end - first_key;
+    if (!Shape::kWidened && valid < kPrefillKeys) {
+      cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
+#pragma unroll
+      for (std::uint32_t slab = 0; slab < Shape::kSlabs; ++slab) {
+        std::byte* const to = layout.values(value_turn.stage) + slab * kPrefillSlab;
+        for (std::uint32_t i = valid * 8 + group * kWarpgroupThreads + thread; i < kPrefillKeys * 8;
+             i += kConsumerThreads) {
+          *reinterpret_cast<uint4*>(to + i * 16) = uint4{0, 0, 0, 0};
+        }
+      }
+      cuda::FenceAsyncShared();
+      cuda::NamedSync(kBothBarrier, kConsumerThreads);
+    }
+    cuda::WgmmaWait<0>();
+    cuda::WgmmaPin(s);
+    KeysDone();
+    Softmax<true>(first_key);
+    Convert();
+  }
+  // The tile at first_key, while the values of the one above it are added.
+  template <bool kMasked>
+  __device__ __forceinline__ void Next(std::uint32_t first_key) {
+    cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
+    cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
+    cuda::NamedSync(kTurnBarrier + group, kConsumerThreads);
+    cuda::WgmmaPin(s);
+    cuda::WgmmaPin(o);
+    PinProbabilities();
+    cuda::WgmmaFence();
+    IssuePromptLogprobs();
+    IssueValues();
+    cuda::NamedArrive(kTurnBarrier + (group ^ 1), kConsumerThreads);
+    cuda::WgmmaWait<1>();
+    cuda::WgmmaPin(s);
+    KeysDone();
+    Softmax<kMasked>(first_key);
+    cuda::WgmmaWait<0>();
+    cuda::WgmmaPin(o);
+    PinProbabilities();
+    ValuesDone();
+    Rescale();
+    Convert();
+  }
+  __device__ __forceinline__ void Last() {
+    cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
+    cuda::WgmmaPin(o);
+    PinProbabilities();
+    cuda::WgmmaFence();
+    IssueValues();
+    cuda::WgmmaWait<0>();
+    cuda::WgmmaPin(o);
+    ValuesDone();
+  }
+
+  // The output through the place of the queries, so that rows leave in 16-byte pieces.
+  __device__ __forceinline__ void Write(const ItemRows<T>& rows) {
+    std::byte* const staged = layout.queries(group);
+    const std::uint32_t first = thread / cuda::kWarpSize * 16;
+    SyncGroup();  // no thread multiplies these queries any more
+#pragma unroll
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      float total = cuda::Add(sum[half], cuda::ShuffleXor(sum[half], 1));
+      total = cuda::Add(total, cuda::ShuffleXor(total, 2));
+      const std::uint32_t row = first + cuda::Lane() / 4 + 8 * half;
+      total = JoinSink({max[half], total}, rows.Sink(group * kPrefillGroupRows + row)).sum;
+      const float share = total > 0 ? cuda::ReciprocalApprox(total) : 0.0f;
+#pragma unroll
+      for (std::uint32_t i = 0; i < kColumns / 8; ++i) {
+        *reinterpret_cast<std::uint32_t*>(staged + Piece(row, i) + cuda::Lane() % 4 * 4) =
+            cuda::PackBF16(cuda::Mul(o[4 * i + 2 * half], share),
+                           cuda::Mul(o[4 * i + 2 * half + 1], share));
+      }
+    }
+    cuda::SyncWarp();
+    constexpr std::uint32_t kPieces = kColumns / 8;
+#pragma unroll
+    for (std::uint32_t j = 0; j < 16 * kPieces / cuda::kWarpSize; ++j) {
+      const std::uint32_t i = cuda::Lane() + j * cuda::kWarpSize;
+      const std::uint32_t row = first + i / kPieces;
+      const std::uint32_t column = i % kPieces * 8;
+      const std::uint32_t of_item = group * kPrefillGroupRows + row;
+      if (of_item >= rows.item.num_rows || column >= rows.args.keys.head_size()) continue;
+      *reinterpret_cast<uint4*>(rows.args.out + rows.Offset(of_item, rows.args.out_stride) +
+                                column) =
+          *reinterpret_cast<const uint4*>(staged + Piece(row, i % kPieces));
+    }
+  }
+
+  __device__ __forceinline__ void Item(const TileArgs<T>& args, const AttentionWork& item) {
+    const ItemRows<T> rows(args, item);
+    Start(rows);
+    const std::uint32_t keys_end = rows.KeysEnd();
+    const std::uint32_t first = FirstTile(rows);
+    // All rows see tiles entirely from `whole` on by their windows, before whole_end by causality.
+    const std::uint32_t whole = TilesUpTo(WindowBegin(keys_end - 1, rules.window));
+    const std::uint32_t whole_end = (rows.Position(0) + 1) / kPrefillKeys;
+    std::uint32_t n = TilesUpTo(keys_end) - 1;
+    First(n * kPrefillKeys, keys_end);
+    while (n > first) {
+      if (n > whole_end || n <= whole) {
+        Next<true>(--n * kPrefillKeys);
+      } else {
+        for (; n > whole; --n) Next<false>((n - 1) * kPrefillKeys);
+      }
+    }
+    Last();
+    Write(rows);
+  }
+};
+
+// All items of a consumer warpgroup.
+template <typename T, std::uint32_t kColumns>
+__device__ __forceinline__ void Consume(const TileArgs<T>& args,
+                                        const PrefillLayout<T, kColumns>& layout,
+                                        std::uint32_t group, float unit_log2) {
+  using Consumer = PrefillConsumer<T, kColumns>;
+  Consumer consumer(layout, group, args, unit_log2);
+  const std::uint32_t count = args.lists.counts->prefill;
+  // Nothing follows the loop: ptxas would bound the registers of all of it by those of the
+  // launch.
+  for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
+    // The first turn is the first group's, and the second group's last one ends with it.
+    if (group == 1 && i < cuda::GridX()) {
+      cuda::NamedArrive(Consumer::kTurnBarrier, kConsumerThreads);
+    }
+    consumer.Item(args, args.lists.prefill[i]);
+    if (group == 0 && i + cuda::GridX() >= count) {
+      cuda::NamedSync(Consumer::kTurnBarrier, kConsumerThreads);
+    }
+  }
+}
+
+// What Softmax takes powers of, in units of log2.
+template <typename T>
+float UnitLog2(const TileArgs<T>& args) {
+  return args.rules.cap_log2 > 0 ? args.rules.cap_log2 : args.scale_log2;
+}
+
+}  // namespace quire::kernels::attention
