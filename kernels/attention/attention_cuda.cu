@@ -108,18 +108,19 @@ absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& par
 
 template <typename T>
 absl::Status LaunchGenerated(const CudaContext& context, const AttentionParams& params,
-                             const attention::TileArgs<T>& args, std::uint32_t blocks) {
+                             const attention::TileArgs<T>& args, std::uint32_t most_blocks) {
   if constexpr (std::is_same_v<T, BF16>) {
     if (args.keys.head_size() > kMaxHead) {
-      return attention::LaunchDecodeWide(context, args, blocks);
+      return attention::LaunchDecodeWide(context, args, std::min(most_blocks, 2 * context.num_sms));
     }
   }
   if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
     if (UsesTensorMaps(context, params)) {
-      return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer), blocks);
+      return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer),
+                                         most_blocks);
     }
   }
-  return attention::LaunchDecode(context, args, blocks);
+  return attention::LaunchDecode(context, args, most_blocks);
 }
 
 template <typename T>
@@ -144,8 +145,7 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
         LaunchPrompt(context, params, args, std::min(bounds.prefill, context.num_sms)));
   }
   if (!plan.params().has_generated_rows) return absl::OkStatus();
-  const std::uint32_t blocks = std::min(bounds.decode, 2 * context.num_sms);
-  return LaunchGenerated(context, params, args, blocks);
+  return LaunchGenerated(context, params, args, bounds.decode);
 }
 
 absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams& params) {

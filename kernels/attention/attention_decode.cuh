@@ -19,6 +19,9 @@
 // Ideas: swapped operands as in XQA (TensorRT-LLM), scale folding and split KV of FlashInfer
 // and FlashAttention.
 
+#include <algorithm>
+
+#include "base/status.h"
 #include "kernels/attention/attention_launch.h"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/cuda/launch.h"
@@ -506,24 +509,26 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
 
 template <typename T, std::uint32_t kColumns>
 absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& args,
-                                 std::uint32_t blocks) {
-  return cuda::Launch(context, "attention decode", DecodeKernel<T, kColumns>,
-                      {.blocks_x = blocks,
-                       .threads = kDecodeThreads,
-                       .shared_bytes = DecodeShape<T, kColumns>::kSharedBytes,
-                       .programmatic = true},
-                      args);
+                                 std::uint32_t most_blocks) {
+  constexpr char kName[] = "attention decode";
+  cuda::LaunchShape shape{.threads = kDecodeThreads,
+                          .shared_bytes = DecodeShape<T, kColumns>::kSharedBytes,
+                          .programmatic = true};
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t at_once,
+                         cuda::BlocksAtOnce(kName, DecodeKernel<T, kColumns>, shape));
+  shape.blocks_x = std::min(most_blocks, at_once * context.num_sms);
+  return cuda::Launch(context, kName, DecodeKernel<T, kColumns>, shape, args);
 }
 
 // Each unit instantiates this for its element, so that no unit compiles for long.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
-                          std::uint32_t blocks) {
-  if (args.keys.head_size() <= 64) return LaunchDecodeColumns<T, 64>(context, args, blocks);
+                          std::uint32_t most_blocks) {
+  if (args.keys.head_size() <= 64) return LaunchDecodeColumns<T, 64>(context, args, most_blocks);
   if constexpr (sizeof(T) == 2) {
-    if (args.keys.head_size() <= 96) return LaunchDecodeColumns<T, 96>(context, args, blocks);
+    if (args.keys.head_size() <= 96) return LaunchDecodeColumns<T, 96>(context, args, most_blocks);
   }
-  return LaunchDecodeColumns<T, 128>(context, args, blocks);
+  return LaunchDecodeColumns<T, 128>(context, args, most_blocks);
 }
 
 }  // namespace quire::kernels::attention

@@ -169,34 +169,37 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <typename T, std::uint32_t kColumns>
 absl::Status Launch(const CudaContext& context, const TileArgs<T>& args,
-                    const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
-  return cuda::Launch(context, "attention decode sm_90a", DecodeKernelSm90<T, kColumns>,
-                      {.blocks_x = blocks,
-                       .threads = kThreads,
-                       .shared_bytes = Pipeline<T, kColumns>::kBytes + cuda::kSharedAlignment,
-                       .programmatic = true},
-                      args, maps.keys.map(), maps.values.map());
+                    const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
+  constexpr char kName[] = "attention decode sm_90a";
+  cuda::LaunchShape shape{.threads = kThreads,
+                          .shared_bytes = Pipeline<T, kColumns>::kBytes + cuda::kSharedAlignment,
+                          .programmatic = true};
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t at_once,
+                         cuda::BlocksAtOnce(kName, DecodeKernelSm90<T, kColumns>, shape));
+  shape.blocks_x = std::min(most_blocks, at_once * context.num_sms);
+  return cuda::Launch(context, kName, DecodeKernelSm90<T, kColumns>, shape, args, maps.keys.map(),
+                      maps.values.map());
 }
 
 template <typename T>
 absl::Status LaunchColumns(const CudaContext& context, const TileArgs<T>& args,
-                           const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
-  if (args.keys.head_size() <= 64) return Launch<T, 64>(context, args, maps, blocks);
-  if (args.keys.head_size() <= 96) return Launch<T, 96>(context, args, maps, blocks);
-  return Launch<T, 128>(context, args, maps, blocks);
+                           const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
+  if (args.keys.head_size() <= 64) return Launch<T, 64>(context, args, maps, most_blocks);
+  if (args.keys.head_size() <= 96) return Launch<T, 96>(context, args, maps, most_blocks);
+  return Launch<T, 128>(context, args, maps, most_blocks);
 }
 
 }  // namespace
 
 template <>
 absl::Status LaunchDecodeSm90<BF16>(const CudaContext& context, const TileArgs<BF16>& args,
-                                    const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
-  return LaunchColumns(context, args, maps, blocks);
+                                    const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
+  return LaunchColumns(context, args, maps, most_blocks);
 }
 template <>
 absl::Status LaunchDecodeSm90<F16>(const CudaContext& context, const TileArgs<F16>& args,
-                                   const cuda::KvLayerMaps& maps, std::uint32_t blocks) {
-  return LaunchColumns(context, args, maps, blocks);
+                                   const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
+  return LaunchColumns(context, args, maps, most_blocks);
 }
 
 }  // namespace quire::kernels::attention

@@ -23,9 +23,10 @@ inline float ScoreScale(const AttentionParams& params) {
 }
 
 // Head sizes that the tensor-core kernels are built for; a head runs in the smallest that holds it.
+// Decode launches as many blocks as run at a time, at most `most_blocks`.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
-                          std::uint32_t blocks);
+                          std::uint32_t most_blocks);
 template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks);

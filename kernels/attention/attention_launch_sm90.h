@@ -20,6 +20,6 @@ absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& ar
 // Decode of the work list over bf16 or f16 pages, with the bits of LaunchDecode.
 template <typename T>
 absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
-                              const cuda::KvLayerMaps& maps, std::uint32_t blocks);
+                              const cuda::KvLayerMaps& maps, std::uint32_t most_blocks);
 
 }  // namespace quire::kernels::attention

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/cuda_status.h"
 #include "base/stream.h"
 #include "kernels/cuda/context.h"
@@ -38,6 +39,30 @@ template <std::size_t... kBytes, typename... P>
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
+inline constexpr std::uint32_t kDefaultSharedBytes = 48 * 1024;
+// Lets `kernel` have the shape's dynamic shared memory.
+template <typename... P>
+cudaError_t AllowShared(void (*kernel)(P...), const LaunchShape& shape) {
+  if (shape.shared_bytes <= kDefaultSharedBytes) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(shape.shared_bytes));
+}
+
+// How many blocks of the shape a multiprocessor runs at a time: what their threads, registers and
+// shared memory leave room for, at least one. Returns what CudaStatus makes of a refusal.
+template <typename... P>
+absl::StatusOr<std::uint32_t> BlocksAtOnce(const char* name, void (*kernel)(P...),
+                                           const LaunchShape& shape) {
+  cudaError_t error = AllowShared(kernel, shape);
+  int blocks = 0;
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel, static_cast<int>(shape.threads), shape.shared_bytes);
+  }
+  if (error != cudaSuccess) return CudaStatus(error, name);
+  return blocks < 1 ? 1u : static_cast<std::uint32_t>(blocks);
+}
+
 // Enqueues kernel(args...) on the context's stream. `name` is for messages. Returns what
 // CudaStatus makes of a refused launch; errors inside the kernel appear when the stream is waited
 // for.
@@ -45,11 +70,8 @@ template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {
   if (shape.blocks_x == 0 || shape.blocks_y == 0) return absl::OkStatus();
-  constexpr std::uint32_t kDefaultShared = 48 * 1024;
-  if (shape.shared_bytes > kDefaultShared) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
-    if (error != cudaSuccess) return CudaStatus(error, name);
+  if (const cudaError_t error = AllowShared(kernel, shape); error != cudaSuccess) {
+    return CudaStatus(error, name);
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.blocks_x, shape.blocks_y);

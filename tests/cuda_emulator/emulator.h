@@ -68,6 +68,8 @@ cudaError_t EnqueueOperation(cudaStream_t stream, std::function<cudaError_t()> o
 std::uint64_t LaunchCount(const std::string& kernel);
 std::uint64_t LaunchCount();
 std::map<std::string, std::uint64_t> LaunchCounts();  // by kernel
+// Blocks of all launches of a kernel.
+std::uint64_t BlockCount(const std::string& kernel);
 // Collectives that warps have met in, since the start of the process.
 std::uint64_t CollectiveCount();
 // Operations that wait on streams until the host waits for them.

@@ -41,6 +41,9 @@ std::uint64_t LaunchCount() {
 std::map<std::string, std::uint64_t> LaunchCounts() {
   return {};
 }
+std::uint64_t BlockCount(const std::string& /*kernel*/) {
+  return 0;
+}
 std::uint64_t CollectiveCount() {
   return 0;
 }

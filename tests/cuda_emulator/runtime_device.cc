@@ -9,6 +9,7 @@
 #include <string>
 
 #include "tests/cuda_emulator/device_memory.h"
+#include "tests/cuda_emulator/launch.h"
 #include "tests/cuda_emulator/runtime_state.h"
 #include "tests/cuda_emulator/simt.h"
 #include "tests/cuda_emulator/tensor_map.h"
@@ -25,6 +26,10 @@ constexpr int kL2Bytes = 32 << 20;
 std::uint32_t SharedLimit(const Runtime& runtime) {
   return runtime.options.compute_capability >= 90 ? emulator::kMaxSharedBytes : 163 * 1024;
 }
+
+// A multiprocessor has as much as a block may have and a KiB for each of its blocks.
+constexpr std::uint32_t kReservedBytes = 1024;
+constexpr std::uint32_t kThreadsAtOnce = 2048;
 
 struct ErrorText {
   cudaError_t error;
@@ -126,6 +131,17 @@ cudaError_t CheckDevice(const Runtime& runtime, int device) {
 }
 
 }  // namespace
+
+cudaError_t emulator::BlocksAtOnce(std::uint32_t threads, std::uint32_t shared_bytes,
+                                   std::uint32_t* blocks) {
+  return Call("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&](Runtime& runtime) {
+    const std::uint32_t limit = SharedLimit(runtime);
+    if (shared_bytes > limit || threads == 0) return cudaErrorInvalidValue;
+    const std::uint32_t by_shared = (limit + kReservedBytes) / (shared_bytes + kReservedBytes);
+    *blocks = std::max(1u, std::min(by_shared, kThreadsAtOnce / threads));
+    return cudaSuccess;
+  });
+}
 
 extern "C" {
 

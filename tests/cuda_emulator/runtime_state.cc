@@ -81,6 +81,7 @@ cudaError_t RunLaunch(const KernelLaunch& launch, CUstream_st* stream) {
   const cudaError_t fault = TakeFault(runtime, "kernel:" + launch.name);
   if (fault != cudaSuccess) return fault;
   ++runtime.launches[launch.name];
+  runtime.blocks[launch.name] += std::uint64_t{launch.blocks_x} * launch.blocks_y;
   const bool check = IsChecked(runtime, launch);
   const bool follows = launch.programmatic && runtime.last_checked == stream;
   InstallFaultMessage();
@@ -300,6 +301,12 @@ std::map<std::string, std::uint64_t> LaunchCounts() {
   return TheRuntime().launches;
 }
 
+std::uint64_t BlockCount(const std::string& kernel) {
+  const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
+  const auto found = TheRuntime().blocks.find(kernel);
+  return found == TheRuntime().blocks.end() ? 0 : found->second;
+}
+
 std::uint64_t CollectiveCount() {
   const std::lock_guard<std::mutex> lock(TheRuntime().mutex);
   return GetSimtCounters().collectives;
@@ -339,6 +346,7 @@ void Reset() {
   runtime.faults.clear();
   runtime.sticky = cudaSuccess;
   runtime.launches.clear();
+  runtime.blocks.clear();
   runtime.kernels_run = 0;
   runtime.last_checked = nullptr;
   for (CUstream_st* stream : runtime.streams) {

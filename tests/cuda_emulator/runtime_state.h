@@ -70,6 +70,7 @@ struct Runtime {
   std::set<cudaStream_t> streams;  // but the default one
   std::set<cudaEvent_t> events;
   std::map<std::string, std::uint64_t> launches;
+  std::map<std::string, std::uint64_t> blocks;  // of those launches
   std::uint64_t kernels_run = 0;
   std::uint32_t operations_under_way = 0;  // one inside another where a stream waits for an event
   // The stream of the last operation if that was a launch that was checked; null otherwise.

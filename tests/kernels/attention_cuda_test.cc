@@ -298,5 +298,33 @@ TEST(AttentionErrorTest, ANegativeSoftCapIsRefused) {
   EXPECT_EQ(status.message(), "attention has softcap -1, it must be at least 0");
 }
 
+// As many blocks as the shared memory of their device has room for take the items of a plan, and
+// how many does not show.
+TEST(AttentionBitsTest, BlocksOfAMultiprocessorDoNotShow) {
+  cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+  const struct {
+    DType kv;
+    std::uint32_t blocks_80, blocks_90;
+  } cases[] = {{DType::kF8E4M3, 2, 3}, {DType::kI8, 2, 3}, {DType::kBF16, 1, 2}};
+  for (const auto& c : cases) {
+    const AttentionShape shape{8, 2, 128, 64, c.kv, DType::kBF16, 0};
+    const AttentionRig rig(shape, {700, 600, 1100, 65, 300}, 4);
+    const std::vector<StepRows> step = {
+        {0, 699, 0, 1}, {1, 597, 0, 3}, {2, 1099, 0, 1}, {3, 64, 0, 1}, {4, 299, 0, 1}};
+    std::vector<std::vector<float>> out;
+    for (const auto& [capability, blocks] :
+         {std::pair{80, c.blocks_80}, std::pair{90, c.blocks_90}}) {
+      options.compute_capability = capability;
+      cuda_emulator::SetOptions(options);
+      const AttentionBackend cuda(2);
+      const std::uint64_t before = cuda_emulator::BlockCount("attention decode");
+      out.push_back(rig.Run(cuda, step));
+      if (!cuda_emulator::IsEmulated()) continue;
+      EXPECT_EQ(cuda_emulator::BlockCount("attention decode") - before, 2 * blocks);
+    }
+    EXPECT_TRUE(SameBits(out[0], out[1])) << DTypeName(c.kv);
+  }
+}
+
 }  // namespace
 }  // namespace quire::kernels

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/cuda_status.h"
 #include "base/stream.h"
 #include "kernels/cuda/context.h"
@@ -25,6 +26,15 @@ struct LaunchShape {
   std::uint32_t shared_bytes = 0;
   bool programmatic = false;
 };
+
+template <typename... P>
+absl::StatusOr<std::uint32_t> BlocksAtOnce(const char* name, void (*)(P...),
+                                           const LaunchShape& shape) {
+  std::uint32_t blocks = 0;
+  const cudaError_t error = cuda_emulator::BlocksAtOnce(shape.threads, shape.shared_bytes, &blocks);
+  if (error != cudaSuccess) return CudaStatus(error, name);
+  return blocks;
+}
 
 template <typename... P>
 struct Call {
