@@ -31,8 +31,8 @@ struct AttentionParams {
   // CUDA: the plan that PlanAttention made of this step's rows, for this window or a longer one.
   // Null on the CPU.
   const AttentionPlan* plan = nullptr;
-  // CUDA: the tensor maps of the pool (kv_tensor_maps.h) and which of its layers the views are.
-  // Null: the kernels that need none run.
+  // CUDA: the tensor maps of the pool (kv_tensor_maps.h) and which of its layers the views are, of
+  // latent rows the layer of LatentView. Null: the kernels that need none run.
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
   std::uint32_t window = 0;      // tokens that a row sees, itself included; 0: all
@@ -65,15 +65,16 @@ struct AttentionParams {
 // to 128 columns in steps of 16, over bf16 pages to 256, runs on tensor cores: products of 16-bit
 // values, f32 sums, in the orders of attention_work.h, which differ between prefill tokens and
 // decode tokens; q and out rows are aligned to 8 bytes. With tensor maps, which heads of more than
-// 128 columns lack, compute capability 9.0 and rows aligned to 16 bytes, rows over bf16 or f16
-// pages run in kernels of their own: prefill tokens in another order, decode tokens with the same
-// bits. Everything else runs in the scalar kernel, heads up to 576 columns, which needs no plan.
-// Tiles of 64 keys, of 128 in prefill with tensor maps, before the windows of all rows of a work
-// item are not read; keys before them in the first tile that is read are multiplied by zero.
-// Latent rows: bf16 over one KV head of 144 to 576 columns of bf16 in steps of 16, whose first
-// value_columns, a multiple of 8 up to 512, are the values (`values` is `keys`), without window,
-// soft cap and sinks, has a tensor-core kernel of its own, with one reduction order for prefill and
-// decode tokens. It needs the plan, for its memory.
+// 128 columns lack but for latent rows, compute capability 9.0 and rows aligned to 16 bytes, rows
+// over bf16 or f16 pages run in kernels of their own: prefill tokens in another order, decode
+// tokens with the same bits. Everything else runs in the scalar kernel, heads up to 576 columns,
+// which needs no plan. Tiles of 64 keys, of 128 in prefill with tensor maps, before the windows of
+// all rows of a work item are not read; keys before them in the first tile that is read are
+// multiplied by zero. Latent rows: bf16 over one KV head of 144 to 576 columns of bf16 in steps of
+// 16, whose first value_columns, a multiple of 8 up to 512, are the values (`values` is `keys`),
+// without window, soft cap and sinks, has a tensor-core kernel of its own, and with tensor maps and
+// rows aligned to 16 bytes another on 9.0, each with one reduction order for prefill and decode
+// tokens. They need the plan, for its memory.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 
 namespace internal {

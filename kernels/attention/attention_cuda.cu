@@ -92,6 +92,11 @@ bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
          aligned(params.q.data(), params.q_stride) && aligned(params.out.data(), params.out_stride);
 }
 
+// The same where K and V are views of their own; latent rows have one map for both.
+bool UsesLayerMaps(const CudaContext& context, const AttentionParams& params) {
+  return params.keys != params.values && UsesTensorMaps(context, params);
+}
+
 template <typename T>
 absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& params,
                           const attention::TileArgs<T>& args, std::uint32_t blocks) {
@@ -100,7 +105,7 @@ absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& par
       return attention::LaunchPrefillWide(context, args, blocks);
     }
   }
-  if (UsesTensorMaps(context, params)) {
+  if (UsesLayerMaps(context, params)) {
     return attention::LaunchPrefillSm90(context, args, params.maps->layer(params.layer), blocks);
   }
   return attention::LaunchPrefill(context, args, blocks);
@@ -115,7 +120,7 @@ absl::Status LaunchGenerated(const CudaContext& context, const AttentionParams& 
     }
   }
   if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
-    if (UsesTensorMaps(context, params)) {
+    if (UsesLayerMaps(context, params)) {
       return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer),
                                          most_blocks);
     }
@@ -151,21 +156,28 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
 absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams& params) {
   const AttentionWorkLists lists = AttentionPlanAccess::Lists(*params.plan);
   const std::uint64_t floats = std::uint64_t{MaxPartials(context.num_sms)} * lists.partial_floats;
-  return attention::LaunchLatent(
-      context,
-      {.rows = std::get<KvView<BF16>>(*params.keys),
-       .q = params.q.as<BF16>(),
-       .out = params.out.as<BF16>(),
-       .q_stride = params.q_stride,
-       .out_stride = params.out_stride,
-       .row_offsets = params.row_offsets,
-       .partials = lists.partials,
-       .max_partials = static_cast<std::uint32_t>(floats / attention::kLatentPartialFloats),
-       .num_sms = context.num_sms,
-       .batch_size = params.batch_size,
-       .num_heads = params.num_heads,
-       .value_columns = params.value_columns,
-       .scale_log2 = attention::ScoreScale(params)});
+  const bool uses_maps = UsesTensorMaps(context, params);
+  const std::uint32_t block_rows =
+      uses_maps ? attention::kLatentBlockRowsSm90 : attention::kLatentBlockRows;
+  const attention::LatentArgs args{.rows = std::get<KvView<BF16>>(*params.keys),
+                                   .q = params.q.as<BF16>(),
+                                   .out = params.out.as<BF16>(),
+                                   .q_stride = params.q_stride,
+                                   .out_stride = params.out_stride,
+                                   .row_offsets = params.row_offsets,
+                                   .partials = lists.partials,
+                                   .max_partials = static_cast<std::uint32_t>(
+                                       floats / attention::LatentPartialFloats(block_rows)),
+                                   .num_sms = context.num_sms,
+                                   .batch_size = params.batch_size,
+                                   .num_heads = params.num_heads,
+                                   .block_rows = block_rows,
+                                   .value_columns = params.value_columns,
+                                   .scale_log2 = attention::ScoreScale(params)};
+  QUIRE_RETURN_IF_ERROR(
+      uses_maps ? attention::LaunchLatentSm90(context, args, params.maps->latent(params.layer))
+                : attention::LaunchLatent(context, args));
+  return attention::LaunchLatentMerge(context, args);
 }
 
 }  // namespace

@@ -13,33 +13,30 @@
 // A span of 1024 tokens has a state of its own; spans are reduced left to right, in global memory:
 // by the block itself, or, while row blocks are fewer than multiprocessors, every span is an item
 // of its own and a second kernel reduces. Both do the same steps, so that the cut changes no bit.
-// What a row does not see changes none either. Items are found by counting through the sequences,
-// since only the device knows their lengths.
+// What a row does not see changes none either.
 
 #include <algorithm>
 
-#include "kernels/attention/attention_launch.h"
+#include "kernels/attention/attention_latent.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace quire::kernels::attention {
 namespace {
 
 constexpr std::uint32_t kThreads = 256;
-constexpr std::uint32_t kRows = 32;       // packed rows of an item
-constexpr std::uint32_t kTile = 32;       // tokens
-constexpr std::uint32_t kSpan = 1024;     // tokens
-constexpr std::uint32_t kColumns = 576;   // of K
-constexpr std::uint32_t kValues = 512;    // of V
-constexpr std::uint32_t kGroups = 4;      // of columns, a warp each for either half of the rows
-constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;        // MMA steps of a warp along K
-constexpr std::uint32_t kValueTiles = kValues / 8 / kGroups;     // MMA tiles of a warp along V
+constexpr std::uint32_t kRows = kLatentBlockRows;
+constexpr std::uint32_t kTile = 32;      // tokens
+constexpr std::uint32_t kColumns = 576;  // of K
+constexpr std::uint32_t kValues = 512;   // of V
+constexpr std::uint32_t kGroups = 4;     // of columns, a warp each for either half of the rows
+constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;     // MMA steps of a warp along K
+constexpr std::uint32_t kValueTiles = kValues / 8 / kGroups;  // MMA tiles of a warp along V
 constexpr std::uint32_t kRowBytes = kColumns * 2;
 constexpr std::uint32_t kTileBytes = kTile * kRowBytes;
-constexpr std::uint32_t kScorePitch = 40;  // floats: pairs of a half warp lie in different banks
+constexpr std::uint32_t kScorePitch = 40;   // floats: pairs of a half warp lie in different banks
 constexpr std::uint32_t kWeightPitch = 40;  // bf16: rows for ldmatrix lie in different banks
 static_assert(kThreads / cuda::kWarpSize == kRows / 16 * kGroups);
 static_assert(kMaxLatentColumns == kColumns && kMaxLatentValues == kValues);
-static_assert(kLatentPartialFloats == kRows * (kValues + 2));
 
 struct Shared {
   std::byte tiles[2][kTileBytes];
@@ -50,123 +47,9 @@ struct Shared {
   float sum[kRows];
   float row_max[kRows];  // of the spans before it
   float row_sum[kRows];
-  std::uint32_t blocks[kThreads];  // of a sequence, while items are counted
-  std::uint32_t spans[kThreads];
 };
 // What a block may have on the smallest of the GPUs that are supported, 8.6 and 8.9.
 static_assert(sizeof(Shared) <= 99 * 1024);
-
-__device__ __forceinline__ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
-  return (a + b - 1) / b;
-}
-
-// Blocks of packed rows of a sequence, and the spans of its keys.
-__device__ __forceinline__ void Count(const LatentArgs& args, std::uint32_t sequence,
-                                      std::uint32_t* blocks, std::uint32_t* spans) {
-  *blocks = 0;
-  *spans = 0;
-  if (sequence >= args.batch_size) return;
-  const std::uint32_t rows = args.row_offsets[sequence + 1] - args.row_offsets[sequence];
-  if (rows == 0) return;
-  *blocks = CeilDiv(rows * args.num_heads, kRows);
-  *spans = CeilDiv(args.rows.cache_length(sequence) + rows, kSpan);
-}
-
-// Whether every span is an item: there are fewer row blocks than multiprocessors, and room.
-__device__ bool IsCut(const LatentArgs& args, Shared& shared) {
-  const std::uint32_t thread = cuda::ThreadIndex();
-  std::uint32_t blocks = 0;
-  std::uint32_t partials = 0;
-  for (std::uint32_t first = 0; first < args.batch_size; first += kThreads) {
-    Count(args, first + thread, &shared.blocks[thread], &shared.spans[thread]);
-    cuda::SyncBlock();
-    for (std::uint32_t i = 0; i < kThreads; ++i) {
-      blocks += shared.blocks[i];
-      partials += shared.blocks[i] * shared.spans[i];
-    }
-    cuda::SyncBlock();
-  }
-  return blocks < args.num_sms && partials > blocks && partials <= args.max_partials;
-}
-
-// A block of packed rows, and which of the things counted of it.
-struct Place {
-  std::uint32_t sequence;
-  std::uint32_t block;
-  std::uint32_t index;
-  std::uint32_t spans;
-  std::uint32_t first_partial;  // of the block, if the step is cut
-};
-
-// Counts `each` things to a block of rows, 0: its spans, and finds thing after thing in growing
-// order.
-class Finder {
- public:
-  __device__ Finder(const LatentArgs& args, std::uint32_t each) : args_(args), each_(each) {}
-
-  // False: there are not as many.
-  __device__ bool Find(std::uint32_t wanted, Shared& shared, Place* place) {
-    const std::uint32_t thread = cuda::ThreadIndex();
-    for (; first_ < args_.batch_size; first_ += kThreads) {
-      Count(args_, first_ + thread, &shared.blocks[thread], &shared.spans[thread]);
-      cuda::SyncBlock();
-      std::uint32_t before = before_;
-      std::uint32_t partials = partials_;
-      for (std::uint32_t i = 0; i < kThreads; ++i) {
-        const std::uint32_t spans = shared.spans[i];
-        const std::uint32_t each = each_ == 0 ? spans : each_;
-        const std::uint32_t count = shared.blocks[i] * each;
-        if (wanted - before < count) {
-          const std::uint32_t block = (wanted - before) / each;
-          *place = {first_ + i, block, (wanted - before) % each, spans, partials + block * spans};
-          cuda::SyncBlock();
-          return true;
-        }
-        before += count;
-        partials += shared.blocks[i] * spans;
-      }
-      cuda::SyncBlock();
-      before_ = before;
-      partials_ = partials;
-    }
-    return false;
-  }
-
- private:
-  const LatentArgs& args_;
-  const std::uint32_t each_;
-  std::uint32_t first_ = 0;     // sequence
-  std::uint32_t before_ = 0;    // things of the sequences before it
-  std::uint32_t partials_ = 0;  // likewise
-};
-
-// The packed rows of an item.
-struct Rows {
-  __device__ Rows(const LatentArgs& a, const Place& place)
-      : args(a), sequence(place.sequence), first(place.block * kRows) {
-    base = args.row_offsets[sequence];
-    const std::uint32_t packed = (args.row_offsets[sequence + 1] - base) * args.num_heads;
-    count = packed - first < kRows ? packed - first : kRows;
-    cached = args.rows.cache_length(sequence);
-  }
-  // Rows beyond the last count as the last.
-  __device__ __forceinline__ std::uint32_t Position(std::uint32_t row) const {
-    return cached + (first + (row < count ? row : count - 1)) / args.num_heads;
-  }
-  // Elements from q or out to the head's first column. REQUIRES: row < count.
-  __device__ __forceinline__ std::int64_t Offset(std::uint32_t row, std::int64_t stride) const {
-    const std::uint32_t packed = first + row;
-    return (std::int64_t{base} + packed / args.num_heads) * stride +
-           std::int64_t{packed % args.num_heads} * args.rows.head_size();
-  }
-
-  const LatentArgs& args;
-  std::uint32_t sequence;
-  std::uint32_t first;
-  std::uint32_t base;
-  std::uint32_t count;
-  std::uint32_t cached;
-};
 
 // Byte of 16-byte piece `piece` of token `row` in a tile: eight rows at one piece lie in different
 // banks.
@@ -176,7 +59,7 @@ __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t pie
 
 // Starts the copies of a tile. Tokens that no row sees and columns beyond a cached row become
 // zeros.
-__device__ __forceinline__ void CopyTile(const Rows& rows, std::uint32_t tile,
+__device__ __forceinline__ void CopyTile(const LatentRows& rows, std::uint32_t tile,
                                          std::uint32_t keys_end, std::byte* to) {
   const KvView<BF16>& view = rows.args.rows;
   const std::uint32_t row = cuda::ThreadIndex() / 8;
@@ -210,7 +93,7 @@ __device__ __forceinline__ std::uint32_t FragmentRow(std::uint32_t half) {
   return Half() * 16 + cuda::Lane() / 4 + 8 * half;
 }
 
-__device__ __forceinline__ void LoadQueries(const Rows& rows, Fragments& f) {
+__device__ __forceinline__ void LoadQueries(const LatentRows& rows, Fragments& f) {
 #pragma unroll
   for (std::uint32_t half = 0; half < 2; ++half) {
     const std::uint32_t row = FragmentRow(half);
@@ -319,8 +202,8 @@ __device__ __forceinline__ void AddValues(const std::byte* tile, const Shared& s
 #pragma unroll
     for (std::uint32_t i = 0; i < kValueTiles; i += 2) {
       std::uint32_t r[4];
-      cuda::LdMatrixX4Trans(
-          r, tile + At(16 * k + lane % 16, Group() * kValueTiles + i + lane / 16));
+      cuda::LdMatrixX4Trans(r,
+                            tile + At(16 * k + lane % 16, Group() * kValueTiles + i + lane / 16));
       cuda::MmaBF16(f.o[i], p, {r[0], r[1]});
       cuda::MmaBF16(f.o[i + 1], p, {r[2], r[3]});
     }
@@ -356,7 +239,7 @@ __device__ __forceinline__ void ForEachPair(Fn fn) {
   }
 }
 
-__device__ __forceinline__ void WriteOutput(const Rows& rows, const Fragments& f,
+__device__ __forceinline__ void WriteOutput(const LatentRows& rows, const Fragments& f,
                                             const float* max, const float* sum) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
     if (row >= rows.count || column >= rows.args.value_columns) return;
@@ -369,12 +252,12 @@ __device__ __forceinline__ void WriteOutput(const Rows& rows, const Fragments& f
 }
 
 // Rows that the item lacks are left out here and in ReducePartial: with 16 heads they are half.
-__device__ __forceinline__ void StorePartial(const Rows& rows, const Shared& shared,
+__device__ __forceinline__ void StorePartial(const LatentRows& rows, const Shared& shared,
                                              const Fragments& f, float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
     if (row >= rows.count) return;
     *reinterpret_cast<float2*>(partial + row * kValues + column) = {f.o[i][2 * half],
-                                                                     f.o[i][2 * half + 1]};
+                                                                    f.o[i][2 * half + 1]};
   });
   if (cuda::ThreadIndex() < kRows) {
     partial[kRows * kValues + cuda::ThreadIndex()] = shared.max[cuda::ThreadIndex()];
@@ -384,7 +267,7 @@ __device__ __forceinline__ void StorePartial(const Rows& rows, const Shared& sha
 
 // f becomes the values at `partial` and its own, reduced; the states likewise, in row_max and
 // row_sum. A row that sees no key of the span is left as it was.
-__device__ __forceinline__ void ReducePartial(const Rows& rows, Shared& shared, Fragments& f,
+__device__ __forceinline__ void ReducePartial(const LatentRows& rows, Shared& shared, Fragments& f,
                                               const float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
     if (row >= rows.count) return;
@@ -418,29 +301,19 @@ __device__ __forceinline__ void StartRow(Shared& shared) {
   shared.row_sum[row] = shared.sum[row];
 }
 
-__device__ void LatentItem(const LatentArgs& args, const Place& place, bool is_cut,
+__device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, bool is_cut,
                            Shared& shared) {
-  const Rows rows(args, place);
-  const std::uint32_t keys_end = rows.Position(kRows - 1) + 1;
-  const std::uint32_t num_spans = CeilDiv(keys_end, kSpan);
-  // Spans that only later rows of the sequence see have no item's work.
-  if (is_cut && place.index >= num_spans) return;
-  float* const partial =
-      args.partials +
-      std::int64_t{is_cut ? place.first_partial + place.index : cuda::BlockX()} *
-          kLatentPartialFloats;
-  constexpr std::uint32_t kTilesPerSpan = kSpan / kTile;
-  const std::uint32_t first = is_cut ? place.index * kTilesPerSpan : 0;
-  const std::uint32_t existing = CeilDiv(keys_end, kTile);
-  const std::uint32_t end = is_cut && first + kTilesPerSpan < existing ? first + kTilesPerSpan
-                                                                       : existing;
-  CopyTile(rows, first, keys_end, shared.tiles[first % 2]);
+  const LatentRows rows(args, place);
+  const LatentTiles<kTile> tiles(rows, place, is_cut);
+  if (tiles.first >= tiles.end) return;
+  float* const partial = LatentPartial(args, place, is_cut);
+  CopyTile(rows, tiles.first, tiles.keys_end, shared.tiles[tiles.first % 2]);
   cuda::CpAsyncCommit();
   Fragments f;
   LoadQueries(rows, f);
   Softmax softmax{rows.Position(cuda::ThreadIndex() / 8), State()};
-  for (std::uint32_t tile = first; tile < end; ++tile) {
-    if (tile % kTilesPerSpan == 0) {
+  for (std::uint32_t tile = tiles.first; tile < tiles.end; ++tile) {
+    if (tile % tiles.kPerSpan == 0) {
 #pragma unroll
       for (std::uint32_t i = 0; i < kValueTiles; ++i) {
 #pragma unroll
@@ -450,7 +323,9 @@ __device__ void LatentItem(const LatentArgs& args, const Place& place, bool is_c
     // After the barrier the tile is here for all, and no thread reads the one before it any more.
     cuda::CpAsyncWait<0>();
     cuda::SyncBlock();
-    if (tile + 1 < end) CopyTile(rows, tile + 1, keys_end, shared.tiles[(tile + 1) % 2]);
+    if (tile + 1 < tiles.end) {
+      CopyTile(rows, tile + 1, tiles.keys_end, shared.tiles[(tile + 1) % 2]);
+    }
     cuda::CpAsyncCommit();
     const std::byte* const now = shared.tiles[tile % 2];
     Scores(f, now, shared);
@@ -458,11 +333,11 @@ __device__ void LatentItem(const LatentArgs& args, const Place& place, bool is_c
     Weigh(args.scale_log2, tile * kTile, shared, softmax);
     cuda::SyncBlock();
     AddValues(now, shared, f);
-    if (tile % kTilesPerSpan != kTilesPerSpan - 1 && tile + 1 != end) continue;
+    if (!tiles.EndsSpan(tile)) continue;
     ShareState(softmax, shared);
-    const std::uint32_t span = tile / kTilesPerSpan;
-    const bool is_last = span + 1 == num_spans;
-    if (is_cut && num_spans > 1) {
+    const std::uint32_t span = tile / tiles.kPerSpan;
+    const bool is_last = span + 1 == tiles.num_spans;
+    if (is_cut && tiles.num_spans > 1) {
       StorePartial(rows, shared, f, partial);
     } else if (span == 0 && is_last) {
       WriteOutput(rows, f, shared.max, shared.sum);
@@ -486,28 +361,29 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   Shared& shared = *reinterpret_cast<Shared*>(cuda::SharedMemory16());
-  const bool is_cut = IsCut(args, shared);
-  Finder finder(args, is_cut ? 0 : 1);
-  Place place;
-  for (std::uint32_t i = cuda::BlockX(); finder.Find(i, shared, &place); i += cuda::GridX()) {
+  const bool is_cut = IsCut(args);
+  LatentFinder finder(args, is_cut ? 0 : 1);
+  LatentPlace place;
+  for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {
     LatentItem(args, place, is_cut, shared);
   }
 }
 
 // A packed row whose spans were items of their own: two columns a thread.
-__device__ void MergeRow(const LatentArgs& args, const Place& place) {
-  const Rows rows(args, place);
+__device__ void MergeRow(const LatentArgs& args, const LatentPlace& place) {
+  const LatentRows rows(args, place);
   const std::uint32_t row = place.index;
-  const std::uint32_t num_spans = CeilDiv(rows.Position(kRows - 1) + 1, kSpan);
+  const std::uint32_t num_spans = CeilDiv(rows.KeysEnd(), kLatentSpan);
   if (row >= rows.count || num_spans == 1) return;
   const std::uint32_t column = 2 * cuda::ThreadIndex();
+  const std::uint32_t states = args.block_rows * kValues;
   State state;
   float2 sum{0, 0};
   for (std::uint32_t span = 0; span < num_spans; ++span) {
-    const float* const partial =
-        args.partials + (std::int64_t{place.first_partial} + span) * kLatentPartialFloats;
+    const float* const partial = args.partials + (std::int64_t{place.first_partial} + span) *
+                                                     LatentPartialFloats(args.block_rows);
     const float2 values = *reinterpret_cast<const float2*>(partial + row * kValues + column);
-    const State right{partial[kRows * kValues + row], partial[kRows * (kValues + 1) + row]};
+    const State right{partial[states + row], partial[states + args.block_rows + row]};
     if (span == 0) {
       state = right;
       sum = values;
@@ -526,11 +402,10 @@ __global__ void __launch_bounds__(kThreads)
   static_assert(2 * kThreads == kValues);
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  Shared& shared = *reinterpret_cast<Shared*>(cuda::SharedMemory16());
-  if (!IsCut(args, shared)) return;
-  Finder finder(args, kRows);
-  Place place;
-  for (std::uint32_t i = cuda::BlockX(); finder.Find(i, shared, &place); i += cuda::GridX()) {
+  if (!IsCut(args)) return;
+  LatentFinder finder(args, args.block_rows);
+  LatentPlace place;
+  for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {
     MergeRow(args, place);
   }
 }
@@ -538,20 +413,17 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args) {
-  if (absl::Status status = cuda::Launch(context, "attention latent", LatentKernel,
-                                         {.blocks_x = std::min(args.num_sms, args.max_partials),
-                                          .threads = kThreads,
-                                          .shared_bytes = sizeof(Shared),
-                                          .programmatic = true},
-                                         args);
-      !status.ok()) {
-    return status;
-  }
-  return cuda::Launch(context, "attention latent merge", LatentMergeKernel,
-                      {.blocks_x = 4 * args.num_sms,
+  return cuda::Launch(context, "attention latent", LatentKernel,
+                      {.blocks_x = std::min(args.num_sms, args.max_partials),
                        .threads = kThreads,
                        .shared_bytes = sizeof(Shared),
                        .programmatic = true},
+                      args);
+}
+
+absl::Status LaunchLatentMerge(const CudaContext& context, const LatentArgs& args) {
+  return cuda::Launch(context, "attention latent merge", LatentMergeKernel,
+                      {.blocks_x = 4 * args.num_sms, .threads = kThreads, .programmatic = true},
                       args);
 }
 

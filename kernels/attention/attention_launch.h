@@ -43,11 +43,14 @@ absl::Status LaunchPrefillWide(const CudaContext& context, const TileArgs<BF16>&
 inline constexpr std::uint32_t kMaxScalarHead = 576;
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
 
-// Rows of latent attention, K and V in one. `max_partials` partial results of kLatentPartialFloats
-// lie at `partials`.
+// Rows of latent attention, K and V in one. `max_partials` partial results of
+// LatentPartialFloats(block_rows) lie at `partials`.
 inline constexpr std::uint32_t kMaxLatentColumns = 576;
 inline constexpr std::uint32_t kMaxLatentValues = 512;
-inline constexpr std::uint32_t kLatentPartialFloats = 32 * (kMaxLatentValues + 2);
+inline constexpr std::uint32_t kLatentBlockRows = 32;
+constexpr std::uint32_t LatentPartialFloats(std::uint32_t block_rows) {
+  return block_rows * (kMaxLatentValues + 2);
+}
 struct LatentArgs {
   KvView<BF16> rows;  // one head, a multiple of 16 columns
   const BF16* q;
@@ -60,9 +63,13 @@ struct LatentArgs {
   std::uint32_t num_sms;
   std::uint32_t batch_size;
   std::uint32_t num_heads;
+  std::uint32_t block_rows;     // packed rows of an item, what the kernel takes
   std::uint32_t value_columns;  // a multiple of 8
   float scale_log2;
 };
+// REQUIRES: block_rows is kLatentBlockRows.
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
+// The rows whose spans a kernel of latent rows in front of it left as items of their own.
+absl::Status LaunchLatentMerge(const CudaContext& context, const LatentArgs& args);
 
 }  // namespace quire::kernels::attention

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/attention/attention_launch.h"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/attention/kv_tensor_maps.h"
 #include "kernels/cuda/context.h"
@@ -21,5 +22,11 @@ absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& ar
 template <typename T>
 absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
                               const cuda::KvLayerMaps& maps, std::uint32_t most_blocks);
+
+// As LaunchLatent, with bits of its own. REQUIRES: block_rows is kLatentBlockRowsSm90, scale_log2
+// is positive, q and out rows are 16-byte aligned.
+inline constexpr std::uint32_t kLatentBlockRowsSm90 = 64;
+absl::Status LaunchLatentSm90(const CudaContext& context, const LatentArgs& args,
+                              const cuda::TmaTile& rows);
 
 }  // namespace quire::kernels::attention

@@ -5,12 +5,16 @@
 
 #include "base/status.h"
 #include "kernels/attention/attention_work.h"
+#include "kernels/kv_store/latent_store.h"
 
 namespace quire::kernels::cuda {
 
 bool KvTensorMaps::IsUseful(const Device& device, const AnyKvCollection& collection) {
   if (device.is_cpu() || device.compute_capability != 90) return false;
   const KvShape shape = KvShapeOf(KeyView(collection, 0));
+  if (shape.dtype == DType::kBF16 && shape.num_heads == 1 && shape.head_size > 128) {
+    return shape.head_size <= kMaxLatentColumns && shape.head_size % 16 == 0;
+  }
   const bool is_wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
   const bool is_scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
                          shape.granularity == shape.head_size;

@@ -34,7 +34,8 @@ class KvTensorMaps {
  public:
   // Whether a kernel reads such a pool through maps: compute capability 9.0, head sizes from 64 to
   // 128; bf16 or f16 pages and multiples of 8, or pages of one byte, one scale to a token and head,
-  // and multiples of 16.
+  // and multiples of 16. Or bf16 pages of one head, as latent rows have, of 144 to 576 columns, a
+  // multiple of 16.
   static bool IsUseful(const Device& device, const AnyKvCollection& collection);
   // Null when IsUseful is false: AttentionParams::maps is null then, and the portable kernels run.
   // Returns the errors of CreateTmaTile.
@@ -44,6 +45,10 @@ class KvTensorMaps {
   std::uint32_t num_layers() const { return static_cast<std::uint32_t>(layers_.size()); }
   // REQUIRES: layer < num_layers().
   const KvLayerMaps& layer(std::uint32_t layer) const { return layers_[layer]; }
+  // Of the rows that LatentView(collection, layer) views. REQUIRES: layer / 2 < num_layers().
+  const TmaTile& latent(std::uint32_t layer) const {
+    return layer % 2 == 0 ? layers_[layer / 2].keys : layers_[layer / 2].values;
+  }
 
  private:
   KvTensorMaps() = default;

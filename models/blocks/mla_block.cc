@@ -149,6 +149,8 @@ absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const S
                                                  .num_heads = mla.num_heads,
                                                  .scale = mla.scale,
                                                  .plan = step.plan(place),
+                                                 .maps = step.maps,
+                                                 .layer = place.slot,
                                                  .value_columns = mla.kv_lora_rank});
 }
 

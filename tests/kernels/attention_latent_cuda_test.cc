@@ -12,7 +12,9 @@
 namespace quire::kernels {
 namespace {
 
+// Of the GPUs before Hopper, and what runs with tensor maps.
 constexpr char kKernel[] = "attention latent";
+constexpr char kHopperKernel[] = "attention latent sm_90a";
 
 AttentionShape Latent(std::uint32_t heads, std::uint32_t rank, std::uint32_t rope,
                       DType kv = DType::kBF16, DType activations = DType::kBF16) {
@@ -27,50 +29,87 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// `is_latent`: whether the kernel of latent rows is to run.
+// `kernel`: which of the two is to run; null: another.
 void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
-                 const std::vector<StepRows>& step, bool is_latent) {
-  SCOPED_TRACE(absl::StrCat(shape.heads, " heads of ", shape.head_size, " columns, ",
-                            DTypeName(shape.kv), " pages, ", DTypeName(shape.activations)));
+                 const std::vector<StepRows>& step, const char* kernel) {
+  SCOPED_TRACE(absl::StrCat(shape.heads, " heads of ", shape.head_size, " columns, pages of ",
+                            shape.page_size, " ", DTypeName(shape.kv), ", ",
+                            DTypeName(shape.activations)));
   std::vector<std::uint32_t> lengths;
   for (const StepRows& r : step) lengths.push_back(r.cached + r.prompt + r.generated);
   const AttentionRig rig(shape, lengths, 21);
-  const std::uint64_t before = cuda_emulator::LaunchCount(kKernel);
+  const auto count = [](const char* name) { return cuda_emulator::LaunchCount(name); };
+  const std::uint64_t before[] = {count(kKernel), count(kHopperKernel)};
   const bool is_quantised = shape.kv == DType::kF8E4M3 || shape.kv == DType::kI8;
   EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), shape.activations == DType::kF32
                                                                      ? 2e-5
                                                                  : is_quantised ? 1e-2
                                                                                 : 6e-3);
   if (cuda_emulator::IsEmulated()) {
-    EXPECT_EQ(cuda_emulator::LaunchCount(kKernel) != before, is_latent);
+    EXPECT_EQ(count(kKernel) - before[0], kernel == kKernel ? 1u : 0u);
+    EXPECT_EQ(count(kHopperKernel) - before[1], kernel == kHopperKernel ? 1u : 0u);
   }
 }
 
-TEST(AttentionLatentTest, TensorCoreKernelEqualsDoublePrecision) {
+// With tensor maps and without them.
+class AttentionLatentTest : public testing::TestWithParam<bool> {
+ protected:
+  static AttentionShape WithMaps(AttentionShape shape) {
+    shape.tensor_maps = GetParam();
+    return shape;
+  }
+  static const char* Kernel() { return GetParam() ? kHopperKernel : kKernel; }
+};
+INSTANTIATE_TEST_SUITE_P(Maps, AttentionLatentTest, testing::Bool());
+
+TEST_P(AttentionLatentTest, TensorCoreKernelEqualsDoublePrecision) {
   const AttentionBackend cuda(2);
   // Prompt and decode tokens, a border of tiles and one of spans, sequences without rows.
   const std::vector<StepRows> step = {{0, 2047, 3, 0}, {1, 33, 0, 1}, {2, 9, 0, 0}, {3, 0, 5, 1}};
   for (const auto& [rank, rope] : {std::pair{512u, 64u}, {128u, 16u}, {320u, 32u}, {256u, 128u}}) {
-    ExpectExact(cuda, Latent(3, rank, rope), step, true);
+    ExpectExact(cuda, WithMaps(Latent(3, rank, rope)), step, Kernel());
   }
-  ExpectExact(cuda, Latent(128, 512, 64), {{0, 70, 0, 1}, {1, 30, 2, 0}}, true);
-  AttentionShape large_pages = Latent(16, 512, 64);
-  large_pages.page_size = 64;
-  ExpectExact(cuda, large_pages, {{0, 190, 3, 0}, {1, 100, 0, 2}}, true);
+  ExpectExact(cuda, WithMaps(Latent(128, 512, 64)), {{0, 70, 0, 1}, {1, 30, 2, 0}}, Kernel());
+  for (const std::uint32_t page_size : {32u, 64u, 128u}) {
+    AttentionShape pages = WithMaps(Latent(16, 512, 64));
+    pages.page_size = page_size;
+    ExpectExact(cuda, pages, {{0, 190, 3, 0}, {1, 100, 0, 2}}, Kernel());
+  }
 }
 
-TEST(AttentionLatentTest, OtherShapesAndTypesRunInTheOtherKernels) {
+// Warps, the two halves of a block and the copies take turns in other orders.
+TEST_P(AttentionLatentTest, OrdersOfThreadsDoNotShow) {
+  const AttentionRig rig(WithMaps(Latent(16, 512, 64)), {1100, 130, 64}, 4);
+  const std::vector<StepRows> step = {{0, 1098, 0, 2}, {1, 100, 30, 0}, {2, 63, 0, 1}};
+  const std::vector<float> first = rig.Run(AttentionBackend(3, 1), step);
+  EXPECT_LE(RelativeError(first, rig.Exact(step)), 6e-3);
+  for (const std::uint64_t seed : {2, 3, 4, 5}) {
+    EXPECT_TRUE(SameBits(first, rig.Run(AttentionBackend(3, seed), step))) << seed;
+  }
+}
+
+TEST(AttentionLatentDispatchTest, OtherShapesAndTypesRunInTheOtherKernels) {
   const AttentionBackend cuda(2);
   const std::vector<StepRows> step = {{0, 70, 2, 0}, {1, 33, 0, 1}};
-  ExpectExact(cuda, Latent(2, 32, 16), step, false);
-  ExpectExact(cuda, Latent(2, 64, 8), step, false);
-  ExpectExact(cuda, Latent(2, 512, 64, DType::kI8), step, false);
-  ExpectExact(cuda, Latent(2, 512, 64, DType::kF8E4M3), step, false);
-  ExpectExact(cuda, Latent(2, 512, 64, DType::kF16), step, false);
-  ExpectExact(cuda, Latent(2, 512, 64, DType::kF32, DType::kF32), step, false);
+  ExpectExact(cuda, Latent(2, 32, 16), step, nullptr);
+  ExpectExact(cuda, Latent(2, 64, 8), step, nullptr);
+  ExpectExact(cuda, Latent(2, 512, 64, DType::kI8), step, nullptr);
+  ExpectExact(cuda, Latent(2, 512, 64, DType::kF8E4M3), step, nullptr);
+  ExpectExact(cuda, Latent(2, 512, 64, DType::kF16), step, nullptr);
+  ExpectExact(cuda, Latent(2, 512, 64, DType::kF32, DType::kF32), step, nullptr);
 }
 
-TEST(AttentionLatentTest, MoreValueColumnsThanAHeadHasAreRefused) {
+// What the kernel of Hopper lacks runs in the other, with maps, too.
+TEST(AttentionLatentDispatchTest, RowsThatAreNotAlignedRunInThePortableKernel) {
+  const AttentionBackend cuda(2);
+  AttentionShape shape = Latent(3, 512, 64);
+  shape.tensor_maps = true;
+  ExpectExact(cuda, shape, {{0, 70, 2, 0}}, kHopperKernel);
+  shape.out_gap = 4;
+  ExpectExact(cuda, shape, {{0, 70, 2, 0}}, kKernel);
+}
+
+TEST(AttentionLatentDispatchTest, MoreValueColumnsThanAHeadHasAreRefused) {
   const AttentionBackend cuda;
   AttentionShape shape = Latent(2, 32, 16);
   shape.value_columns = 49;
@@ -79,9 +118,9 @@ TEST(AttentionLatentTest, MoreValueColumnsThanAHeadHasAreRefused) {
             "attention wants 49 columns of values, heads have 48");
 }
 
-TEST(AttentionLatentBitsTest, ChunksAndClassesDoNotShow) {
+TEST_P(AttentionLatentTest, ChunksAndClassesDoNotShow) {
   const AttentionBackend cuda;
-  const AttentionRig rig(Latent(3, 128, 32), {2100}, 9);
+  const AttentionRig rig(WithMaps(Latent(3, 128, 32)), {2100}, 9);
   const std::vector<float> once = rig.Run(cuda, {{0, 2030, 70, 0}});
   std::vector<float> chunks;
   for (const StepRows& rows : {StepRows{0, 2030, 1, 0}, StepRows{0, 2031, 30, 0},
@@ -93,7 +132,7 @@ TEST(AttentionLatentBitsTest, ChunksAndClassesDoNotShow) {
 }
 
 // Spans as items of their own, or one after the other in one block, and whatever else the step has.
-TEST(AttentionLatentBitsTest, TheCutDoesNotShow) {
+TEST_P(AttentionLatentTest, TheCutDoesNotShow) {
   const std::vector<std::uint32_t> lengths = {4200, 40, 2049};
   const std::vector<StepRows> alone = {{0, 4199, 0, 1}};
   const std::vector<StepRows> step = {{0, 4199, 0, 1}, {1, 39, 0, 1}, {2, 2048, 0, 1}};
@@ -105,7 +144,7 @@ TEST(AttentionLatentBitsTest, TheCutDoesNotShow) {
   // Cancelling values show the order of the reductions, loud queries their factors.
   for (const bool cancelling : {true, false}) {
     SCOPED_TRACE(cancelling);
-    AttentionShape shape = Latent(32, 128, 16);
+    AttentionShape shape = WithMaps(Latent(32, 128, 16));
     shape.cancelling = cancelling;
     const AttentionRig rig(shape, lengths, 5);
     const std::vector<float> cut = rig.Run(many, alone);
@@ -120,14 +159,14 @@ TEST(AttentionLatentBitsTest, TheCutDoesNotShow) {
 }
 
 // More sequences than are counted at once.
-TEST(AttentionLatentBitsTest, LongBatchesAreCountedThrough) {
+TEST_P(AttentionLatentTest, LongBatchesAreCountedThrough) {
   std::vector<std::uint32_t> lengths;
   std::vector<StepRows> step;
   for (std::uint32_t s = 0; s < 300; ++s) {
     lengths.push_back(1 + s % 3);
     step.push_back({s, s % 3, 0, s % 7 == 0 ? 0u : 1u});
   }
-  const AttentionRig rig(Latent(2, 128, 16), lengths, 6);
+  const AttentionRig rig(WithMaps(Latent(2, 128, 16)), lengths, 6);
   const AttentionBackend cuda(2);
   EXPECT_LE(RelativeError(rig.Run(cuda, step), rig.Exact(step)), 6e-3);
 }

@@ -225,12 +225,12 @@ TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
 TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
   const AttentionBackend cuda;
   const auto create = [](std::int32_t capability, std::uint32_t head_size, DType dtype,
-                         std::uint32_t granularity = 0) {
+                         std::uint32_t granularity = 0, std::uint32_t num_heads = 2) {
     cache::KvGeometry geometry;
     geometry.num_blocks = 4;
     geometry.num_layers = 3;
     geometry.page_size = 16;
-    geometry.num_heads = 2;
+    geometry.num_heads = num_heads;
     geometry.head_size = head_size;
     geometry.dtype = dtype;
     if (DTypeSize(dtype) == 1) {
@@ -272,6 +272,16 @@ TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
     EXPECT_EQ(create(90, 144, bytes), nullptr);
     EXPECT_EQ(create(89, 64, bytes), nullptr);
   }
+  // Latent rows, two layers to one of the collection.
+  const auto latent = create(90, 576, DType::kBF16, 0, 1);
+  ASSERT_NE(latent, nullptr);
+  EXPECT_EQ(&latent->latent(4), &latent->layer(2).keys);
+  EXPECT_EQ(&latent->latent(5), &latent->layer(2).values);
+  EXPECT_EQ(latent->latent(0).box_bytes, 16 * 64 * 2);
+  EXPECT_EQ(create(80, 576, DType::kBF16, 0, 1), nullptr);
+  EXPECT_EQ(create(90, 584, DType::kBF16, 0, 1), nullptr);
+  EXPECT_EQ(create(90, 592, DType::kBF16, 0, 1), nullptr);
+  EXPECT_EQ(create(90, 576, DType::kF16, 0, 1), nullptr);
 }
 
 }  // namespace

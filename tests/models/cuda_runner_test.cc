@@ -445,7 +445,7 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   std::vector<float> want, single, rounded;
   const std::pair<Stage*, std::vector<float>*> runs[] = {
       {&cpu, &want}, {&gpu, &single}, {&half, &rounded}};
-  const std::uint64_t before = cuda_emulator::LaunchCount("attention latent");
+  const std::uint64_t before = cuda_emulator::LaunchCount("attention latent sm_90a");
   for (const auto& [stage, logits] : runs) {
     const absl::Status started = stage->Start(only_config.Files(), LoadMode::kDummy);
     ASSERT_TRUE(started.ok()) << started;
@@ -454,7 +454,7 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
     ASSERT_TRUE(stage->Launch(1, prompt, 0, 37, 37).ok());
     ASSERT_TRUE(stage->runner().Collect().ok());
   }
-  EXPECT_GT(cuda_emulator::LaunchCount("attention latent"), before);
+  EXPECT_GT(cuda_emulator::LaunchCount("attention latent sm_90a"), before);
   EXPECT_LE(RelativeTo(single, want), 2e-5);
   EXPECT_LE(RelativeTo(rounded, want), 3e-2);
   cpu.logits_out = gpu.logits_out = half.logits_out = nullptr;

@@ -219,7 +219,7 @@ BENCHMARK(Run<RulesAttention>)
     ->Args({40, 50, 1, 1, 3, 70, 1})
     ->UseManualTime();
 
-// Arguments: heads, sequences, cached tokens, rows of each. Rank 512 and 64 rotated columns.
+// Arguments: heads, sequences, cached tokens, rows of each, maps. Rank 512 and 64 rotated columns.
 absl::Status LatentAttention(benchmark::State& state, Gpu& gpu) {
   return MeasureAttention(state, gpu,
                           {.batch = Argument(state, 1),
@@ -228,19 +228,23 @@ absl::Status LatentAttention(benchmark::State& state, Gpu& gpu) {
                            .heads = Argument(state, 0),
                            .kv_heads = 1,
                            .head_size = 576,
+                           .has_maps = state.range(4) != 0,
                            .value_columns = 512});
 }
-BENCHMARK(Run<LatentAttention>)
-    ->Name("BM_LatentAttention")
-    ->ArgNames({"heads", "batch", "cached", "rows"})
-    ->Args({16, 64, 8192, 1})
-    ->Args({128, 64, 8192, 1})
-    ->Args({16, 1, 32768, 1})
-    ->Args({16, 1, 0, 4096})
-    ->UseManualTime();
+void LatentShapes(Benchmark* benchmark) {
+  benchmark->ArgNames({"heads", "batch", "cached", "rows", "maps"})->UseManualTime();
+  for (const int maps : {0, 1}) {
+    benchmark->Args({16, 64, 8192, 1, maps})
+        ->Args({128, 64, 8192, 1, maps})
+        ->Args({16, 1, 32768, 1, maps})
+        ->Args({16, 1, 0, 4096, maps});
+  }
+}
+BENCHMARK(Run<LatentAttention>)->Name("BM_LatentAttention")->Apply(LatentShapes);
 BENCHMARK(Run<LatentAttention>)
     ->Name("BM_LatentAttention/tiny")
-    ->Args({4, 2, 40, 1})
+    ->Args({4, 2, 40, 1, 0})
+    ->Args({4, 2, 40, 1, 1})
     ->UseManualTime();
 
 // Argument: sequences of a decode step at 4096 tokens.

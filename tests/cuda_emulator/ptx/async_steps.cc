@@ -260,8 +260,8 @@ void Wait(Frame& frame, std::uint32_t pending) {
 // b, transposition of a (when that lies in shared memory), transposition of b
 Step DecodeProduct(Form* form) {
   form->Expect({"sync", "aligned"});
-  const std::size_t n = std::size_t{64}
-                        << form->TakeOneOf({"m64n64k16", "m64n128k16", "m64n256k16"});
+  const std::size_t n = std::size_t{32}
+                        << form->TakeOneOf({"m64n32k16", "m64n64k16", "m64n128k16", "m64n256k16"});
   form->Expect("f32");
   const bool is_bf16 = form->TakeOneOf({"bf16", "f16"}) == 0;
   form->Expect(is_bf16 ? "bf16" : "f16");

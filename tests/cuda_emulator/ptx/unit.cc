@@ -19,7 +19,8 @@ Plain WhereUnit, ShuffleUnit, AtomicUnit, NamedBarrierUnit, DependencyUnit, Load
 Plain CpAsync16Unit, CpAsync4Unit, LdMatrixX4Unit, LdMatrixX2Unit, LdMatrixX4TransUnit;
 Plain LdMatrixX2TransUnit, MovMatrixUnit, MmaBF16Unit, MmaF16Unit, ArithmeticUnit, ApproxUnit;
 Plain FloatPairUnit, HalfPairUnit, E4M3Unit, BitsUnit, BarrierRingUnit, BulkLoadUnit, RegistersUnit;
-Plain WgmmaSharedBF16N64Unit, WgmmaSharedBF16N128Unit, WgmmaSharedBF16N256Unit;
+Plain WgmmaSharedBF16N32Unit, WgmmaSharedBF16N64Unit, WgmmaSharedBF16N128Unit,
+    WgmmaSharedBF16N256Unit;
 Plain WgmmaSharedF16N64Unit, WgmmaSharedF16N128Unit, WgmmaRegistersBF16N64Unit,
     WgmmaRegistersBF16N128Unit;
 Plain WgmmaRegistersF16N64Unit, WgmmaRegistersF16N128Unit;
@@ -573,6 +574,7 @@ std::vector<Unit> Sm90Units() {
       With({"fence.mbarrier_init", "fence.proxy.async"}, Cluster()),
       With({"setmaxnreg.dec", "setmaxnreg.inc"},
            Of("RegistersUnit", RegistersUnit, {.threads = 384}, AnyWords<384>, Same)),
+      Wgmma<BF16, 32, true>("WgmmaSharedBF16N32Unit", WgmmaSharedBF16N32Unit),
       Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
       Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
       Wgmma<BF16, 256, true>("WgmmaSharedBF16N256Unit", WgmmaSharedBF16N256Unit),

@@ -58,13 +58,14 @@ __device__ Operands LoadOperands(const std::uint32_t* in) {
 // that does not accumulate.
 template <typename T, int kN, bool kShared>
 __device__ void Multiply(const std::uint32_t* in, std::uint32_t* out) {
-  const auto [a, rows, columns] = LoadOperands<kN>(in);
+  auto [a, rows, columns] = LoadOperands<kN>(in);
   float sums[kN / 2];
   float others[kN / 2];
   std::uint32_t fragment[4];
   in += kTileWords<kN> + ThreadIndex() * (kN / 2 + 4);
   for (int i = 0; i < kN / 2; ++i) sums[i] = others[i] = BitsFloat(in[i]);
   for (int i = 0; i < 4; ++i) fragment[i] = in[kN / 2 + i];
+  WgmmaPin(a);
   WgmmaPin(sums);
   WgmmaPin(others);
   WgmmaPin(fragment);
@@ -229,6 +230,9 @@ __global__ void __launch_bounds__(384, 1)
   out[ThreadIndex()] = in[ThreadIndex()];
 }
 
+__global__ void WgmmaSharedBF16N32Unit(const std::uint32_t* in, std::uint32_t* out) {
+  Multiply<BF16, 32, true>(in, out);
+}
 __global__ void WgmmaSharedBF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
   Multiply<BF16, 64, true>(in, out);
 }

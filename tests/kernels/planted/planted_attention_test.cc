@@ -1,8 +1,7 @@
 // Mistakes planted in copies of attention kernels. In the Hopper prefill kernel where it follows
 // windows, soft caps and sinks: what comes out is no longer what double precision says. In that of
 // one-byte pages and those of wide heads where parts of tiles change hands: the emulator ends the
-// process. Which text is which
-// mistake: CMakeLists.txt.
+// process. In that of latent rows both. Which text is which mistake: CMakeLists.txt.
 
 #include <gtest/gtest.h>
 
@@ -66,6 +65,25 @@ absl::Status LaunchPrefillSm90RowsBehindTheLastKey(const CudaContext& context,
                                                    const cuda::KvLayerMaps& maps,
                                                    std::uint32_t blocks);
 
+absl::Status LaunchLatentSm90TileNotArrived(const CudaContext& context, const LatentArgs& args,
+                                            const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90StageInUse(const CudaContext& context, const LatentArgs& args,
+                                        const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90ParityOfBefore(const CudaContext& context, const LatentArgs& args,
+                                            const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90WeightsNotFenced(const CudaContext& context, const LatentArgs& args,
+                                              const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90WeightsNotWhole(const CudaContext& context, const LatentArgs& args,
+                                             const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90MaximaNotWhole(const CudaContext& context, const LatentArgs& args,
+                                            const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90ValuesNotDone(const CudaContext& context, const LatentArgs& args,
+                                           const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90SpanNotReduced(const CudaContext& context, const LatentArgs& args,
+                                            const cuda::TmaTile& rows);
+absl::Status LaunchLatentSm90TailNotCleared(const CudaContext& context, const LatentArgs& args,
+                                            const cuda::TmaTile& rows);
+
 absl::Status LaunchDecodeWidePartNotWhole(const CudaContext& context, const TileArgs<BF16>& args,
                                           std::uint32_t blocks);
 absl::Status LaunchPrefillWidePartNotWhole(const CudaContext& context, const TileArgs<BF16>& args,
@@ -80,6 +98,8 @@ namespace {
 template <typename T>
 using Launch = absl::Status (*)(const CudaContext&, const attention::TileArgs<T>&,
                                 const cuda::KvLayerMaps&, std::uint32_t);
+using LatentLaunch = absl::Status (*)(const CudaContext&, const attention::LatentArgs&,
+                                      const cuda::TmaTile&);
 using WideLaunch = absl::Status (*)(const CudaContext&, const attention::TileArgs<BF16>&,
                                     std::uint32_t);
 
@@ -145,6 +165,40 @@ class PlantedAttentionTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return RelativeError(device.Read(), rig.Exact({rows}));
   }
+  // Of decode tokens behind two spans of latent rows, whose last tile is short, every launch
+  // checked. One block has both sequences, so that the ring goes on from one to the other.
+  static double LatentErrorOf(LatentLaunch launch) {
+    cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+    options.check = cuda_emulator::CheckedLaunches::kAll;
+    cuda_emulator::SetOptions(options);
+    const AttentionBackend cuda(1);
+    AttentionShape shape{16, 1, 176, 64, DType::kBF16, DType::kBF16, 0, true, 8};
+    shape.value_columns = 160;
+    const AttentionRig rig(shape, {1200, 90}, 3);
+    const std::vector<StepRows> step = {{0, 1199, 0, 1}, {1, 89, 0, 1}};
+    DeviceStep device(rig, cuda, step);
+    const absl::Status status =
+        device.Enqueue([&](const Backend& backend, const AttentionParams& params) {
+          return launch(*backend.cuda(),
+                        {.rows = std::get<KvView<BF16>>(*params.keys),
+                         .q = params.q.as<BF16>(),
+                         .out = params.out.as<BF16>(),
+                         .q_stride = params.q_stride,
+                         .out_stride = params.out_stride,
+                         .row_offsets = params.row_offsets,
+                         .partials = AttentionPlanAccess::Lists(*params.plan).partials,
+                         .max_partials = 1,
+                         .num_sms = 1,
+                         .batch_size = params.batch_size,
+                         .num_heads = params.num_heads,
+                         .block_rows = attention::kLatentBlockRowsSm90,
+                         .value_columns = params.value_columns,
+                         .scale_log2 = attention::ScoreScale(params)},
+                        params.maps->latent(params.layer));
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    return RelativeError(device.Read(), rig.Exact(step));
+  }
   static constexpr double kTolerance = 6e-3;
 };
 
@@ -197,6 +251,20 @@ TEST_F(PlantedAttentionTest, ScalesOfOneBytePages) {
 
 TEST_F(PlantedAttentionTest, RowsBehindTheLastKeyAreZeros) {
   EXPECT_GT(BytesErrorOf(attention::LaunchPrefillSm90RowsBehindTheLastKey<F8E4M3>), 0.02);
+}
+
+TEST_F(PlantedAttentionTest, LatentRows) {
+  EXPECT_LE(LatentErrorOf(attention::LaunchLatentSm90), kTolerance);
+  EXPECT_GT(LatentErrorOf(attention::LaunchLatentSm90SpanNotReduced), 0.02);
+  // Of what lies behind the last token nothing is a number.
+  EXPECT_FALSE(LatentErrorOf(attention::LaunchLatentSm90TailNotCleared) <= 0.02);
+  for (const LatentLaunch launch :
+       {attention::LaunchLatentSm90TileNotArrived, attention::LaunchLatentSm90StageInUse,
+        attention::LaunchLatentSm90ParityOfBefore, attention::LaunchLatentSm90WeightsNotFenced,
+        attention::LaunchLatentSm90WeightsNotWhole, attention::LaunchLatentSm90MaximaNotWhole,
+        attention::LaunchLatentSm90ValuesNotDone}) {
+    EXPECT_DEATH(LatentErrorOf(launch), "kernel attention latent sm_90a");
+  }
 }
 
 TEST_F(PlantedAttentionTest, PartsOfWideTiles) {

@@ -37,12 +37,13 @@ template <int kN>
 void WgmmaPin(float (&)[kN]) {}
 template <int kN>
 void WgmmaPin(std::uint32_t (&)[kN]) {}
+inline void WgmmaPin(std::uint64_t&) {}
 
 template <typename T, int kN, int kTransB = 0>
 void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
   constexpr bool kBF16 = kDTypeOf<T> == DType::kBF16;
   static_assert((kBF16 || kDTypeOf<T> == DType::kF16) &&
-                (kN == 64 || kN == 128 || (kBF16 && kN == 256)));
+                (kN == 64 || kN == 128 || (kBF16 && (kN == 32 || kN == 256))));
   cuda_emulator::IssueProduct(d, kN, kBF16, kTransB != 0, a, nullptr, b, accumulate);
 }
 
