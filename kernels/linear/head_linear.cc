@@ -33,14 +33,21 @@ absl::Status CheckShapes(const HeadLinearParams& params) {
                    params.y_head_stride, ", each must hold the heads"));
 }
 
+// Blocks along y that a launch may have are 65535; a tile has 128 rows.
+bool HasTiles(const HeadLinearParams& params) {
+  const auto address = reinterpret_cast<std::uintptr_t>(params.x.data());
+  return address % 16 == 0 && params.x_stride % 8 == 0 && params.x_head_stride % 8 == 0 &&
+         (params.num_rows + std::size_t{127}) / 128 * params.weights.size() <= 65535;
+}
+
 // Whether one launch computes many heads; in kFast, too: a library would need one for each head.
 bool IsOneLaunch(const HeadLinearParams& params) {
   const auto even = [](const void* p, std::int64_t stride, std::int64_t head_stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 4 == 0 && stride % 2 == 0 && head_stride % 2 == 0;
   };
   return params.x.dtype() == DType::kBF16 && params.y.dtype() == DType::kBF16 &&
-         params.num_rows <= kHeadLinearRows && params.weights[0]->n() % 16 == 0 &&
-         params.weights[0]->k() % 16 == 0 &&
+         (params.num_rows <= kHeadLinearRows || HasTiles(params)) &&
+         params.weights[0]->n() % 16 == 0 && params.weights[0]->k() % 16 == 0 &&
          even(params.x.data(), params.x_stride, params.x_head_stride) &&
          std::all_of(params.weights.begin(), params.weights.end(), [](const PackedLinear* w) {
            return w->format() == WeightFormat::kPlain && w->dtype() == DType::kBF16;

@@ -14,6 +14,7 @@
 namespace quire::kernels {
 
 inline constexpr std::uint32_t kMaxHeadsALaunch = 128;
+// Rows of the kernel for few; more run in another, in tiles.
 inline constexpr std::uint32_t kHeadLinearRows = 64;
 
 struct HeadLinearParams {
@@ -31,8 +32,9 @@ struct HeadLinearParams {
 // y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head (in kFast those of
 // Linear without a library where it is one launch). Returns
 // INVALID_ARGUMENT also for matrices of several shapes, too many, or strides that do not hold the
-// heads. On a GPU this is one launch where x, y and plain weights are bf16, N and K are multiples
-// of 16 and rows are few (kHeadLinearRows); otherwise every head is a Linear.
+// heads. On a GPU this is one launch where x, y and plain weights are bf16 and N and K multiples
+// of 16, beyond kHeadLinearRows rows also the rows of every head of x aligned to 16 bytes;
+// otherwise every head is a Linear.
 absl::Status HeadLinear(const Backend& backend, const HeadLinearParams& params);
 
 namespace internal {

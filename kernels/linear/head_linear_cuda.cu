@@ -3,15 +3,19 @@
 // in the order of linear_reduction.h, so that its bits are those of linear_cuda.cu. Fragments
 // come straight from global memory: a weight is read once by one warp, in whole sectors, and a
 // launch saved is worth more than a pipeline. Bound by the bytes of the weights.
+//
+// More rows run in the tiles of linear_cuda.cu, those of all heads in one launch.
 
 #include <cstdint>
 
+#include "base/status.h"
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/thread.cuh"
 #include "kernels/linear/head_linear.h"
 #include "kernels/linear/linear_reduction.h"
+#include "kernels/linear/linear_tile.cuh"
 
 namespace quire::kernels {
 namespace {
@@ -90,11 +94,60 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+constexpr std::uint32_t kTileRows = 128;
+
+struct HeadTileArgs {
+  linear_tile::LinearArgs linear;  // of every head, x and y those of the first
+  const BF16* weights[kMaxHeadsALaunch];
+  std::int64_t x_head_stride;
+  std::int64_t y_head_stride;
+  std::uint32_t row_tiles;
+};
+
+// A block has 128 rows of one head, neighbours the same rows and matrix. It adds all sub-ranges of
+// K itself: there are heads enough for all multiprocessors.
+__global__ void __launch_bounds__(linear_tile::kThreads, 1)
+    HeadTileKernel(const __grid_constant__ HeadTileArgs args) {
+  cuda::DependencyLaunch();
+  const std::uint32_t head = cuda::BlockY() / args.row_tiles;
+  linear_tile::LinearArgs own = args.linear;
+  own.w = reinterpret_cast<const std::byte*>(args.weights[head]);
+  own.x += head * args.x_head_stride;
+  own.y = static_cast<BF16*>(own.y) + head * args.y_head_stride;
+  linear_tile::Work work = linear_tile::WorkOf<kTileRows>(own);
+  work.m0 = cuda::BlockY() % args.row_tiles * kTileRows;
+  linear_tile::Multiply<WeightFormat::kPlain, kTileRows, true>(own, work, linear_tile::SameRow());
+}
+
+absl::Status LaunchTiles(const CudaContext& context, const HeadLinearParams& params) {
+  HeadTileArgs args{};
+  QUIRE_ASSIGN_OR_RETURN(args.linear, linear_tile::ArgsOf(*params.weights[0], params.x,
+                                                          params.x_stride, params.num_rows));
+  args.linear.y = params.y.data();
+  args.linear.y_stride = params.y_stride;
+  args.linear.y_is_bf16 = true;
+  for (std::size_t h = 0; h < params.weights.size(); ++h) {
+    args.weights[h] = static_cast<const BF16*>(params.weights[h]->data());
+  }
+  args.x_head_stride = params.x_head_stride;
+  args.y_head_stride = params.y_head_stride;
+  args.row_tiles = (params.num_rows + kTileRows - 1) / kTileRows;
+  return cuda::Launch(
+      context, "head_linear", HeadTileKernel,
+      {.blocks_x = cuda::LinearTilesN(args.linear.n),
+       .blocks_y = static_cast<std::uint32_t>(params.weights.size()) * args.row_tiles,
+       .threads = linear_tile::kThreads,
+       .shared_bytes = linear_tile::Shape<WeightFormat::kPlain, kTileRows>::kSharedBytes,
+       .programmatic = true},
+      args);
+}
+
 }  // namespace
 
 namespace internal {
 
 absl::Status HeadLinearCuda(const CudaContext& context, const HeadLinearParams& params) {
+  if (params.num_rows > kHeadLinearRows) return LaunchTiles(context, params);
   const std::uint32_t n = params.weights[0]->n();
   const std::uint32_t k = params.weights[0]->k();
   HeadLinearArgs args{.weights = {},

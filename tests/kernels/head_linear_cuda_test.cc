@@ -53,7 +53,11 @@ INSTANTIATE_TEST_SUITE_P(
     Shapes, HeadLinearCudaTest,
     testing::Values(HeadsCase{3, 512, 128, 5, true}, HeadsCase{2, 128, 512, 64, true},
                     HeadsCase{128, 32, 32, 1, true}, HeadsCase{2, 80, 48, 9, true},
-                    HeadsCase{2, 64, 32, 65, false}, HeadsCase{2, 24, 16, 3, false}));
+                    HeadsCase{2, 64, 32, 65, true}, HeadsCase{5, 512, 128, 200, true},
+                    // Two sub-ranges of K; one row of a second tile.
+                    HeadsCase{3, 128, 512, 129, true}, HeadsCase{128, 16, 16, 70, true},
+                    HeadsCase{2, 208, 80, 128, true}, HeadsCase{2, 24, 16, 3, false},
+                    HeadsCase{2, 24, 16, 70, false}));
 
 TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
   const HeadsCase& c = GetParam();

@@ -267,8 +267,14 @@ BENCHMARK(Run<HeadProducts>)
     ->Args({16, 512, 128, 1})
     ->Args({16, 128, 512, 1})
     ->Args({16, 128, 512, 64})
+    ->Args({16, 512, 128, 4096})
+    ->Args({16, 128, 512, 4096})
     ->UseManualTime();
-BENCHMARK(Run<HeadProducts>)->Name("BM_HeadLinear/tiny")->Args({2, 32, 16, 3})->UseManualTime();
+BENCHMARK(Run<HeadProducts>)
+    ->Name("BM_HeadLinear/tiny")
+    ->Args({2, 32, 16, 3})
+    ->Args({2, 32, 16, 70})
+    ->UseManualTime();
 
 // Where groups begin when `rows` rows are spread over them evenly, the first row in group `first`.
 std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
