@@ -129,7 +129,8 @@ struct Consumer {
       : shared(memory),
         group(cuda::Warp() / 4),
         row(cuda::Warp() % 4 * 16 + cuda::Lane() / 4),
-        scale_log2(args.scale_log2) {}
+        scale_log2(args.scale_log2),
+        o{} {}
 
   // Queries to shared memory; rows and columns that do not exist are zeros. The item before ended
   // with a barrier behind its last product.
@@ -160,8 +161,6 @@ struct Consumer {
       max[half] = kNoPromptLogprob;
       sum[half] = 0;
     }
-#pragma unroll
-    for (std::uint32_t i = 0; i < kGroupValues / 2; ++i) o[i] = 0;
   }
 
   // Tokens from `valid` on become zeros: a page may hold another sequence's old bytes there, and
@@ -261,8 +260,9 @@ struct Consumer {
       o[i] = cuda::Mul(o[i], factor[i / 2 % 2]);
     }
   }
-  // o += P V of this group's columns.
-  __device__ __forceinline__ void AddValues() {
+  // o += P V of this group's columns, without what was there before the span: zeros would be 128
+  // selects in every tile.
+  __device__ __forceinline__ void AddValues(bool starts_span) {
     std::uint64_t a = cuda::WgmmaDescriptor(shared.weights, 0, 1024, cuda::SharedSwizzle::k128B);
     std::uint64_t b =
         cuda::WgmmaDescriptor(shared.tiles[turn.stage] + group * (kGroupValues / 64) * kSlabBytes,
@@ -273,7 +273,8 @@ struct Consumer {
     cuda::WgmmaFence();
 #pragma unroll
     for (std::uint32_t k = 0; k < kTile / 16; ++k) {
-      cuda::WgmmaShared<BF16, kGroupValues, 1>(o, a + k * 32 / 16, b + k * (16 * 128) / 16, true);
+      cuda::WgmmaShared<BF16, kGroupValues, 1>(o, a + k * 32 / 16, b + k * (16 * 128) / 16,
+                                               k > 0 || !starts_span);
     }
     cuda::WgmmaCommit();
     cuda::WgmmaWait<0>();
@@ -281,6 +282,8 @@ struct Consumer {
   }
   __device__ __forceinline__ void Tile(std::uint32_t first_token, std::uint32_t keys_end,
                                        std::uint32_t first_position) {
+    const bool starts_span = first_token % kLatentSpan == 0;
+    if (starts_span) StartSpan();
     cuda::BarrierWait(&shared.full[turn.stage], turn.parity);
     if (keys_end - first_token < kTile) ClearTail(keys_end - first_token);
     Scores();
@@ -289,7 +292,7 @@ struct Consumer {
     Weigh();
     Rescale();
     SyncConsumers();
-    AddValues();
+    AddValues(starts_span);
     if (cuda::Lane() == 0) cuda::BarrierArrive(&shared.empty[turn.stage]);
     turn.Advance();
   }
@@ -395,7 +398,6 @@ struct Consumer {
     const std::uint32_t first_position = rows.Position(0);
     Start(rows);
     for (std::uint32_t tile = tiles.first; tile < tiles.end; ++tile) {
-      if (tile % tiles.kPerSpan == 0) StartSpan();
       Tile(tile * kTile, tiles.keys_end, first_position);
       if (!tiles.EndsSpan(tile)) continue;
       State span[2];
