@@ -222,66 +222,73 @@ TEST(AttentionSm90Test, OtherRowsRunInThePortableKernels) {
   EXPECT_TRUE(SameBits(out, AttentionRig(shape, {92}, 3).Run(cuda, step)));
 }
 
+// Of three layers.
+std::unique_ptr<cuda::KvTensorMaps> CreateMaps(std::int32_t capability, std::uint32_t head_size,
+                                               DType dtype, std::uint32_t granularity = 0,
+                                               std::uint32_t num_heads = 2) {
+  cache::KvGeometry geometry;
+  geometry.num_blocks = 4;
+  geometry.num_layers = 3;
+  geometry.page_size = 16;
+  geometry.num_heads = num_heads;
+  geometry.head_size = head_size;
+  geometry.dtype = dtype;
+  if (DTypeSize(dtype) == 1) {
+    geometry.scale_dtype = DType::kF32;
+    geometry.granularity = granularity != 0 ? granularity : head_size;
+  }
+  alignas(256) static std::byte memory[256];
+  alignas(256) static std::byte scales[256];
+  alignas(32) static std::uint32_t table[64] = {};
+  auto collection = MakeKvCollection(geometry, memory, {table, table, 24, 1, 1, 16, 0},
+                                     geometry.quantized() ? scales : nullptr);
+  EXPECT_TRUE(collection.ok()) << collection.status();
+  Device device = *OpenCudaDevice(0);
+  device.compute_capability = capability;
+  auto maps = cuda::KvTensorMaps::Create(device, *collection);
+  EXPECT_TRUE(maps.ok()) << maps.status();
+  return *std::move(maps);
+}
+
 TEST(KvTensorMapsTest, OnlyWhereAKernelReadsThem) {
   const AttentionBackend cuda;
-  const auto create = [](std::int32_t capability, std::uint32_t head_size, DType dtype,
-                         std::uint32_t granularity = 0, std::uint32_t num_heads = 2) {
-    cache::KvGeometry geometry;
-    geometry.num_blocks = 4;
-    geometry.num_layers = 3;
-    geometry.page_size = 16;
-    geometry.num_heads = num_heads;
-    geometry.head_size = head_size;
-    geometry.dtype = dtype;
-    if (DTypeSize(dtype) == 1) {
-      geometry.scale_dtype = DType::kF32;
-      geometry.granularity = granularity != 0 ? granularity : head_size;
-    }
-    alignas(256) static std::byte memory[256];
-    alignas(256) static std::byte scales[256];
-    alignas(32) static std::uint32_t table[64] = {};
-    auto collection = MakeKvCollection(geometry, memory, {table, table, 24, 1, 1, 16, 0},
-                                       geometry.quantized() ? scales : nullptr);
-    EXPECT_TRUE(collection.ok()) << collection.status();
-    Device device = *OpenCudaDevice(0);
-    device.compute_capability = capability;
-    auto maps = cuda::KvTensorMaps::Create(device, *collection);
-    EXPECT_TRUE(maps.ok()) << maps.status();
-    return *std::move(maps);
-  };
-  const auto maps = create(90, 64, DType::kBF16);
+  const auto maps = CreateMaps(90, 64, DType::kBF16);
   ASSERT_NE(maps, nullptr);
   EXPECT_EQ(maps->num_layers(), 3u);
   EXPECT_EQ(maps->layer(2).keys.bytes, 64 * 64 * 2);
   EXPECT_EQ(maps->layer(0).values.box_bytes, 16 * 64 * 2);
   EXPECT_NE(std::memcmp(&maps->layer(0).keys, &maps->layer(0).values, sizeof(cuda::TmaTile)), 0);
-  EXPECT_NE(create(90, 128, DType::kF16), nullptr);
-  EXPECT_EQ(create(80, 64, DType::kBF16), nullptr);
-  EXPECT_EQ(create(100, 64, DType::kBF16), nullptr);
-  EXPECT_EQ(create(90, 32, DType::kBF16), nullptr);
-  EXPECT_EQ(create(90, 256, DType::kBF16), nullptr);
-  EXPECT_EQ(create(90, 64, DType::kF32), nullptr);
+  EXPECT_NE(CreateMaps(90, 128, DType::kF16), nullptr);
+  EXPECT_EQ(CreateMaps(80, 64, DType::kBF16), nullptr);
+  EXPECT_EQ(CreateMaps(100, 64, DType::kBF16), nullptr);
+  EXPECT_EQ(CreateMaps(90, 32, DType::kBF16), nullptr);
+  EXPECT_EQ(CreateMaps(90, 256, DType::kBF16), nullptr);
+  EXPECT_EQ(CreateMaps(90, 64, DType::kF32), nullptr);
 
   for (const DType bytes : {DType::kF8E4M3, DType::kI8}) {
-    const auto narrow = create(90, 80, bytes);
+    const auto narrow = CreateMaps(90, 80, bytes);
     ASSERT_NE(narrow, nullptr);
     EXPECT_EQ(narrow->layer(2).keys.bytes, 64 * 128);
     EXPECT_EQ(narrow->layer(0).values.box_bytes, 16 * 128);
-    EXPECT_EQ(create(90, 64, bytes, 16), nullptr);
-    EXPECT_EQ(create(90, 72, bytes), nullptr);
-    EXPECT_EQ(create(90, 144, bytes), nullptr);
-    EXPECT_EQ(create(89, 64, bytes), nullptr);
+    EXPECT_EQ(CreateMaps(90, 64, bytes, 16), nullptr);
+    EXPECT_EQ(CreateMaps(90, 72, bytes), nullptr);
+    EXPECT_EQ(CreateMaps(90, 144, bytes), nullptr);
+    EXPECT_EQ(CreateMaps(89, 64, bytes), nullptr);
   }
-  // Latent rows, two layers to one of the collection.
-  const auto latent = create(90, 576, DType::kBF16, 0, 1);
+}
+
+// Two layers to one of the collection.
+TEST(KvTensorMapsTest, OfLatentRows) {
+  const AttentionBackend cuda;
+  const auto latent = CreateMaps(90, 576, DType::kBF16, 0, 1);
   ASSERT_NE(latent, nullptr);
   EXPECT_EQ(&latent->latent(4), &latent->layer(2).keys);
   EXPECT_EQ(&latent->latent(5), &latent->layer(2).values);
   EXPECT_EQ(latent->latent(0).box_bytes, 16 * 64 * 2);
-  EXPECT_EQ(create(80, 576, DType::kBF16, 0, 1), nullptr);
-  EXPECT_EQ(create(90, 584, DType::kBF16, 0, 1), nullptr);
-  EXPECT_EQ(create(90, 592, DType::kBF16, 0, 1), nullptr);
-  EXPECT_EQ(create(90, 576, DType::kF16, 0, 1), nullptr);
+  EXPECT_EQ(CreateMaps(80, 576, DType::kBF16, 0, 1), nullptr);
+  EXPECT_EQ(CreateMaps(90, 584, DType::kBF16, 0, 1), nullptr);
+  EXPECT_EQ(CreateMaps(90, 592, DType::kBF16, 0, 1), nullptr);
+  EXPECT_EQ(CreateMaps(90, 576, DType::kF16, 0, 1), nullptr);
 }
 
 }  // namespace
