@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "tests/cuda_emulator/random.h"
 #include "tests/cuda_emulator/vector_clock.h"
 
@@ -48,7 +49,7 @@ struct KernelLaunch {
 // A product of a warpgroup that was issued and not waited for (warpgroup.h).
 struct PendingProduct {
   std::uint32_t columns = 0;
-  bool is_bf16 = false;
+  DType type = DType::kInvalid;  // of A and B
   bool transposed_b = false;
   bool a_in_registers = false;
   bool accumulate = false;

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "base/dtype.h"
@@ -395,6 +396,44 @@ TEST_F(WarpgroupTest, MatchesDoublePrecision) {
   Check<BF16, 256, 0, Operands::kShared>();
   Check<BF16, 128, 0, Operands::kRegisters>();
   Check<F16, 128, 1, Operands::kRegisters>();
+}
+
+// d += 32 products of a[0] and b[0], in every element.
+__global__ void MultiplyCodes(std::uint32_t a, std::uint32_t b, float* d) {
+  auto* const tile = reinterpret_cast<std::uint8_t*>(SharedMemory());
+  for (std::uint32_t i = ThreadIndex(); i < 2 * 64 * 128; i += 128) {
+    tile[i] = static_cast<std::uint8_t>(i < 64 * 128 ? a : b);
+  }
+  FenceAsyncShared();
+  SyncBlock();
+  float sums[32];
+  for (float& sum : sums) sum = *d;
+  WgmmaFence();
+  WgmmaE4M3<64>(sums, WgmmaDescriptor(tile, 0, 1024, SharedSwizzle::k128B),
+                WgmmaDescriptor(tile + 64 * 128, 0, 1024, SharedSwizzle::k128B), true);
+  WgmmaCommit();
+  WgmmaWait<0>();
+  SyncBlock();
+  if (ThreadIndex() == 77) *d = sums[13];
+}
+
+// Addends that reach below 2^-13 of the largest are cut.
+TEST_F(WarpgroupTest, SumsOfE4M3KeepThirteenBitsOfTheLargestAddend) {
+  const auto run = [this](float a, float b, float d) {
+    const DeviceArray<float> sum(std::vector<float>{d});
+    Run(MultiplyCodes, {.threads = 128, .shared_bytes = kSharedAlignment + 2 * 64 * 128},
+        std::uint32_t{F8E4M3::FromFloat(a).bits}, std::uint32_t{F8E4M3::FromFloat(b).bits},
+        sum.data());
+    return sum[0];
+  };
+  EXPECT_EQ(run(1, 1, 0), 32.0f);
+  EXPECT_EQ(run(-1.5f, 0.5f, 3), -21.0f);
+  EXPECT_EQ(run(448, 448, 0), 32.0f * 448 * 448);
+  EXPECT_EQ(run(1, 1, 8192), 8224.0f);
+  EXPECT_EQ(run(1, 1, 16384), 16384.0f);
+  EXPECT_EQ(run(1.25f, 1, 8192), 8224.0f);
+  EXPECT_EQ(run(-1.25f, 1, -8193.5f), -8224.0f - 1);
+  EXPECT_TRUE(std::isnan(run(std::numeric_limits<float>::quiet_NaN(), 0, 0)));
 }
 
 __global__ void Unordered(std::uint32_t how) {

@@ -1,6 +1,7 @@
 #include "tests/cuda_emulator/warpgroup.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -18,7 +19,8 @@ namespace {
 
 constexpr std::uint32_t kGroupThreads = 128;
 constexpr std::uint32_t kRows = 64;
-constexpr std::uint32_t kDepth = 16;
+constexpr std::uint32_t kDepthBytes = 32;  // of K, of one instruction
+constexpr std::uint32_t kMaxDepth = 32;
 constexpr char kWaits[] = "WgmmaWait of the warpgroup of thread";
 
 // The fields of a 64-bit matrix descriptor.
@@ -48,28 +50,39 @@ Descriptor Decode(std::uint64_t bits) {
   return d;
 }
 
-// The 16-bit element at `mn` along M or N and `k`. Canonical layouts in bytes, before the swizzle:
+std::uint32_t SizeOf(DType type) {
+  return type == DType::kF8E4M3 ? 1 : 2;
+}
+std::uint32_t DepthOf(DType type) {
+  return kDepthBytes / SizeOf(type);
+}
+
+// The element at `mn` along M or N and `k`; MN-major is for elements of 16 bits. Canonical layouts
+// in bytes, before the swizzle:
 //   K-major    row mn % 8 of a pattern, patterns stride_bytes apart; k along the row
 //   MN-major   row k % 8 of a pattern, patterns stride_bytes apart; mn along the row, the next rows
 //              leading_bytes on
-std::uint32_t ElementAddress(const Descriptor& d, bool mn_major, std::uint32_t mn,
-                             std::uint32_t k) {
+std::uint32_t ElementAddress(const Descriptor& d, bool mn_major, std::uint32_t size,
+                             std::uint32_t mn, std::uint32_t k) {
   std::uint32_t at = d.start;
   if (mn_major) {
     const std::uint32_t per_row = d.row_bytes / 2;
     at += (k % 8) * d.row_bytes + (k / 8) * d.stride_bytes + (mn % per_row) * 2 +
           (mn / per_row) * d.leading_bytes;
   } else {
-    at += (mn % 8) * d.row_bytes + (mn / 8) * d.stride_bytes + k * 2;
+    at += (mn % 8) * d.row_bytes + (mn / 8) * d.stride_bytes + k * size;
   }
   return at ^ (at >> 7 & (d.row_bytes / 16 - 1)) << 4;
 }
 
-std::uint16_t Element(const Descriptor& d, bool mn_major, std::uint32_t mn, std::uint32_t k) {
+float Element(const Descriptor& d, DType type, bool mn_major, std::uint32_t mn, std::uint32_t k) {
+  const std::uint32_t size = SizeOf(type);
+  const std::byte* const at =
+      SharedPointer(ElementAddress(d, mn_major, size, mn, k), size, size, "wgmma");
+  if (type == DType::kF8E4M3) return F8E4M3{static_cast<std::uint8_t>(*at)}.ToFloat();
   std::uint16_t bits;
-  std::memcpy(&bits, SharedPointer(ElementAddress(d, mn_major, mn, k), 2, 2, "wgmma"),
-              sizeof(bits));
-  return bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return Element16(bits, type == DType::kBF16);
 }
 
 std::uint32_t FirstThread() {
@@ -78,13 +91,15 @@ std::uint32_t FirstThread() {
   return first;
 }
 
-void GatherA(const PendingProduct* const* products, float (*a)[kDepth]) {
+// a[m * depth + k].
+void GatherA(const PendingProduct* const* products, float* a) {
   const PendingProduct& first = *products[0];
+  const std::uint32_t depth = DepthOf(first.type);
   if (!first.a_in_registers) {
     const Descriptor d = Decode(first.a);
     for (std::uint32_t m = 0; m < kRows; ++m) {
-      for (std::uint32_t k = 0; k < kDepth; ++k) {
-        a[m][k] = Element16(Element(d, /*mn_major=*/false, m, k), first.is_bf16);
+      for (std::uint32_t k = 0; k < depth; ++k) {
+        a[m * depth + k] = Element(d, first.type, /*mn_major=*/false, m, k);
       }
     }
     return;
@@ -95,7 +110,7 @@ void GatherA(const PendingProduct* const* products, float (*a)[kDepth]) {
       const std::uint32_t k = 2 * (t % 4) + i / 4 * 8 + i % 2;
       const auto bits =
           static_cast<std::uint16_t>(products[t]->a_registers[i / 2] >> (16 * (i % 2)));
-      a[row][k] = Element16(bits, first.is_bf16);
+      a[row * depth + k] = Element16(bits, first.type == DType::kBF16);
     }
   }
 }
@@ -108,14 +123,22 @@ std::uint32_t ColumnOf(std::uint32_t t, std::uint32_t i) {
   return i / 4 * 8 + 2 * (t % 4) + i % 2;
 }
 
-// Bytes of 16 that hold 8 elements each of one operand, `rows` along M or N.
-void CheckOperand(const Thread& thread, std::uint64_t descriptor, bool mn_major, std::uint32_t rows,
-                  const void* code) {
-  const Descriptor d = Decode(descriptor);
-  const std::uint32_t step = mn_major ? 8 : 1;
-  for (std::uint32_t mn = 0; mn < rows; mn += step) {
-    for (std::uint32_t k = 0; k < kDepth; k += mn_major ? 1 : 8) {
-      CheckShared(thread, ElementAddress(d, mn_major, mn, k), 16, Access::kAsyncRead, code);
+struct CheckedOperand {
+  std::uint64_t descriptor;
+  DType type;
+  bool mn_major;
+  std::uint32_t rows;  // along M or N
+};
+
+// Pieces of 16 bytes.
+void CheckOperand(const Thread& thread, const CheckedOperand& operand, const void* code) {
+  const Descriptor d = Decode(operand.descriptor);
+  const std::uint32_t size = SizeOf(operand.type);
+  const std::uint32_t step = operand.mn_major ? 16 / size : 1;
+  for (std::uint32_t mn = 0; mn < operand.rows; mn += step) {
+    for (std::uint32_t k = 0; k < DepthOf(operand.type); k += operand.mn_major ? 1 : 16 / size) {
+      CheckShared(thread, ElementAddress(d, operand.mn_major, size, mn, k), 16, Access::kAsyncRead,
+                  code);
     }
   }
 }
@@ -125,13 +148,14 @@ void CheckOperand(const Thread& thread, std::uint64_t descriptor, bool mn_major,
 void CheckOperands(const Thread& thread, const PendingProduct& product) {
   if (!is_checking || thread.lane != 0) return;
   if (!product.a_in_registers) {
-    CheckOperand(thread, product.a, /*mn_major=*/false, kRows, product.code);
+    CheckOperand(thread, {product.a, product.type, /*mn_major=*/false, kRows}, product.code);
   }
-  CheckOperand(thread, product.b, product.transposed_b, product.columns, product.code);
+  CheckOperand(thread, {product.b, product.type, product.transposed_b, product.columns},
+               product.code);
 }
 
 void CheckSame(const PendingProduct& a, const PendingProduct& b) {
-  if (a.columns == b.columns && a.is_bf16 == b.is_bf16 && a.transposed_b == b.transposed_b &&
+  if (a.columns == b.columns && a.type == b.type && a.transposed_b == b.transposed_b &&
       a.a_in_registers == b.a_in_registers && a.accumulate == b.accumulate && a.b == b.b &&
       (a.a_in_registers || a.a == b.a)) {
     return;
@@ -139,20 +163,58 @@ void CheckSame(const PendingProduct& a, const PendingProduct& b) {
   Fatal("threads of one warpgroup issued different wgmma products");
 }
 
+// x without what is below `unit`, a power of two.
+double Cut(double x, double unit) {
+  return std::trunc(x / unit) * unit;
+}
+// The last bit that a sum with a largest addend of x keeps.
+double UnitOf(double x) {
+  constexpr int kFraction = 13;
+  return std::ldexp(1, std::ilogb(x) - kFraction);
+}
+
+// One sum of e4m3 products; `b` is `columns` apart.
+double AddE4M3(double sum, const float* a, const double* b, std::uint32_t columns) {
+  double addends[kMaxDepth + 1] = {sum};
+  double largest = std::fabs(sum);
+  bool is_finite = std::isfinite(sum);
+  for (std::uint32_t k = 0; k < kMaxDepth; ++k) {
+    const double addend = double{a[k]} * b[k * columns];
+    addends[k + 1] = addend;
+    is_finite &= std::isfinite(addend);
+    largest = std::max(largest, std::fabs(addend));
+  }
+  if (!is_finite) return std::numeric_limits<double>::quiet_NaN();
+  if (largest == 0) return 0;
+  const double unit = UnitOf(largest);
+  double total = 0;
+  for (const double addend : addends) total += Cut(addend, unit);
+  return total == 0 ? 0 : Cut(total, UnitOf(total));
+}
+
 // products[t] of the 128 threads; `sums` [64][columns] holds the accumulators.
 void Multiply(const PendingProduct* const* products, double* sums) {
   const PendingProduct& first = *products[0];
   const std::uint32_t n = first.columns;
-  static float a[kRows][kDepth];
-  static double b[kDepth * 256];
+  const std::uint32_t depth = DepthOf(first.type);
+  static float a[kRows * kMaxDepth];
+  static double b[kMaxDepth * 256];
   GatherA(products, a);
   const Descriptor d = Decode(first.b);
-  for (std::uint32_t k = 0; k < kDepth; ++k) {
+  for (std::uint32_t k = 0; k < depth; ++k) {
     for (std::uint32_t c = 0; c < n; ++c) {
-      b[k * n + c] = Element16(Element(d, first.transposed_b, c, k), first.is_bf16);
+      b[k * n + c] = Element(d, first.type, first.transposed_b, c, k);
     }
   }
-  AddProduct(sums, a[0], b, kRows, n);
+  if (first.type != DType::kF8E4M3) {
+    AddProduct(sums, a, b, kRows, n);
+    return;
+  }
+  for (std::uint32_t m = 0; m < kRows; ++m) {
+    for (std::uint32_t c = 0; c < n; ++c) {
+      sums[m * n + c] = AddE4M3(sums[m * n + c], a + m * depth, b + c, n);
+    }
+  }
 }
 
 // Computes product `index` of every thread of the group. A product that is the first on its
@@ -213,16 +275,20 @@ std::size_t CountDone(const Thread& thread, std::uint32_t pending) {
 
 }  // namespace
 
-void IssueProduct(float* d, std::uint32_t columns, bool is_bf16, bool transposed_b, std::uint64_t a,
-                  const std::uint32_t* a_registers, std::uint64_t b, bool accumulate) {
+void IssueProduct(float* d, const ProductShape& shape, std::uint64_t a,
+                  const std::uint32_t* a_registers, std::uint64_t b) {
   Thread& self = *current_thread;
   FirstThread();
+  const std::uint32_t columns = shape.columns;
+  if (shape.type == DType::kF8E4M3 && (shape.transposed_b || a_registers != nullptr)) {
+    Fatal("a wgmma product of e4m3 with B transposed or A in registers is not emulated");
+  }
   if (!self.product_fence) Fatal("a wgmma product without WgmmaFence after the last WgmmaWait");
   PendingProduct product{.columns = columns,
-                         .is_bf16 = is_bf16,
-                         .transposed_b = transposed_b,
+                         .type = shape.type,
+                         .transposed_b = shape.transposed_b,
                          .a_in_registers = a_registers != nullptr,
-                         .accumulate = accumulate,
+                         .accumulate = shape.accumulate,
                          .a = a,
                          .b = b,
                          .a_registers = {},

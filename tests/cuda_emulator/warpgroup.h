@@ -6,11 +6,24 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
+
 namespace quire::cuda_emulator {
 
-// Columns 8 .. 256. `a_registers` is null when A lies in shared memory, at descriptor `a`.
-void IssueProduct(float* d, std::uint32_t columns, bool is_bf16, bool transposed_b, std::uint64_t a,
-                  const std::uint32_t* a_registers, std::uint64_t b, bool accumulate);
+// A and B of one type. An instruction multiplies 32 bytes of K: 16 of bf16 or f16, 32 of e4m3.
+// Sums of 16-bit values are those of matrix.h. Of e4m3 a device keeps fewer bits, which decides how
+// far sums may go before they are added up elsewhere; the model is made of what others report of
+// such GPUs (DeepSeek-V3: about 14 bits): d and the 32 products are cut, towards zero, at 2^-13 of
+// the power of two in the largest of them, then added exactly, and the sum is cut likewise.
+struct ProductShape {
+  std::uint32_t columns;  // 8 .. 256
+  DType type;
+  bool transposed_b;
+  bool accumulate;
+};
+// `a_registers` is null when A lies in shared memory, at descriptor `a`.
+void IssueProduct(float* d, const ProductShape& shape, std::uint64_t a,
+                  const std::uint32_t* a_registers, std::uint64_t b);
 void FenceProducts();
 void CommitProducts();
 // Computes all but the newest `pending` groups. All 128 threads of the warpgroup meet here.

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/dtype.h"
 #include "tests/cuda_emulator/async_copy.h"
 #include "tests/cuda_emulator/barrier.h"
 #include "tests/cuda_emulator/ptx/decode.h"
@@ -221,7 +222,7 @@ struct Product {
   Value a{};                         // its descriptor there
   Value b{};
   Value accumulate{};
-  bool is_bf16 = false;
+  DType type = DType::kInvalid;
   bool transposed_b = false;
 };
 
@@ -238,10 +239,13 @@ void Issue(Frame& frame, const Product& product) {
   }
   Load(frame, &fragment);
   frame.fragments.push_back(std::move(fragment));
-  IssueProduct(held.values.data(), static_cast<std::uint32_t>(2 * held.values.size()),
-               product.is_bf16, product.transposed_b, product.a.Read(frame),
-               product.a_registers.empty() ? nullptr : a, product.b.Read(frame),
-               product.accumulate.Read(frame) != 0);
+  IssueProduct(held.values.data(),
+               {.columns = static_cast<std::uint32_t>(2 * held.values.size()),
+                .type = product.type,
+                .transposed_b = product.transposed_b,
+                .accumulate = product.accumulate.Read(frame) != 0},
+               product.a.Read(frame), product.a_registers.empty() ? nullptr : a,
+               product.b.Read(frame));
   Store(frame);
 }
 
@@ -257,18 +261,23 @@ void Wait(Frame& frame, std::uint32_t pending) {
 }
 
 // wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 d, a, b, accumulate, scale of a, scale of
-// b, transposition of a (when that lies in shared memory), transposition of b
+// b, transposition of a (when that lies in shared memory), transposition of b; of e4m3 k32 and no
+// transpositions.
 Step DecodeProduct(Form* form) {
   form->Expect({"sync", "aligned"});
-  const std::size_t n = std::size_t{32}
-                        << form->TakeOneOf({"m64n32k16", "m64n64k16", "m64n128k16", "m64n256k16"});
+  const std::size_t shape = form->TakeOneOf(
+      {"m64n32k16", "m64n64k16", "m64n128k16", "m64n256k16", "m64n64k32", "m64n128k32"});
+  const bool is_fp8 = shape > 3;
+  const std::size_t n = std::size_t{32} << (is_fp8 ? shape - 3 : shape);
   form->Expect("f32");
-  const bool is_bf16 = form->TakeOneOf({"bf16", "f16"}) == 0;
-  form->Expect(is_bf16 ? "bf16" : "f16");
+  const bool is_bf16 = !is_fp8 && form->TakeOneOf({"bf16", "f16"}) == 0;
+  const char* const type = is_bf16 ? "bf16" : is_fp8 ? "e4m3" : "f16";
+  if (is_fp8) form->Expect(type);
+  form->Expect(type);
   Product product{.d = form->TakeRegisters(n / 2)};
-  product.is_bf16 = is_bf16;
+  product.type = is_bf16 ? DType::kBF16 : is_fp8 ? DType::kF8E4M3 : DType::kF16;
   const Operand* const a = form->Peek();
-  const bool in_registers = a != nullptr && a->kind == Operand::Kind::kVector;
+  const bool in_registers = !is_fp8 && a != nullptr && a->kind == Operand::Kind::kVector;
   if (in_registers) {
     product.a_registers = form->TakeValues({"b32", 32}, 4);
   } else {
@@ -280,6 +289,7 @@ Step DecodeProduct(Form* form) {
     const auto scale = static_cast<std::int64_t>(form->TakeConstant());
     if (scale != 1) form->Fail(absl::StrCat("a scale of ", scale, " for ", factor));
   }
+  if (is_fp8) return [product = std::move(product)](Frame& frame) { Issue(frame, product); };
   if (!in_registers && form->TakeConstant() != 0) form->Fail("A is transposed");
   const std::uint64_t transposed = form->TakeConstant();
   if (transposed > 1) form->Fail(absl::StrCat("a transposition of ", transposed, " for B"));

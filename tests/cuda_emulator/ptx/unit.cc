@@ -21,6 +21,7 @@ Plain LdMatrixX2TransUnit, MovMatrixUnit, MmaBF16Unit, MmaF16Unit, ArithmeticUni
 Plain FloatPairUnit, HalfPairUnit, E4M3Unit, BitsUnit, BarrierRingUnit, BulkLoadUnit, RegistersUnit;
 Plain WgmmaSharedBF16N32Unit, WgmmaSharedBF16N64Unit, WgmmaSharedBF16N128Unit,
     WgmmaSharedBF16N256Unit;
+Plain WgmmaE4M3N64Unit, WgmmaE4M3N128Unit;
 Plain WgmmaSharedF16N64Unit, WgmmaSharedF16N128Unit, WgmmaRegistersBF16N64Unit,
     WgmmaRegistersBF16N128Unit;
 Plain WgmmaRegistersF16N64Unit, WgmmaRegistersF16N128Unit;
@@ -115,6 +116,20 @@ Words WgmmaInput(std::mt19937& random) {
   for (int t = 0; t < 128; ++t) {
     for (std::size_t i = 0; i < kN / 2; ++i) words.push_back(NormalFloat(random));
     for (int i = 0; i < 4; ++i) words.push_back(NormalPair<T>(random));
+  }
+  return words;
+}
+
+// Four e4m3, of magnitudes from 2^-3 to 2.
+std::uint32_t FourE4M3(std::mt19937& random) {
+  return (static_cast<std::uint32_t>(random()) & 0x9f9f9f9fu) + 0x20202020u;
+}
+template <std::size_t kN>
+Words WgmmaE4M3Input(std::mt19937& random) {
+  Words words;
+  for (std::size_t i = 0; i < kTileRows<kN> * 32; ++i) words.push_back(FourE4M3(random));
+  for (int t = 0; t < 128; ++t) {
+    for (std::size_t i = 0; i < kN / 2 + 4; ++i) words.push_back(NormalFloat(random));
   }
   return words;
 }
@@ -466,12 +481,50 @@ Words WgmmaExpected(const Words& in) {
   return out;
 }
 
+template <std::size_t kN>
+Words WgmmaE4M3Expected(const Words& in) {
+  constexpr std::size_t kStride = kN / 2 + 4;
+  const std::uint32_t* const threads = in.data() + kTileRows<kN> * 32;
+  // Element k of a row of the tile under the 128-byte swizzle.
+  const auto element = [&in](std::size_t row, std::size_t k) {
+    const std::uint32_t word = in[row * 32 + ((k / 16) ^ (row % 8)) * 4 + k % 16 / 4];
+    return double{F8E4M3{static_cast<std::uint8_t>(word >> (8 * (k % 4)))}.ToFloat()};
+  };
+  Words out(128 * kN);
+  for (std::size_t m = 0; m < 64; ++m) {
+    for (std::size_t n = 0; n < kN; ++n) {
+      const std::size_t thread = m / 16 * 32 + m % 8 * 4 + n % 8 / 2;
+      const std::size_t i = n / 8 * 4 + m % 16 / 8 * 2 + n % 2;
+      double sum = ToDouble(threads[thread * kStride + i]);
+      double other = 0.0;
+      for (std::size_t k = 0; k < 64; ++k) {
+        sum += element(m, k) * element(64 + n, k);
+        other += element(m, 64 + k) * element(64 + n, 64 + k);
+      }
+      out[thread * kN + i] = FromDouble(sum);
+      out[thread * kN + kN / 2 + i] = FromDouble(other);
+    }
+  }
+  return out;
+}
+
 using kernels::cuda::LaunchShape;
 
 Unit Of(const char* name, Plain* twin, const LaunchShape& shape,
         Words (*make_input)(std::mt19937& random), Words (*expected)(const Words& in)) {
   return {
       .name = name, .shape = shape, .make_input = make_input, .twin = twin, .expected = expected};
+}
+// The sums keep about 14 bits of the largest addend.
+template <std::size_t kN>
+Unit WgmmaE4M3(const char* name, Plain* twin) {
+  Unit unit =
+      Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows<kN> * 128},
+         WgmmaE4M3Input<kN>, WgmmaE4M3Expected<kN>);
+  unit.is_float = true;
+  unit.tolerance = 33 * 0x1p-11f;
+  unit.hints = {"fence.proxy.async"};
+  return unit;
 }
 template <typename T, std::size_t kN, bool kShared>
 Unit Wgmma(const char* name, Plain* twin) {
@@ -578,6 +631,8 @@ std::vector<Unit> Sm90Units() {
       Wgmma<BF16, 64, true>("WgmmaSharedBF16N64Unit", WgmmaSharedBF16N64Unit),
       Wgmma<BF16, 128, true>("WgmmaSharedBF16N128Unit", WgmmaSharedBF16N128Unit),
       Wgmma<BF16, 256, true>("WgmmaSharedBF16N256Unit", WgmmaSharedBF16N256Unit),
+      WgmmaE4M3<64>("WgmmaE4M3N64Unit", WgmmaE4M3N64Unit),
+      WgmmaE4M3<128>("WgmmaE4M3N128Unit", WgmmaE4M3N128Unit),
       Wgmma<F16, 64, true>("WgmmaSharedF16N64Unit", WgmmaSharedF16N64Unit),
       Wgmma<F16, 128, true>("WgmmaSharedF16N128Unit", WgmmaSharedF16N128Unit),
       Wgmma<BF16, 64, false>("WgmmaRegistersBF16N64Unit", WgmmaRegistersBF16N64Unit),

@@ -119,6 +119,32 @@ __device__ void MultiplyInTurn(const std::uint32_t* in, std::uint32_t* out) {
   for (int i = 0; i < kN / 2; ++i) out[kN / 2 + i] = FloatBits(sums[i]);
 }
 
+// Of e4m3, whose B is K-major: two steps of K from sums that are added to, two from none.
+template <int kN>
+__device__ void MultiplyE4M3(const std::uint32_t* in, std::uint32_t* out) {
+  const auto [a, rows, columns] = LoadOperands<kN>(in);
+  float sums[kN / 2];
+  float others[kN / 2];
+  in += kTileWords<kN> + ThreadIndex() * (kN / 2 + 4);
+  for (int i = 0; i < kN / 2; ++i) sums[i] = others[i] = BitsFloat(in[i]);
+  WgmmaPin(sums);
+  WgmmaPin(others);
+  WgmmaFence();
+  WgmmaE4M3<kN>(sums, a, rows, true);
+  WgmmaE4M3<kN>(sums, a + 2, rows + 2, true);
+  WgmmaCommit();
+  WgmmaE4M3<kN>(others, a + 4, rows + 4, in[0] == 0x7fc00000u);
+  WgmmaE4M3<kN>(others, a + 6, rows + 6, true);
+  WgmmaCommit();
+  WgmmaWait<1>();
+  WgmmaPin(sums);
+  out += ThreadIndex() * kN;
+  for (int i = 0; i < kN / 2; ++i) out[i] = FloatBits(sums[i]);
+  WgmmaWait<0>();
+  WgmmaPin(others);
+  for (int i = 0; i < kN / 2; ++i) out[kN / 2 + i] = FloatBits(others[i]);
+}
+
 }  // namespace
 
 extern "C" {
@@ -247,6 +273,12 @@ __global__ void WgmmaSharedF16N64Unit(const std::uint32_t* in, std::uint32_t* ou
 }
 __global__ void WgmmaSharedF16N128Unit(const std::uint32_t* in, std::uint32_t* out) {
   Multiply<F16, 128, true>(in, out);
+}
+__global__ void WgmmaE4M3N64Unit(const std::uint32_t* in, std::uint32_t* out) {
+  MultiplyE4M3<64>(in, out);
+}
+__global__ void WgmmaE4M3N128Unit(const std::uint32_t* in, std::uint32_t* out) {
+  MultiplyE4M3<128>(in, out);
 }
 __global__ void WgmmaRegistersBF16N64Unit(const std::uint32_t* in, std::uint32_t* out) {
   Multiply<BF16, 64, false>(in, out);

@@ -41,18 +41,31 @@ inline void WgmmaPin(std::uint64_t&) {}
 
 template <typename T, int kN, int kTransB = 0>
 void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  constexpr bool kBF16 = kDTypeOf<T> == DType::kBF16;
-  static_assert((kBF16 || kDTypeOf<T> == DType::kF16) &&
+  constexpr DType kType = kDTypeOf<T>;
+  constexpr bool kBF16 = kType == DType::kBF16;
+  static_assert((kBF16 || kType == DType::kF16) &&
                 (kN == 64 || kN == 128 || (kBF16 && (kN == 32 || kN == 256))));
-  cuda_emulator::IssueProduct(d, kN, kBF16, kTransB != 0, a, nullptr, b, accumulate);
+  cuda_emulator::IssueProduct(
+      d, {.columns = kN, .type = kType, .transposed_b = kTransB != 0, .accumulate = accumulate}, a,
+      nullptr, b);
+}
+
+template <int kN>
+void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  static_assert(kN == 64 || kN == 128);
+  cuda_emulator::IssueProduct(
+      d, {.columns = kN, .type = DType::kF8E4M3, .transposed_b = false, .accumulate = accumulate},
+      a, nullptr, b);
 }
 
 template <typename T, int kN, int kTransB = 0>
 void WgmmaRegisters(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b,
                     bool accumulate) {
-  constexpr bool kBF16 = kDTypeOf<T> == DType::kBF16;
-  static_assert((kBF16 || kDTypeOf<T> == DType::kF16) && (kN == 64 || kN == 128));
-  cuda_emulator::IssueProduct(d, kN, kBF16, kTransB != 0, 0, a, b, accumulate);
+  constexpr DType kType = kDTypeOf<T>;
+  static_assert((kType == DType::kBF16 || kType == DType::kF16) && (kN == 64 || kN == 128));
+  cuda_emulator::IssueProduct(
+      d, {.columns = kN, .type = kType, .transposed_b = kTransB != 0, .accumulate = accumulate}, 0,
+      a, b);
 }
 
 }  // namespace quire::kernels::cuda
