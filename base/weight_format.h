@@ -41,6 +41,11 @@ struct QuantizedShape {
   // Groups are of inputs in an order of their own, which lies beside the weights: what is packed as
   // input j multiplies input order[j] of x.
   bool has_order = false;
+  // kFp8E4M3: rows of x are rounded to e4m3 before the product (kernels/linear/fp8_rows.h).
+  bool rounds_rows = false;
+  // With rounds_rows, on GPUs: Linear alone multiplies, with bf16 x only, so that the matrix may
+  // lie row by row where the device multiplies codes by codes.
+  bool by_rows = false;
 
   // One f32 scale per feature instead of scales per group.
   bool scale_per_feature() const {
@@ -70,6 +75,7 @@ struct Fp8Shape {
   std::uint32_t k;  // inputs
   // Inputs that share a scale: k, or a multiple of 4; the last group may be short.
   std::uint32_t group;
+  bool rounds_rows = false;  // as of QuantizedShape
 
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };

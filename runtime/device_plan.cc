@@ -58,6 +58,7 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
   request.determinism = DeterminismOf(options.device);
   request.load_mode = LoadModeOf(options.model);
   request.quantization = options.model.quantization;
+  request.fp8_activations = options.model.fp8_activations;
   request.runner = plan.runner;
   return request;
 }
@@ -242,6 +243,7 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
                                             .prefix_caching = options.pool.prefix_caching,
                                             .load_mode = LoadModeOf(options.model),
                                             .quantization = options.model.quantization,
+                                            .fp8_activations = options.model.fp8_activations,
                                             .runner = runner}));
   return plan;
 }

@@ -128,7 +128,8 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files, DeviceKind::kCpu));
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                          OpenHeaders(files, checked, options.load_mode));
-  const WeightTarget target{.quantization = options.quantization};
+  const WeightTarget target{.quantization = options.quantization,
+                            .fp8_activations = options.fp8_activations};
   QUIRE_ASSIGN_OR_RETURN(
       const WeightSlots slots,
       FindWeights(checked.spec, TensorNamesOf(checked.config), checkpoint, target));
@@ -167,8 +168,10 @@ absl::StatusOr<std::int64_t> DeviceWeightBytes(const formats::ModelFiles& files,
   const TensorNames& names = TensorNamesOf(checked.config);
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                          OpenHeaders(files, checked, options.load_mode));
-  const WeightTarget target{
-      .cuda = true, .activation = options.runner.activation, .quantization = options.quantization};
+  const WeightTarget target{.cuda = true,
+                            .activation = options.runner.activation,
+                            .quantization = options.quantization,
+                            .fp8_activations = options.fp8_activations};
   QUIRE_ASSIGN_OR_RETURN(const WeightSlots slots,
                          FindWeights(checked.spec, names, checkpoint, target));
   return WeightBytes(slots, target);

@@ -67,6 +67,7 @@ struct HostPlanOptions {
   bool prefix_caching = true;
   LoadMode load_mode = LoadMode::kReal;
   Quantization quantization = Quantization::kAuto;
+  bool fp8_activations = false;
   RunnerOptions runner;
 };
 
@@ -98,6 +99,7 @@ struct DevicePlanOptions {
   kernels::Determinism determinism = kernels::Determinism::kBatchInvariant;
   LoadMode load_mode = LoadMode::kReal;
   Quantization quantization = Quantization::kAuto;
+  bool fp8_activations = false;
   RunnerOptions runner;
 };
 

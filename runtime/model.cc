@@ -191,7 +191,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   const Checkpoint& checkpoint = divided ? *divided : whole;
   const WeightTarget target{.cuda = backend.cuda() != nullptr,
                             .activation = options.activation,
-                            .quantization = options.quantization};
+                            .quantization = options.quantization,
+                            .fp8_activations = options.fp8_activations};
   absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, names, checkpoint, target);
   if (!slots.ok()) {
     // Messages about a tensor begin with its file, those about an absent one with nothing.

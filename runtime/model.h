@@ -44,6 +44,8 @@ struct LoadOptions {
   DType activation = DType::kF32;
   // How matrices are held.
   Quantization quantization = Quantization::kAuto;
+  // Rows that meet weights held as fp8_e4m3 are rounded to e4m3 with a scale a row.
+  bool fp8_activations = false;
   // Where packed weights are kept between starts; empty: nowhere. The CPU's only.
   std::string packed_dir = {};
   // Refuses, before anything is loaded, a model whose weights take more than this. 0: no limit.

@@ -226,6 +226,7 @@ absl::Status ModelStack::LoadWeights(const RuntimeOptions& options,
                                            {.mode = LoadModeOf(options.model),
                                             .activation = activation_,
                                             .quantization = options.model.quantization,
+                                            .fp8_activations = options.model.fp8_activations,
                                             .packed_dir = options.model.packed_dir,
                                             .weight_limit_bytes = weight_limit_bytes,
                                             .max_context_tokens = static_cast<std::uint32_t>(

@@ -35,8 +35,9 @@ struct ModelOptions {
   std::string path;            // a directory or a GGUF file; "embedded": the model in the binary
   std::optional<DType> dtype;  // of activations, kBF16 or kF32; absent: the device's own
   Quantization quantization = Quantization::kAuto;
-  std::string packed_dir;      // of packed weights; empty: none
-  bool dummy_weights = false;  // random numbers instead of the files'
+  bool fp8_activations = false;  // rows that meet fp8 weights are rounded to e4m3
+  std::string packed_dir;        // of packed weights; empty: none
+  bool dummy_weights = false;    // random numbers instead of the files'
   std::optional<std::int32_t> max_context_tokens;
 };
 

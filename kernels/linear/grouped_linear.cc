@@ -14,7 +14,7 @@ std::int64_t Distance(const void* from, const void* to) {
 bool SameForm(const PackedLinear& a, const PackedLinear& b) {
   return a.format() == b.format() && a.dtype() == b.dtype() && a.n() == b.n() && a.k() == b.k() &&
          a.group() == b.group() && a.has_min() == b.has_min() &&
-         (a.order() != nullptr) == (b.order() != nullptr);
+         a.rounds_rows() == b.rounds_rows() && (a.order() != nullptr) == (b.order() != nullptr);
 }
 
 bool HasAlignedRows(const float* rows, std::int64_t stride) {
@@ -60,8 +60,8 @@ bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum) {
   const PackedLinear& weight = *params.weights.first;
   return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
          params.first_row == 0 && weight.n() % 4 == 0 &&
-         // Rows in an order of their own come in one launch.
-         (weight.order() == nullptr ||
+         // Rows that are written anew come in one launch.
+         ((weight.order() == nullptr && !weight.rounds_rows()) ||
           params.num_rows <= cuda::LinearOrderedRows(weight.k(), params.x.dtype())) &&
          cuda::LinearTilesN(weight.n()) <= cuda::kLinearMaxPartials &&
          cuda::HasFewGroupRows(params.num_rows, params.weights.count) &&

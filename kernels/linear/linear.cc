@@ -262,11 +262,12 @@ static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxOrderedIn
 bool StoresAtOnce(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
   return internal::OnTensorCores(*params.weight, params.x.dtype()) &&
-         params.weight->library_plans() == nullptr && !params.gate &&
-         params.num_rows <= internal::kMaxStoredRows && params.residual == nullptr &&
-         params.y.dtype() == DType::kBF16 && store.qkv.data() == params.y.data() &&
-         store.qkv.dtype() == DType::kBF16 && store.qkv_stride == params.y_stride &&
-         store.num_rows == params.num_rows && std::holds_alternative<KvView<BF16>>(*store.keys) &&
+         !params.weight->lies_by_rows() && params.weight->library_plans() == nullptr &&
+         !params.gate && params.num_rows <= internal::kMaxStoredRows &&
+         params.residual == nullptr && params.y.dtype() == DType::kBF16 &&
+         store.qkv.data() == params.y.data() && store.qkv.dtype() == DType::kBF16 &&
+         store.qkv_stride == params.y_stride && store.num_rows == params.num_rows &&
+         std::holds_alternative<KvView<BF16>>(*store.keys) &&
          cuda::kLinearTileN % KvShapeOf(*store.keys).head_size == 0;
 }
 

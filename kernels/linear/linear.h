@@ -67,6 +67,10 @@ class PackedLinear {
   // Weights are scale * q + min, or with min_in_steps scale * (q + min); on CUDA only the latter.
   bool has_min() const { return has_min_; }
   bool min_in_steps() const { return min_in_steps_; }
+  // Linear rounds rows of x to e4m3 first (fp8_rows.h); kFp8E4M3 only.
+  bool rounds_rows() const { return rounds_rows_; }
+  // On CUDA: the codes lie row by row, for products with codes of x.
+  bool lies_by_rows() const { return lies_by_rows_; }
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
   // CPU only.
   std::int64_t panel_bytes() const {
@@ -108,6 +112,8 @@ class PackedLinear {
   std::uint32_t group_ = 0;
   bool has_min_ = false;
   bool min_in_steps_ = false;
+  bool rounds_rows_ = false;
+  bool lies_by_rows_ = false;
   WeightFormat format_ = WeightFormat::kPlain;
   DType dtype_ = DType::kInvalid;
   DeviceBuffer data_;
@@ -193,6 +199,12 @@ bool TakesGate(const Backend& backend, const PackedLinear& weight, DType x, DTyp
 // times codes of a part is multiplied by its scale as it is added, in one rounding. Such sums
 // are subnormal below 2^-54, in steps of 2^-77; x of 2^80 and more counts as infinite.
 //
+// Where the weights round rows, x is first what fp8_rows.h makes of it, and a row that holds what
+// is not finite there is NaN as a whole. Weights that lie by rows meet bf16 x only, or
+// INVALID_ARGUMENT; codes are multiplied by codes on fp8 tensor cores, in the order of
+// linear_reduction.h but for what the device rounds inside 128 inputs, whose sum it keeps to about
+// 14 bits of the largest addend, and the sum is multiplied by the scale of the row at the end.
+//
 // Integer weights on the CPU: x is taken in the weights' order, if they have one, and quantised to
 // int8 per row and group of inputs, products are summed exactly inside a group, groups are added in
 // order (int_linear.h). A group of inputs with a NaN or infinity makes its row NaN.
@@ -228,11 +240,33 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params);
 absl::Status LinearScalarCuda(const CudaContext& context, const LinearParams& params);
 // y[m][j] = x[m][order[j]] for the rows of params, K of the weight's order() apart.
 absl::Status OrderInputsCuda(const CudaContext& context, const LinearParams& params, FloatPtr y);
+// Rows of x of weights that round them.
+struct RowsToRound {
+  ConstFloatPtr x;  // [num_rows, k], rows x_stride apart; 16-byte aligned rows of bf16
+  std::int64_t x_stride;
+  std::uint32_t k;
+  std::uint32_t num_rows;
+  const std::uint32_t* x_rows = nullptr;  // row m is x[x_rows[m]]; null: x[m]; device memory
+};
+// y[m] <- x[m] rounded, code times scale, in x's type and K elements apart.
+absl::Status RoundFp8RowsCuda(const CudaContext& context, const RowsToRound& rows, FloatPtr y);
+// The same as codes and scales of rows, for bf16 x.
+struct RoundedCodes {
+  std::uint8_t* codes;  // [num_rows, k], rows stride bytes apart
+  std::int64_t stride;  // a multiple of 16
+  float* scales;        // [num_rows]
+};
+absl::Status RoundFp8CodesCuda(const CudaContext& context, const RowsToRound& rows,
+                               const RoundedCodes& to);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 // A part of it, with its bits: plain weights on compute capability 9.0. False, and nothing is
 // launched, where the driver has no tensor map of x or of the weights, or no clusters; then the
 // portable kernel runs. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
+// Weights that lie by rows and bf16 x, on compute capability 9.0. Ignores store.
+absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& params);
+// Whether that can multiply by `weight`: the device has clusters, the driver a map of the matrix.
+absl::Status CheckFp8RowsSm90(const CudaContext& context, const PackedLinear& weight);
 // Once in a process, since every product of a prompt may find none. Threads: any.
 void LogPortable(const absl::Status& why);
 

@@ -2,7 +2,9 @@
 // fast path but no fused multiply-add, so it differs from it in the last bits.
 
 #include <algorithm>
+#include <vector>
 
+#include "kernels/linear/fp8_rows.h"
 #include "kernels/linear/linear.h"
 
 namespace quire::kernels::internal {
@@ -10,8 +12,10 @@ namespace quire::kernels::internal {
 void LinearCpu(const LinearParams& params) {
   const PackedLinear& w = *params.weight;
   for (std::uint32_t m = 0; m < params.num_rows; ++m) {
-    const float* const x = params.x.f32() + m * params.x_stride;  // [K]
-    float* const y = params.y.f32() + m * params.y_stride;        // [N]
+    const float* const row = params.x.f32() + m * params.x_stride;  // [K]
+    float* const y = params.y.f32() + m * params.y_stride;          // [N]
+    std::vector<float> x(row, row + w.k());
+    if (w.rounds_rows()) RoundRowFp8(row, w.k(), 1, x.data());
     for (std::uint32_t n = 0; n < w.n(); ++n) {
       float total = 0;
       for (std::uint32_t k0 = 0; k0 < w.k(); k0 += kLinearPart) {

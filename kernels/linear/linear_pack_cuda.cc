@@ -68,8 +68,10 @@ class TilePacker {
  public:
   using Source = absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)>;
 
-  TilePacker(const QuantizedShape& shape, Source source)
+  // by_rows: codes lie as [padded N][padded K], in the bytes of the tiles.
+  TilePacker(const QuantizedShape& shape, bool by_rows, Source source)
       : shape_(shape),
+        by_rows_(by_rows),
         source_(source),
         padded_n_(std::size_t{cuda::LinearTilesN(shape.n)} * cuda::kLinearTileN),
         scale_bytes_(shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2),
@@ -115,6 +117,11 @@ class TilePacker {
   std::uint32_t Bits() const { return cuda::HasFourBits(shape_.format) ? 4 : 8; }
 
   void PutCodes(std::span<const std::int8_t> q, std::uint32_t feature, std::uint8_t* to) const {
+    if (by_rows_) {
+      std::memcpy(to + std::int64_t{feature} * cuda::LinearTilesK(shape_.k) * cuda::kLinearTileK,
+                  q.data(), q.size());
+      return;
+    }
     const std::uint32_t first = cuda::LinearIndexOf(shape_.format, feature, 0);
     // Integers without zero points have the middle of their range added.
     const bool is_middle = !shape_.has_min && shape_.format != WeightFormat::kFp8E4M3 &&
@@ -163,6 +170,7 @@ class TilePacker {
   }
 
   const QuantizedShape shape_;
+  const bool by_rows_;
   const Source source_;
   const std::size_t padded_n_;
   const std::size_t scale_bytes_;
@@ -213,9 +221,7 @@ class CudaLinearPacker {
                                                 std::span<const std::uint32_t> order,
                                                 WeightMemory* memory) {
     constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
-    TilePacker packer(shape, source);
     const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
-    const std::int64_t row_bytes = packer.row_bytes();
     const std::int64_t tiles = cuda::LinearTilesN(shape.n);
     PackedLinear packed;
     packed.n_ = shape.n;
@@ -224,15 +230,19 @@ class CudaLinearPacker {
     packed.has_min_ = shape.has_min;
     packed.min_in_steps_ = shape.min_in_steps;
     packed.format_ = shape.format;
+    packed.rounds_rows_ = shape.rounds_rows;
     packed.dtype_ = shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3
                         ? DType::kF32
                     : shape.format == WeightFormat::kFp4E2M1 ? DType::kBF16
                                                              : DType::kF16;
-    QUIRE_CHECK(parts.codes == tiles * row_bytes &&
-                parts.scales == static_cast<std::int64_t>(packer.scales().size()));
     QUIRE_ASSIGN_OR_RETURN(packed.data_, TakeOrAllocate(parts.codes, memory));
     QUIRE_ASSIGN_OR_RETURN(packed.scales_, TakeOrAllocate(parts.scales, memory));
     QUIRE_ASSIGN_OR_RETURN(packed.order_, TakeOrAllocate(parts.order, memory));
+    packed.lies_by_rows_ = shape.by_rows && MultipliesCodes(*backend.cuda(), packed);
+    TilePacker packer(shape, packed.lies_by_rows_, source);
+    const std::int64_t row_bytes = packer.row_bytes();
+    QUIRE_CHECK(parts.codes == tiles * row_bytes &&
+                parts.scales == static_cast<std::int64_t>(packer.scales().size()));
     auto* const to = static_cast<std::byte*>(packed.data_.data());
     const std::int64_t most =
         std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
@@ -263,6 +273,15 @@ class CudaLinearPacker {
   }
 
  private:
+  // Whether the kernel of e4m3 by e4m3 takes the matrix.
+  static bool MultipliesCodes(const CudaContext& context, const PackedLinear& weight) {
+    if (!context.has_sm90a() || !weight.rounds_rows()) return false;
+    if (weight.group() != weight.k() && weight.group() % cuda::kFp8TileK != 0) return false;
+    const absl::Status status = internal::CheckFp8RowsSm90(context, weight);
+    if (!status.ok()) internal::LogPortable(status);
+    return status.ok();
+  }
+
   static absl::StatusOr<DeviceBuffer> TakeOrAllocate(std::int64_t bytes, WeightMemory* memory) {
     if (bytes == 0) return DeviceBuffer();
     if (memory != nullptr) return memory->Take(bytes);
@@ -294,7 +313,20 @@ absl::Status CheckActivations(DType x, DType y) {
                                                  ", supported are f32 and f32, bf16 and either"));
 }
 
-// Linear whose x lies in the weights' order, or of weights that have none.
+// Matrices that lie by rows have one kernel.
+absl::Status CheckByRows(const PackedLinear& weight, DType x) {
+  if (x == DType::kBF16) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("linear [", weight.n(), ", ", weight.k(),
+                                                 "] has x ", DTypeName(x),
+                                                 ", weights that lie by rows take bf16"));
+}
+
+// Whether x is first written anew: in the weights' order, or rounded. No weights ask for both.
+bool RewritesRows(const PackedLinear& weight) {
+  return weight.order() != nullptr || weight.rounds_rows();
+}
+
+// Linear whose x is as the weights ask for.
 absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);
@@ -318,7 +350,11 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
   const PackedLinear& weight = *params.weight;
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
-  if (weight.order() == nullptr) return LinearInOrder(context, params);
+  if (weight.lies_by_rows()) {
+    QUIRE_RETURN_IF_ERROR(CheckByRows(weight, x));
+    return LinearFp8Sm90Cuda(context, params);
+  }
+  if (!RewritesRows(weight)) return LinearInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
   const std::uint32_t most = cuda::LinearOrderedRows(weight.k(), x);
   LinearParams rows = params;
@@ -326,7 +362,13 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
     rows.num_rows = std::min(params.num_rows - first, most);
     rows.x = params.x + first * params.x_stride;
     rows.x_stride = params.x_stride;
-    QUIRE_RETURN_IF_ERROR(OrderInputsCuda(context, rows, ordered));
+    QUIRE_RETURN_IF_ERROR(weight.rounds_rows() ? RoundFp8RowsCuda(context,
+                                                                  {.x = rows.x,
+                                                                   .x_stride = rows.x_stride,
+                                                                   .k = weight.k(),
+                                                                   .num_rows = rows.num_rows},
+                                                                  ordered)
+                                               : OrderInputsCuda(context, rows, ordered));
     rows.x = ordered;
     rows.x_stride = weight.k();
     rows.y = params.y + first * params.y_stride;
@@ -341,7 +383,10 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   const PackedLinear& weight = *params.weights.first;
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
-  if (weight.order() == nullptr) return GroupsInOrder(context, params);
+  if (weight.lies_by_rows()) {
+    return absl::InvalidArgumentError("grouped linear has weights that lie by rows");
+  }
+  if (!RewritesRows(weight)) return GroupsInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);
   const std::uint32_t most = cuda::LinearOrderedRows(weight.k(), x);
   GroupedLinearParams rows = params;
@@ -351,7 +396,14 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
     rows.x = params.rows == nullptr ? params.x + first * params.x_stride : params.x;
     rows.rows = params.rows == nullptr ? nullptr : params.rows + first;
     rows.x_stride = params.x_stride;
-    QUIRE_RETURN_IF_ERROR(GroupedOrderInputsCuda(context, rows, ordered));
+    QUIRE_RETURN_IF_ERROR(weight.rounds_rows() ? RoundFp8RowsCuda(context,
+                                                                  {.x = rows.x,
+                                                                   .x_stride = rows.x_stride,
+                                                                   .k = weight.k(),
+                                                                   .num_rows = rows.num_rows,
+                                                                   .x_rows = rows.rows},
+                                                                  ordered)
+                                               : GroupedOrderInputsCuda(context, rows, ordered));
     rows.x = ordered;
     rows.rows = nullptr;
     rows.x_stride = weight.k();

@@ -53,6 +53,17 @@ constexpr LinearReduction LinearReductionOf(std::uint32_t n, std::uint32_t k) {
   return {(tiles + each - 1) / each, each};
 }
 
+// Products of codes by codes: tiles of 128 inputs, whose steps of 32 are summed from zero,
+// multiplied by the scale of the weights and added to the sub-range's sum in one rounding;
+// sub-ranges, the same as above in whole tiles, are added in index order.
+inline constexpr std::uint32_t kFp8TileK = 128;
+constexpr LinearReduction Fp8ReductionOf(std::uint32_t n, std::uint32_t k) {
+  const std::uint32_t tiles = (k + kFp8TileK - 1) / kFp8TileK;
+  const std::uint32_t each =
+      (LinearReductionOf(n, k).tiles_per_split * kLinearTileK + kFp8TileK - 1) / kFp8TileK;
+  return {(tiles + each - 1) / each, each};
+}
+
 // Groups of rows: tiles of so many rows while groups have about as many.
 inline constexpr std::uint32_t kFewGroupRows = 8;
 constexpr bool HasFewGroupRows(std::uint32_t rows, std::uint32_t groups) {
@@ -77,6 +88,32 @@ inline std::uint32_t LinearOrderedRows(std::uint32_t k, DType x) {
   return static_cast<std::uint32_t>(fit < kLinearMaxOrderedRows ? fit : kLinearMaxOrderedRows);
 }
 
+// Where the workspace has room for rows that are rounded to codes, scales first: behind the partial
+// sums, or over them in launches that exchange none.
+struct Fp8RowsRoom {
+  std::int64_t at;
+  std::int64_t codes_at;  // behind `at`
+  std::int64_t stride;    // bytes from row to row
+  std::uint32_t rows;     // at a time; their bits do not depend on it
+};
+constexpr Fp8RowsRoom Fp8RowsRoomOf(std::uint32_t k, bool has_partials) {
+  constexpr std::int64_t kAlignment = 256;
+  const std::int64_t at = has_partials ? kLinearOrderedAt : kLinearCounterBytes;
+  const std::int64_t stride = (std::int64_t{k} + 15) / 16 * 16;
+  const std::int64_t rows = (kLinearWorkspaceBytes - at - kAlignment) / (stride + 4);
+  return {at, (rows * 4 + kAlignment - 1) / kAlignment * kAlignment, stride,
+          static_cast<std::uint32_t>(rows)};
+}
+static_assert(kLinearCounterBytes % 256 == 0 && kLinearOrderedAt % 256 == 0);
+static_assert(Fp8RowsRoomOf(kLinearMaxOrderedInputs, true).rows > 0);
+// `rows` in equal launches of at most `most` rows, whole tiles of 128 where they hold any.
+constexpr std::uint32_t EvenRows(std::uint32_t rows, std::uint32_t most) {
+  if (rows <= most) return rows;
+  if (most < 128) return most;
+  const std::uint32_t launches = (rows + most / 128 * 128 - 1) / (most / 128 * 128);
+  return (rows + launches * 128 - 1) / (launches * 128) * 128;
+}
+
 // Weights of 8 and 4 bits in memory: [feature tile][K tile][bytes of a tile]. In a tile every lane
 // finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:
 //   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
@@ -85,7 +122,8 @@ inline std::uint32_t LinearOrderedRows(std::uint32_t k, DType x) {
 // side in a fragment are 16 bits apart.
 // Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0)
 // of the step. Integers without zero points are stored with 128 and 8 added. What lies beyond N and
-// K is finite and meets inputs of zero, or is not stored.
+// K is finite and meets inputs of zero, or is not stored. e4m3 that meets codes of x
+// (PackedLinear::lies_by_rows) takes the same bytes as [padded N][padded K].
 //
 // Scales: one per feature f32 [padded N]; of groups [groups][padded N], f16 of integers, f32 of
 // e4m3 and bf16 of e2m1. Then zero points of integers, if there are any: bytes [groups][padded N],

@@ -62,6 +62,12 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
         absl::StrCat(name, " weights have ", shape.k, " inputs in an order of their own, GPUs ",
                      "have integers with up to ", cuda::kLinearMaxOrderedInputs));
   }
+  if (shape.rounds_rows &&
+      (shape.format != WeightFormat::kFp8E4M3 || shape.k > cuda::kLinearMaxOrderedInputs)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " weights round rows of ", shape.k,
+                                                   " inputs, GPUs have fp8_e4m3 with ", "up to ",
+                                                   cuda::kLinearMaxOrderedInputs));
+  }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const std::uint32_t group = shape.group;
   bool known = (group == 32 || group == 64 || group == 128) && shape.k % group == 0;

@@ -23,7 +23,8 @@ namespace quire::kernels {
 
 // CheckQuantizedShape (base/weight_format.h) for GPUs. Other than there: n and without an order k
 // up to INT32_MAX, k a multiple of 8; no groups of 16, mins in steps only; kFp8E4M3 with groups of
-// k or a multiple of 64, of which the last may be short, and kFp4E2M1 with groups of 32.
+// k or a multiple of 64, of which the last may be short, and kFp4E2M1 with groups of 32. Rows are
+// rounded for kFp8E4M3 of up to 65536 inputs.
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
 // What PackQuantizedRows will allocate. REQUIRES: CheckQuantizedShape accepts the shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);

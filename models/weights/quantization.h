@@ -47,13 +47,15 @@ struct MatrixForm {
   bool has_min = false;           // a weight is scale * q + min
   bool min_in_steps = false;      // a weight is scale * (q + min); only with has_min
   bool has_order = false;         // groups are of inputs in an order of their own
+  bool rounds_rows = false;       // is_fp8(): x is rounded to e4m3 row by row
+  bool by_rows = false;           // as of QuantizedShape
 
   bool is_plain() const { return format == WeightFormat::kPlain; }
   bool is_fp8() const { return format == WeightFormat::kFp8E4M3; }
   bool is_integer() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
   // REQUIRES: is_fp8().
   Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
-    return {.n = n, .k = k, .group = group == 0 ? k : group};
+    return {.n = n, .k = k, .group = group == 0 ? k : group, .rounds_rows = rounds_rows};
   }
   // REQUIRES: is_integer(), or not is_plain() for a GPU.
   QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
@@ -63,7 +65,9 @@ struct MatrixForm {
             .group = group == 0 ? k : group,
             .has_min = has_min,
             .min_in_steps = min_in_steps,
-            .has_order = has_order};
+            .has_order = has_order,
+            .rounds_rows = rounds_rows,
+            .by_rows = by_rows};
   }
   friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
 };

@@ -305,6 +305,44 @@ void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
   }
 }
 
+// Matrices of e4m3 codes have rows of x rounded to such codes, too. Those of experts, which
+// GroupedLinear multiplies, are widened all the same.
+absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
+  bool has_fp8 = false;
+  const bool by_rows = target.cuda && target.activation == DType::kBF16;
+  const auto round = [&](LinearSlot* slot) {
+    for (MatrixSlot& matrix : slot->matrices) {
+      if (!matrix.form.is_fp8()) continue;
+      has_fp8 = true;
+      matrix.form.rounds_rows = true;
+      matrix.form.by_rows = by_rows;
+      if (!target.cuda) continue;
+      const absl::Status checked =
+          kernels::CheckCudaQuantizedShape(matrix.form.ShapeOf(matrix.n, matrix.k));
+      if (checked.ok()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(matrix.parts[0]->file, ": tensor ", matrix.parts[0]->name,
+                       ": model.fp8_activations: ", checked.message()));
+    }
+    return absl::OkStatus();
+  };
+  for (LayerSlots& layer : slots->layers) {
+    for (const auto& [name, slot] : LinearsOf(layer)) QUIRE_RETURN_IF_ERROR(round(slot));
+  }
+  QUIRE_RETURN_IF_ERROR(round(&slots->head));
+  for (LayerSlots& layer : slots->layers) {
+    for (std::vector<LinearSlot>* const experts : {&layer.moe.gate_up, &layer.moe.down}) {
+      for (LinearSlot& expert : *experts) {
+        for (MatrixSlot& matrix : expert.matrices) matrix.form.by_rows = false;
+      }
+    }
+  }
+  if (has_fp8) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "model.fp8_activations is for weights that are held as fp8_e4m3, and no matrix of this model "
+      "is; model.quantization auto holds e4m3 codes as they are");
+}
+
 std::int64_t BytesOf(const MatrixSlot& slot, const WeightTarget& target) {
   if (target.cuda && !slot.form.is_plain()) {
     return kernels::CudaQuantizedRoom(slot.form.ShapeOf(slot.n, slot.k));
@@ -380,6 +418,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   slots.coded_format = MaxCodedForm(slots);
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);
+  if (target.fp8_activations) QUIRE_RETURN_IF_ERROR(RoundFp8Rows(target, &slots));
   return slots;
 }
 

@@ -105,13 +105,15 @@ struct WeightTarget {
   bool cuda = false;
   DType activation = DType::kF32;
   Quantization quantization = Quantization::kAuto;
+  bool fp8_activations = false;  // rows that meet fp8 weights are rounded to e4m3
 };
 
 // Finds every tensor, checks shapes and types, refuses tensors that the model has no place for, and
 // chooses the form of every matrix. Returns INVALID_ARGUMENT that names the tensor, both shapes and
 // the keys behind them, or the tensor, its inputs and what model.quantization needs; UNIMPLEMENTED
 // for a type that is not read, or not by GPUs, and for experts of a layer that a GPU would hold in
-// different forms. REQUIRES: CheckBuilt(spec) is OK.
+// different forms; INVALID_ARGUMENT where activations are to be fp8 and no matrix is. REQUIRES:
+// CheckBuilt(spec) is OK.
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target);
 

@@ -226,6 +226,7 @@ void ReadModel(const Config& config, DaemonOptions* options) {
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_BF16) options->model.dtype = DType::kBF16;
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_F32) options->model.dtype = DType::kF32;
   options->model.quantization = ToQuantization(model.quantization());
+  options->model.fp8_activations = model.fp8_activations();
   options->model.packed_dir = model.packed_dir();
   options->model.dummy_weights = model.load_mode() == config::v1::LOAD_MODE_DUMMY;
   if (model.has_id()) options->model_id = model.id();

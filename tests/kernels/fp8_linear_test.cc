@@ -2,12 +2,15 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/linear/fp8_rows.h"
 #include "kernels/linear/quantized_linear.h"
 #include "tests/kernels/kernel_test_util.h"
+#include "tests/kernels/rounded_rows.h"
 
 namespace quire::kernels {
 namespace {
@@ -173,6 +176,102 @@ TEST(Fp8LinearManyInputsTest, RowsOfSeveralPassesEqualEachAlone) {
       }
       EXPECT_NEAR(alone[n], sum, 1e-3) << "row " << m;
       EXPECT_EQ(alone[n], together[m * kOutputs + n]) << "row " << m;
+    }
+  }
+}
+
+// Rows of every magnitude, with ties, zeros and subnormals, against all codes in double precision.
+TEST(RoundRowTest, IsTheNearestCodeByTheSmallestScale) {
+  constexpr std::size_t kColumns = 64;
+  std::mt19937 random(11);
+  std::vector<float> x;
+  for (int exponent = -149; exponent < 79; ++exponent) {
+    const std::vector<float> row =
+        RandomFloats(kColumns, static_cast<std::uint32_t>(exponent + 200));
+    for (std::size_t i = 0; i < kColumns; ++i) {
+      float value = std::ldexp(std::fmod(row[i], 2.0f), exponent - 1);
+      // Half way between two codes of some scale.
+      if (i % 4 == 0) value = std::ldexp(static_cast<float>(random() % 32), exponent - 5);
+      if (i % 16 == 1) value = 0;
+      x.push_back(value);
+    }
+  }
+  const std::vector<float> want = RoundedRows(x, kColumns);
+  std::vector<float> got(x.size());
+  for (std::size_t first = 0; first < x.size(); first += kColumns) {
+    RoundRowFp8(x.data() + first, kColumns, 1, got.data() + first);
+  }
+  for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(got[i], want[i]) << x[i] << " at " << i;
+}
+
+TEST(RoundRowTest, ScalesArePowersOfTwoAndTheirInversesExact) {
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(448)), 1.0f);
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(std::nextafter(448.0f, 1e9f))), 2.0f);
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(-225)), 1.0f);
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(224)), 0.5f);
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(0.0f)), 1.0f);
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(-0.0f)), 1.0f);
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(1e-45f)), 0x1p-100f);
+  EXPECT_EQ(Fp8RowScale(MagnitudeBits(std::nextafter(0x1p79f, 0.0f))), 0x1p71f);
+  for (const float beyond :
+       {0x1p79f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_TRUE(std::isnan(Fp8RowScale(MagnitudeBits(beyond))));
+    EXPECT_TRUE(std::isnan(InverseFp8RowScale(Fp8RowScale(MagnitudeBits(beyond)))));
+  }
+  for (int exponent = -100; exponent < 72; ++exponent) {
+    const float scale = std::ldexp(1.0f, exponent);
+    EXPECT_EQ(InverseFp8RowScale(scale), std::ldexp(1.0f, -exponent));
+  }
+}
+
+// Rows are rounded, and nothing else changes: the bits of rows that were rounded before.
+TEST(RoundedFp8LinearTest, EqualsTheProductOfRoundedRows) {
+  const TestBackend backend(2);
+  for (Fp8Shape shape : {Fp8Shape{17, 255, 128}, Fp8Shape{80, 600, 600}, Fp8Shape{48, 700, 300}}) {
+    const auto exact = Matrix(shape, 1).Pack(*backend);
+    shape.rounds_rows = true;
+    const Matrix matrix(shape, 1);
+    const auto packed = matrix.Pack(*backend);
+    ASSERT_TRUE(exact.ok() && packed.ok()) << packed.status();
+    EXPECT_TRUE(packed->rounds_rows() && !exact->rounds_rows());
+    constexpr std::uint32_t kRows = 9;
+    auto x = RandomFloats(std::size_t{kRows} * shape.k, 2);
+    for (std::uint32_t k = 0; k < shape.k; ++k) {
+      x[k] = 0;
+      x[3 * shape.k + k] *= 1e-12f;
+      x[4 * shape.k + k] *= 1e12f;
+    }
+    x[5 * shape.k + 7] = std::numeric_limits<float>::infinity();
+    x[8 * shape.k] = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> rounded = RoundedRows(x, shape.k);
+    for (const std::string& isa : AvailableIsas()) {
+      const ScopedIsa scoped(isa);
+      const std::vector<float> got = Multiply(*backend, *packed, x, kRows);
+      const std::vector<float> want = Multiply(*backend, *exact, rounded, kRows);
+      std::vector<float> plain(got.size());
+      internal::LinearCpu({.x = x.data(),
+                           .weight = &*packed,
+                           .y = plain.data(),
+                           .x_stride = shape.k,
+                           .y_stride = shape.n,
+                           .num_rows = kRows});
+      for (std::uint32_t i = 0; i < got.size(); ++i) {
+        const std::uint32_t row = i / shape.n;
+        if (row == 5 || row == 8) {
+          ASSERT_TRUE(std::isnan(got[i]) && std::isnan(plain[i])) << isa << " row " << row;
+          continue;
+        }
+        ASSERT_EQ(got[i], want[i]) << isa << " row " << row;
+      }
+      for (const std::size_t row : {1u, 2u, 3u, 4u, 6u, 7u}) {
+        const auto begin = static_cast<std::ptrdiff_t>(row * shape.n);
+        EXPECT_LE(RelativeError(
+                      {got.data() + begin, shape.n},
+                      std::vector<double>(plain.begin() + begin, plain.begin() + begin + shape.n)),
+                  1e-5)
+            << isa << " row " << row;
+      }
+      EXPECT_NE(got, Multiply(*backend, *exact, x, kRows)) << "nothing was rounded";
     }
   }
 }

@@ -144,6 +144,29 @@ TEST(GatedLinearCudaTest, EveryActivation) {
   }
 }
 
+// e4m3 by rows of x that are rounded, in the portable kernel and on 9.0 in that of codes by codes.
+TEST(GatedLinearCudaTest, RoundedRows) {
+  const CudaBackend cuda;
+  for (const bool by_rows : {false, true}) {
+    for (const std::uint32_t group : {128u, 584u}) {
+      const Quantized made = MakeQuantized({.format = WeightFormat::kFp8E4M3,
+                                            .n = 384,
+                                            .k = 584,
+                                            .group = group,
+                                            .rounds_rows = true,
+                                            .by_rows = by_rows});
+      const auto packed = made.Pack(*cuda);
+      ASSERT_TRUE(packed.ok()) << packed.status();
+      ASSERT_TRUE(TakesGate(*cuda, *packed, kBF16, kBF16));
+      for (const std::uint32_t rows : {1u, 70u, 515u}) {
+        SCOPED_TRACE(absl::StrCat(rows, " rows, group ", group, by_rows ? " by rows" : ""));
+        const GateInputs in(cuda, rows, 384, 584);
+        ExpectSameBits(Fused(cuda, *packed, in, {}, true), InTwoSteps(cuda, *packed, in, {}, true));
+      }
+    }
+  }
+}
+
 TEST(GatedLinearCudaTest, CodedWeights) {
   const CudaBackend cuda;
   using enum WeightFormat;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/kernel_test_util.h"
 #include "tests/kernels/linear_cuda_fixture.h"
+#include "tests/kernels/portable_device.h"
 
 namespace quire::kernels {
 namespace {
@@ -32,25 +32,6 @@ using Options = Run;  // testing::Test has a Run, too
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
-
-// A device of capability 8.0, so that the portable kernel runs; not on a real GPU.
-class PortableDevice {
- public:
-  PortableDevice() {
-    cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
-    options.compute_capability = 80;
-    cuda_emulator::SetOptions(options);
-    cuda_.emplace();
-  }
-  ~PortableDevice() {
-    cuda_.reset();
-    cuda_emulator::Reset();
-  }
-  const CudaBackend& operator*() const { return *cuda_; }
-
- private:
-  std::optional<CudaBackend> cuda_;
-};
 
 std::uint64_t Launches() {
   return cuda_emulator::LaunchCount(kKernel);

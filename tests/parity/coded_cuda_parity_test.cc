@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <tuple>
 
 #include "kernels/linear/quantized_linear.h"
@@ -28,10 +29,12 @@ void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
 
 // Memory of the device is taken as the plan says: in one allocation for the matrices of each layer
 // and of the head, one for the embedding and one for the vectors.
-void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantization) {
+void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantization,
+                         bool fp8_activations = false) {
   const auto plan = PlanDeviceMemory(
       files, {.device_memory_bytes = std::int64_t{1} << 30,
               .quantization = quantization,
+              .fp8_activations = fp8_activations,
               .runner = {.max_rows = 4, .max_step_tokens = 32, .activation = DType::kBF16}});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ThreadPool threads(2);
@@ -41,8 +44,10 @@ void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantiza
   ASSERT_TRUE(backend.ok()) << backend.status();
   const std::uint64_t bytes = cuda_emulator::DeviceBytesAllocated();
   const std::uint64_t allocations = cuda_emulator::AllocationCount();
-  const auto model =
-      LoadModel(files, *backend, {.activation = DType::kBF16, .quantization = quantization});
+  const auto model = LoadModel(files, *backend,
+                               {.activation = DType::kBF16,
+                                .quantization = quantization,
+                                .fp8_activations = fp8_activations});
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->weights->size_bytes(), plan->weight_bytes);
   if (!cuda_emulator::IsEmulated()) return;
@@ -88,6 +93,51 @@ TEST_P(FormatCudaTest, LogitsAreThoseOfTheExactValues) {
   const auto chunked = Run(model, DType::kBF16, Quantization::kAuto, 5);
   ASSERT_TRUE(chunked.ok()) << chunked.status();
   for (std::size_t i = 0; i < half->size(); ++i) ExpectSameBits((*half)[i], (*chunked)[i]);
+}
+
+// model.fp8_activations against the CPU, which rounds the same rows, and against double precision
+// with the same rounding; with bf16 on 9.0 codes are multiplied by codes. A value near the border
+// between two codes may fall on either side (stored_formats_test.cc).
+TEST_P(FormatCudaTest, RoundedRowsGiveTheLogitsOfTheCpu) {
+  if (std::string_view(GetParam().form).substr(0, 3) != "fp8") return;
+  const FormatModel model(GetParam().name);
+  ReplayOptions options{.chunk = 64, .generated = 1, .logprobs = false, .fp8_activations = true};
+  const auto cpu = Replay(model.Files(), model.reference(), options);
+  options.cuda = true;
+  const auto exact = Replay(model.Files(), model.reference(), options);
+  options.kv_dtype = options.activation = DType::kBF16;
+  const std::uint64_t before = cuda_emulator::LaunchCount("linear fp8 sm_90a");
+  const auto half = Replay(model.Files(), model.reference(), options);
+  const bool has_fp8 = cuda_emulator::LaunchCount("linear fp8 sm_90a") > before;
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_TRUE(has_fp8) << "the portable kernel ran";
+  }
+  options.compute_capability = 80;
+  const auto portable = Replay(model.Files(), model.reference(), options);
+  options.compute_capability = 0;
+  ASSERT_TRUE(cpu.ok() && exact.ok() && half.ok() && portable.ok()) << half.status();
+  int alike = 0;
+  for (std::size_t i = 0; i < cpu->size(); ++i) {
+    const double relative = Compare((*exact)[i].logits, (*cpu)[i].logits).relative;
+    alike += relative < kMaxRelative;
+    EXPECT_LT(relative, 0.02) << i;
+  }
+  EXPECT_GE(alike, 5);
+  // bf16 moves more values over a border, with codes multiplied by codes or without.
+  const double of_codes = Divergence(*half, model.rounded());
+  const double of_portable = Divergence(*portable, model.rounded());
+  std::printf(
+      "%-26s rows rounded: %d of %zu prompts as on the CPU; bf16: divergence from rounded rows "
+      "%.1e, portable %.1e, from exact values %.2e, portable %.2e\n",
+      GetParam().name, alike, cpu->size(), of_codes, of_portable,
+      Divergence(*half, model.reference()), Divergence(*portable, model.reference()));
+  EXPECT_LT(of_codes, 5e-2);
+  EXPECT_LT(of_portable, 5e-2);
+  options.chunk = 5;
+  const auto chunked = Replay(model.Files(), model.reference(), options);
+  ASSERT_TRUE(chunked.ok()) << chunked.status();
+  for (std::size_t i = 0; i < half->size(); ++i) ExpectSameBits((*half)[i], (*chunked)[i]);
+  ExpectHeldAsPlanned(model.Files(), Quantization::kAuto, /*fp8_activations=*/true);
 }
 
 TEST_P(FormatCudaTest, ThePlanIsWhatIsHeld) {

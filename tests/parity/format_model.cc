@@ -74,9 +74,10 @@ void FormatModel::ReadReference(const std::string& name) {
   const auto tensors = formats::ReadSafetensors(BytesOf(file), "reference");
   ASSERT_TRUE(tensors.ok());
   for (const formats::StoredTensor& tensor : *tensors) {
-    Reference* const to = tensor.name == name + ".logits"    ? &reference_
-                          : tensor.name == "original.logits" ? &original_
-                                                             : nullptr;
+    Reference* const to = tensor.name == name + ".logits"           ? &reference_
+                          : tensor.name == name + ".rounded.logits" ? &rounded_
+                          : tensor.name == "original.logits"        ? &original_
+                                                                    : nullptr;
     if (to == nullptr) continue;
     to->vocab_size = static_cast<std::uint32_t>(tensor.shape[1]);
     for (std::size_t i = 0; i < index_["prompts"].size(); ++i) {

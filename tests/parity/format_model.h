@@ -30,6 +30,8 @@ class FormatModel {
   // Logits from the exact values of the format, and from those before they were rounded to it.
   const Reference& reference() const { return reference_; }
   const Reference& original() const { return original_; }
+  // As reference(), with rows rounded to e4m3 before each matrix of fp8; else empty.
+  const Reference& rounded() const { return rounded_; }
 
  private:
   void Add(const std::string& name, std::string text) {
@@ -39,7 +41,7 @@ class FormatModel {
 
   nlohmann::json index_;
   std::vector<std::pair<std::string, std::string>> files_;
-  Reference reference_, original_;
+  Reference reference_, original_, rounded_;
 };
 
 // Mean Kullback-Leibler divergence of the prompts.

@@ -54,6 +54,7 @@ class Stage {
         LoadModel(files, *stage->backend_,
                   {.activation = options.activation,
                    .quantization = options.quantization,
+                   .fp8_activations = options.fp8_activations,
                    .max_context_tokens =
                        options.max_context_tokens == 0 ? row_tokens : options.max_context_tokens,
                    .part = options.comm == nullptr

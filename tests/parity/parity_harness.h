@@ -77,6 +77,7 @@ struct ReplayOptions {
   kernels::Communicator* comm = nullptr;
   DType activation = DType::kF32;
   Quantization quantization = Quantization::kAuto;
+  bool fp8_activations = false;
   bool graphs = true;
   // Launches each step before the one before it is collected; not with feed_reference.
   bool overlap = false;

@@ -212,9 +212,13 @@ TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
                        absl::StrCat("model.packed_dir=", dir_)}});
     ASSERT_NE(config, nullptr) << errors_[0];
     EXPECT_EQ(ToOptions(*config).model.quantization, quantization);
+    EXPECT_FALSE(ToOptions(*config).model.fp8_activations);
     EXPECT_EQ(ToOptions(*config).model.packed_dir, dir_);
   }
   EXPECT_NE(Load({.sets = {"model.quantization=int8", "device.type=cuda"}}), nullptr);
+  const auto rounded = Load({.sets = {"model.fp8_activations=true"}});
+  ASSERT_NE(rounded, nullptr) << errors_[0];
+  EXPECT_TRUE(ToOptions(*rounded).model.fp8_activations);
   EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", dir_), "device.type=cuda"}}), nullptr);
   EXPECT_THAT(errors_, ElementsAre(HasSubstr(absl::StrCat(
                            "model.packed_dir: \"", dir_,

@@ -169,19 +169,10 @@ class Codes {
   std::vector<std::int8_t> codes_;
 };
 
-// Arguments: format, inputs that share a scale (0: all), whether there are zero points and an
-// order, N, K, rows. bf16 in and out.
-absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
-  const auto group = static_cast<std::uint32_t>(state.range(1));
-  const auto k = static_cast<std::uint32_t>(state.range(5));
-  const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),
-                             .n = static_cast<std::uint32_t>(state.range(4)),
-                             .k = k,
-                             .group = group == 0 ? k : group,
-                             .has_min = state.range(2) != 0,
-                             .min_in_steps = state.range(2) != 0,
-                             .has_order = state.range(3) != 0};
-  std::vector<std::uint32_t> order(shape.has_order ? k : 0);
+// Products of `rows` rows by matrices of made-up codes. bf16 in and out.
+absl::Status MeasureCodes(benchmark::State& state, Gpu& gpu, const QuantizedShape& shape,
+                          std::uint32_t rows) {
+  std::vector<std::uint32_t> order(shape.has_order ? shape.k : 0);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(2));
   const Codes codes(shape);
@@ -195,12 +186,27 @@ absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
             [&codes](std::uint32_t row, const QuantizedRow& out) { codes.Fill(row, out); }, order));
     weights.push_back(std::move(packed));
   }
-  state.SetLabel(std::string(WeightFormatName(shape.format)));
   return MeasureLinear(state, gpu,
                        {.backend = gpu.backend,
                         .weights = weights,
-                        .rows = static_cast<std::uint32_t>(state.range(6)),
+                        .rows = rows,
                         .bytes = static_cast<double>(bytes)});
+}
+
+// Arguments: format, inputs that share a scale (0: all), whether there are zero points and an
+// order, N, K, rows.
+absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
+  const auto group = static_cast<std::uint32_t>(state.range(1));
+  const auto k = static_cast<std::uint32_t>(state.range(5));
+  const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),
+                             .n = static_cast<std::uint32_t>(state.range(4)),
+                             .k = k,
+                             .group = group == 0 ? k : group,
+                             .has_min = state.range(2) != 0,
+                             .min_in_steps = state.range(2) != 0,
+                             .has_order = state.range(3) != 0};
+  state.SetLabel(std::string(WeightFormatName(shape.format)));
+  return MeasureCodes(state, gpu, shape, static_cast<std::uint32_t>(state.range(6)));
 }
 constexpr auto kInt8 = static_cast<std::int64_t>(WeightFormat::kInt8);
 constexpr auto kFp8 = static_cast<std::int64_t>(WeightFormat::kFp8E4M3);
@@ -230,6 +236,39 @@ BENCHMARK(Run<CodedLinear>)->Name("BM_CodedLinear")->Apply(CodedShapes);
 BENCHMARK(Run<CodedLinear>)
     ->Name("BM_CodedLinear/tiny")
     ->Args({kInt4, 32, 1, 1, 128, 64, 3})
+    ->UseManualTime();
+
+// e4m3 by rows that are rounded to e4m3, the launch that rounds them included. Arguments: inputs
+// that share a scale (0: all), N, K, rows.
+absl::Status RoundedLinear(benchmark::State& state, Gpu& gpu) {
+  const auto group = static_cast<std::uint32_t>(state.range(0));
+  const auto k = static_cast<std::uint32_t>(state.range(2));
+  return MeasureCodes(state, gpu,
+                      {.format = WeightFormat::kFp8E4M3,
+                       .n = static_cast<std::uint32_t>(state.range(1)),
+                       .k = k,
+                       .group = group == 0 ? k : group,
+                       .rounds_rows = true,
+                       .by_rows = true},
+                      static_cast<std::uint32_t>(state.range(3)));
+}
+BENCHMARK(Run<RoundedLinear>)
+    ->Name("BM_RoundedLinear")
+    ->ArgNames({"group", "n", "k", "m"})
+    ->Args({0, 28672, 4096, 1})
+    ->Args({128, 28672, 4096, 1})
+    ->Args({128, 28672, 4096, 64})
+    ->Args({0, 28672, 4096, 4096})
+    ->Args({128, 28672, 4096, 4096})
+    ->Args({128, 4096, 4096, 1})
+    ->Args({128, 4096, 4096, 4096})
+    ->UseManualTime();
+// The tiles of 64 tokens, of 128 and of 256.
+BENCHMARK(Run<RoundedLinear>)
+    ->Name("BM_RoundedLinear/tiny")
+    ->Args({128, 128, 256, 3})
+    ->Args({128, 648, 256, 100})
+    ->Args({128, 648, 256, 130})
     ->UseManualTime();
 
 // Arguments: heads, N, K, rows. What latent attention does with the parts of kv_b.

@@ -12,7 +12,8 @@ program under test. Needs numpy. Writes
     config.json            of the model, without a quantization_config
     index.json             per format its quantization_config; the prompts
     reference.safetensors  NAME.logits F32 [prompts, vocabulary], at the last token of each prompt, in float64 from the
-                           dequantised weights; "original" is the model before it was rounded
+                           dequantised weights; "original" is the model before it was rounded, NAME.rounded.logits
+                           those of an fp8 format whose matrices have their inputs rounded to e4m3, row by row
 
 With --checkpoints only the first two: they have the same bits everywhere, which sums of products need not have.
 """
@@ -251,14 +252,20 @@ def rotate(x: np.ndarray, theta: float) -> np.ndarray:
     return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
 
 
-def forward(config: dict, weights: dict, tokens: list) -> np.ndarray:
-    """Logits of the last token, in float64."""
+def round_rows(x: np.ndarray) -> np.ndarray:
+    """To e4m3, the scale of a row being the smallest power of two that brings its largest magnitude to 448."""
+    scale = 2.0 ** np.ceil(np.log2(np.abs(x).max(-1, keepdims=True) / 448))
+    return e4m3_table()[to_e4m3(x / scale)].astype(np.float64) * scale
+
+
+def forward(config: dict, weights: dict, tokens: list, rounded=lambda x: x) -> np.ndarray:
+    """Logits of the last token, in float64; rounded(x) is what the matrices of the layer multiply."""
     w = {name: values.astype(np.float64) for name, values in weights.items()}
     layer = lambda name: w[f"model.layers.0.{name}.weight"]
     eps, heads, kv = config["rms_norm_eps"], config["num_attention_heads"], config["num_key_value_heads"]
     size = config["hidden_size"] // heads
     x = w["model.embed_tokens.weight"][tokens]
-    h = norm(x, layer("input_layernorm"), eps)
+    h = rounded(norm(x, layer("input_layernorm"), eps))
     q = rotate((h @ layer("self_attn.q_proj").T).reshape(len(tokens), heads, size), config["rope_theta"])
     k = rotate((h @ layer("self_attn.k_proj").T).reshape(len(tokens), kv, size), config["rope_theta"])
     v = (h @ layer("self_attn.v_proj").T).reshape(len(tokens), kv, size)
@@ -267,10 +274,10 @@ def forward(config: dict, weights: dict, tokens: list) -> np.ndarray:
     scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     o = np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v).reshape(len(tokens), -1)
-    x = x + o @ layer("self_attn.o_proj").T
-    h = norm(x, layer("post_attention_layernorm"), eps)
+    x = x + rounded(o) @ layer("self_attn.o_proj").T
+    h = rounded(norm(x, layer("post_attention_layernorm"), eps))
     gate, up = h @ layer("mlp.gate_proj").T, h @ layer("mlp.up_proj").T
-    x = x + (gate / (1 + np.exp(-gate)) * up) @ layer("mlp.down_proj").T
+    x = x + rounded(gate / (1 + np.exp(-gate)) * up) @ layer("mlp.down_proj").T
     return norm(x, w["model.norm.weight"], eps)[-1] @ w["model.embed_tokens.weight"].T
 
 
@@ -306,6 +313,10 @@ def write_reference(out: pathlib.Path, config: dict, plain: dict, worth: dict) -
     for name, weights in {"original": plain, **worth}.items():
         logits[name] = np.stack([forward(config, weights, p) for p in prompts])
         print(f"{name}: divergence from the original {divergence(logits['original'], logits[name]):.2e}")
+        if "fp8" in name:
+            rounded = np.stack([forward(config, weights, p, round_rows) for p in prompts])
+            print(f"{name}, rows rounded: divergence from not rounded {divergence(logits[name], rounded):.2e}")
+            logits[f"{name}.rounded"] = rounded
     write_safetensors(out / "reference.safetensors",
                       {f"{n}.logits": ("F32", v.astype(np.float32)) for n, v in logits.items()})
     lines = ",\n".join(f"  {json.dumps(n)}: {json.dumps(q)}" for n, (q, _) in formats().items())

@@ -1,0 +1,44 @@
+#pragma once
+
+// Rows of x rounded to e4m3 with one scale a row, for matrices that ask for it
+// (PackedLinear::rounds_rows). CPUs and GPUs compute the same bits.
+//
+// The scale is the smallest power of two that brings the largest magnitude of the row to 448 or
+// less, at least 2^-100; 1 for a row of zeros. So x / scale is exact, it is rounded to the nearest
+// code, ties to even, and code times scale is exact in f32 and in bf16. A row with a NaN, an
+// infinity or a magnitude of 2^79 and more has the scale NaN, and is NaN as a whole.
+
+#include <bit>
+#include <cstdint>
+
+#include "base/host_device.h"
+
+namespace quire::kernels {
+
+// The magnitude of x as bits, whose order is that of magnitudes, infinity and NaN behind them.
+QUIRE_HOST_DEVICE constexpr std::uint32_t MagnitudeBits(float x) {
+  return std::bit_cast<std::uint32_t>(x) & 0x7fffffffu;
+}
+
+// Of a row whose largest MagnitudeBits are `largest`.
+QUIRE_HOST_DEVICE constexpr float Fp8RowScale(std::uint32_t largest) {
+  constexpr std::uint32_t kTooLarge = 0x67000000u;  // 2^79
+  constexpr std::uint32_t kLeast = 27;              // exponent of 2^-100
+  if (largest >= kTooLarge) return std::bit_cast<float>(0x7fc00000u);
+  if (largest == 0) return 1.0f;
+  // 448 is 1.75 * 2^8.
+  const std::uint32_t exponent = (largest >> 23) + ((largest & 0x7fffffu) > 0x600000u ? 1u : 0u);
+  return std::bit_cast<float>((exponent < kLeast + 8 ? kLeast : exponent - 8) << 23);
+}
+
+// 1 / scale, exactly; a NaN stays one.
+QUIRE_HOST_DEVICE constexpr float InverseFp8RowScale(float scale) {
+  const auto bits = std::bit_cast<std::uint32_t>(scale);
+  return bits > 0x7f800000u ? scale : std::bit_cast<float>(0x7f000000u - bits);
+}
+
+// to[i] = code(from[i]) * scale * factor for i of [0, k); factor is a power of two, `to` may be
+// `from`.
+void RoundRowFp8(const float* from, std::int64_t k, float factor, float* to);
+
+}  // namespace quire::kernels

@@ -1,0 +1,206 @@
+#pragma once
+
+// What the products of compute capability 9.0 share: their ring of stages in shared memory, the
+// warp that fills it by TMA, clusters of two blocks, and tensor maps. What is done with a stage is
+// in the kernels (linear_sm90.cu, linear_fp8_sm90.cu).
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/cuda_status.h"
+#include "base/dtype.h"
+#include "base/stream.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/sm90/barrier.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/tma_descriptor.h"
+#include "kernels/linear/linear_tile.cuh"
+
+namespace quire::kernels::linear_sm90 {
+
+using cuda::kLinearTileN;
+using linear_tile::kHalfTile;
+using linear_tile::kOutPitch;
+using linear_tile::kRowBytes;
+using linear_tile::LinearArgs;
+using linear_tile::Work;
+
+// Warps 0 to 7 are the two warpgroups that consume, whose threads are those of the portable block;
+// warp 8 produces.
+inline constexpr std::uint32_t kConsumerThreads = linear_tile::kThreads;
+inline constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
+inline constexpr std::uint32_t kBlockThreads = kConsumerThreads + cuda::kWarpSize;
+inline constexpr std::uint32_t kConsumerBarrier = 1;  // named; of both warpgroups
+// Rows of weights in a box, the 64 features of a warpgroup.
+inline constexpr std::uint32_t kBoxBytes = kHalfTile * kRowBytes;
+// Tokens that blocks of neighbouring indices share weights over: what they read of x stays in L2
+// while the weights pass once.
+inline constexpr std::uint32_t kGroupTokens = 2048;
+// Blocks of a cluster.
+inline constexpr std::uint32_t kPair = 2;
+inline constexpr std::uint16_t kBothRanks = 3;
+
+// Shared memory: stages of 128 features and kTokens rows of x, rows of 128 bytes under the 128-byte
+// swizzle, then barriers. Behind the last stage the sums lie there on their way out. kBlocks: of a
+// cluster; a block alone leaves half of the multiprocessor to another.
+template <std::uint32_t kTokens, std::uint32_t kBlocks>
+struct Ring {
+  static constexpr std::uint32_t kTokensAt = kLinearTileN * kRowBytes;  // in a stage
+  static constexpr std::uint32_t kStageBytes = kTokensAt + kTokens * kRowBytes;
+  static constexpr std::uint32_t kOwnTokens = kTokens / kBlocks;  // that a block copies to all
+  static constexpr std::uint32_t kStages = 96 * kBlocks * 1024 / kStageBytes;
+  static constexpr std::uint32_t kBarriersAt = kStages * kStageBytes;
+  static constexpr std::uint32_t kBytes = kBarriersAt + 2 * kStages * sizeof(cuda::Barrier);
+  static_assert(kTokens * kOutPitch * sizeof(float) <= kBarriersAt);
+
+  std::byte* shared;
+
+  __device__ __forceinline__ std::byte* weights(std::uint32_t stage) const {
+    return shared + stage * kStageBytes;
+  }
+  __device__ __forceinline__ std::byte* tokens(std::uint32_t stage) const {
+    return weights(stage) + kTokensAt;
+  }
+  __device__ __forceinline__ cuda::Barrier* full(std::uint32_t stage) const {
+    return reinterpret_cast<cuda::Barrier*>(shared + kBarriersAt) + stage;
+  }
+  __device__ __forceinline__ cuda::Barrier* empty(std::uint32_t stage) const {
+    return full(kStages + stage);
+  }
+};
+
+__host__ __device__ constexpr std::uint32_t FeaturePairs(std::uint32_t n) {
+  return (n + kPair * kLinearTileN - 1) / (kPair * kLinearTileN);
+}
+
+// Clusters in groups of kGroupTokens, in a group all tiles of tokens for each pair of tiles of
+// features, the second of which may have none. `tiles`: of K.
+template <std::uint32_t kTokens>
+__device__ __forceinline__ Work PairWork(const LinearArgs& args, std::uint32_t tiles) {
+  constexpr std::uint32_t kGroupTiles = kGroupTokens / kTokens;
+  const std::uint32_t token_tiles = (args.num_rows + kTokens - 1) / kTokens;
+  const std::uint32_t group_pairs = kGroupTiles * FeaturePairs(args.n);
+  const std::uint32_t pair = cuda::BlockX() / kPair;
+  const std::uint32_t first = pair / group_pairs * kGroupTiles;
+  const std::uint32_t in_group = pair % group_pairs;
+  const std::uint32_t width = token_tiles - first < kGroupTiles ? token_tiles - first : kGroupTiles;
+  Work work{};
+  work.feature_tile = in_group / width * kPair + cuda::BlockX() % kPair;
+  work.n0 = work.feature_tile * (args.has_gate ? kHalfTile : kLinearTileN);
+  work.m0 = (first + in_group % width) * kTokens;
+  work.tile_end = tiles;
+  return work;
+}
+
+// All stages of a block, by one thread. A stage is 128 bytes of a row, kInputs of them.
+template <std::uint32_t kInputs, std::uint32_t kTokens, std::uint32_t kBlocks>
+__device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMap* weights,
+                                        const CUtensorMap* tokens,
+                                        const Ring<kTokens, kBlocks>& ring, const Work& work) {
+  using R = Ring<kTokens, kBlocks>;
+  const auto load_weights = [&](std::uint32_t tile, std::uint32_t stage) {
+    cuda::BarrierExpect(ring.full(stage), R::kStageBytes);
+    const auto input = static_cast<std::int32_t>(tile * kInputs);
+    cuda::TmaLoad2D(ring.weights(stage), weights, ring.full(stage), input,
+                    static_cast<std::int32_t>(work.n0), cuda::L2Hint::kNormal);
+    cuda::TmaLoad2D(ring.weights(stage) + kBoxBytes, weights, ring.full(stage), input,
+                    static_cast<std::int32_t>(work.n0 + kHalfTile + args.up_distance),
+                    cuda::L2Hint::kNormal);
+  };
+  const std::uint32_t own = cuda::BlockX() % kBlocks * R::kOwnTokens;
+  const auto load_tokens = [&](std::uint32_t tile, std::uint32_t stage) {
+    const auto input = static_cast<std::int32_t>(tile * kInputs);
+    const auto row = static_cast<std::int32_t>(work.m0 + own);
+    if constexpr (kBlocks == 1) {
+      cuda::TmaLoad2D(ring.tokens(stage), tokens, ring.full(stage), input, row,
+                      cuda::L2Hint::kNormal);
+    } else {
+      cuda::TmaMulticast2D(ring.tokens(stage) + own * kRowBytes, tokens, ring.full(stage), input,
+                           row, kBothRanks);
+    }
+  };
+  const std::uint32_t tiles = work.tile_end - work.tile_begin;
+  const std::uint32_t at_once = tiles < R::kStages ? tiles : R::kStages;
+  for (std::uint32_t i = 0; i < at_once; ++i) load_weights(work.tile_begin + i, i);
+  cuda::DependencyWait();
+  for (std::uint32_t i = 0; i < at_once; ++i) load_tokens(work.tile_begin + i, i);
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;
+  // In a cluster the last turns only wait: then both blocks are done with what this one copies and
+  // counts.
+  const std::uint32_t turns_end = kBlocks == 1 ? work.tile_end : work.tile_end + at_once;
+#pragma unroll 1
+  for (std::uint32_t tile = work.tile_begin + at_once; tile < turns_end; ++tile) {
+    cuda::BarrierWait(ring.empty(stage), parity);
+    if (tile < work.tile_end) {
+      load_weights(tile, stage);
+      load_tokens(tile, stage);
+    }
+    if (++stage == R::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+}
+
+// The barriers of a block, by one thread.
+template <typename R>
+__device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks) {
+  for (std::uint32_t stage = 0; stage < R::kStages; ++stage) {
+    cuda::BarrierInit(ring.full(stage), 1);
+    cuda::BarrierInit(ring.empty(stage), blocks * kConsumerWarps);
+  }
+  cuda::BarrierInitFence();
+}
+
+// A stage is free again once the products of the next one are under way, for the copies of all
+// blocks. By every warp that consumes.
+template <std::uint32_t kTokens, std::uint32_t kBlocks>
+__device__ __forceinline__ void Release(const Ring<kTokens, kBlocks>& ring, std::uint32_t stage) {
+  if (cuda::Lane() != 0) return;
+  if constexpr (kBlocks == 1) {
+    cuda::BarrierArrive(ring.empty(stage));
+  } else {
+    for (std::uint32_t rank = 0; rank < kBlocks; ++rank) {
+      cuda::BarrierArriveIn(rank, ring.empty(stage));
+    }
+  }
+}
+
+struct MappedRows {
+  const void* data;  // [rows, k]
+  DType dtype;
+  std::uint32_t rows;
+  std::uint32_t k;
+  std::int64_t stride;  // elements
+};
+// In boxes of `box_rows` rows and 128 bytes, zeros outside.
+inline absl::StatusOr<cuda::TmaTile> MapOf(const MappedRows& matrix, std::uint32_t box_rows) {
+  const auto size = static_cast<std::uint32_t>(DTypeSize(matrix.dtype));
+  const std::uint32_t columns = linear_tile::kRowBytes / size;
+  return cuda::EncodeTma({.builder = "linear",
+                          .base = matrix.data,
+                          .dtype = matrix.dtype,
+                          .rank = 2,
+                          .extents = {matrix.k, matrix.rows},
+                          .strides = {static_cast<std::uint64_t>(matrix.stride) * size},
+                          .box = {columns, box_rows},
+                          .swizzle = cuda::TmaSwizzle::k128B,
+                          .l2 = cuda::TmaL2Promotion::k256B,
+                          .tile = {box_rows, 1, columns}});
+}
+
+inline absl::Status CheckClusters(const CudaContext& context) {
+  int has_clusters = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch,
+                                                   context.stream->device().ordinal);
+  if (error != cudaSuccess) return CudaStatus(error, "cudaDevAttrClusterLaunch");
+  if (has_clusters == 0) return absl::FailedPreconditionError("the device has no clusters");
+  return absl::OkStatus();
+}
+
+}  // namespace quire::kernels::linear_sm90

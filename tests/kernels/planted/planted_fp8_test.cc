@@ -1,0 +1,135 @@
+// Mistakes planted in copies of the product of e4m3 by e4m3 (CMakeLists.txt says which text is
+// which): the emulator ends the process and says what is wrong, or the result is far from that of
+// the kernel as it is.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_reduction.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/kernels/coded_matrix.h"
+#include "tests/kernels/cuda_test_util.h"
+#include "tests/kernels/kernel_test_util.h"
+#include "tests/kernels/rounded_rows.h"
+
+namespace quire::kernels {
+namespace internal {
+
+absl::Status LinearFp8Sm90CudaNoPromotion(const CudaContext& context, const LinearParams& params);
+absl::Status LinearFp8Sm90CudaScaleOfRangeBegin(const CudaContext& context,
+                                                const LinearParams& params);
+absl::Status LinearFp8Sm90CudaScaleOfOneRow(const CudaContext& context, const LinearParams& params);
+absl::Status LinearFp8Sm90CudaProductNotWaited(const CudaContext& context,
+                                               const LinearParams& params);
+absl::Status LinearFp8Sm90CudaStageGivenAwayUnread(const CudaContext& context,
+                                                   const LinearParams& params);
+absl::Status LinearFp8Sm90CudaFlagInTile(const CudaContext& context, const LinearParams& params);
+absl::Status LinearFp8Sm90CudaRowsNotWaited(const CudaContext& context, const LinearParams& params);
+
+}  // namespace internal
+
+namespace {
+
+// Groups of two tiles of 128 inputs, sub-ranges of three, so that one begins inside a group; 9 rows
+// in blocks of their own for each, 130 in pairs of blocks that have all of K.
+class PlantedFp8DeathTest : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kFeatures = 600, kInputs = 1032, kRows = 130;
+  static_assert(cuda::Fp8ReductionOf(kFeatures, kInputs).tiles_per_split == 3);
+
+  PlantedFp8DeathTest() {
+    cuda_emulator::EmulatorOptions options = cuda_emulator::GetOptions();
+    options.check = cuda_emulator::CheckedLaunches::kAll;
+    cuda_emulator::SetOptions(options);
+    cuda_.emplace();
+    made_ = MakeQuantized({.format = WeightFormat::kFp8E4M3,
+                           .n = kFeatures,
+                           .k = kInputs,
+                           .group = 256,
+                           .rounds_rows = true,
+                           .by_rows = true});
+    weight_ = *made_.Pack(**cuda_);
+    // Rows of different scales.
+    for (std::uint32_t m = 0; m < kRows; ++m) {
+      for (const float value : RandomFloats(kInputs, m, m % 3 == 0 ? 0.3f : 5.0f)) {
+        x_.push_back(BF16::FromFloat(value));
+      }
+    }
+  }
+  ~PlantedFp8DeathTest() override {
+    weight_ = {};
+    cuda_.reset();
+    cuda_emulator::Reset();
+  }
+
+  template <typename Product>
+  std::vector<float> Run(Product product, std::uint32_t rows) {
+    const DeviceArray<BF16> x(*cuda_, x_);
+    const DeviceArray<float> y(*cuda_, kRows * kFeatures);
+    const absl::Status status = product(*(**cuda_).cuda(), LinearParams{.x = x.data(),
+                                                                        .weight = &weight_,
+                                                                        .y = y.data(),
+                                                                        .x_stride = kInputs,
+                                                                        .y_stride = kFeatures,
+                                                                        .num_rows = rows});
+    EXPECT_TRUE(status.ok()) << status;
+    cuda_->Wait();
+    std::vector<float> values = y.Get();
+    values.resize(std::size_t{rows} * kFeatures);
+    return values;
+  }
+
+  // How far that is from double precision of the rounded rows.
+  double Error(const std::vector<float>& y) const {
+    std::vector<float> x;
+    for (const BF16 value : x_) x.push_back(value.ToFloat());
+    const std::vector<float> rounded = RoundedRows(x, kInputs);
+    std::vector<double> exact;
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      double sum = 0;
+      for (std::size_t k = 0; k < kInputs; ++k) {
+        sum +=
+            double{rounded[i / kFeatures * kInputs + k]} * made_.worth[i % kFeatures * kInputs + k];
+      }
+      exact.push_back(sum);
+    }
+    return RelativeError(y, exact);
+  }
+
+ private:
+  std::optional<EmulatedBackend> cuda_;
+  Quantized made_;
+  PackedLinear weight_;
+  std::vector<BF16> x_;
+};
+
+TEST_F(PlantedFp8DeathTest, ResultsShowWhatIsWrong) {
+  for (const std::uint32_t rows : {9u, kRows}) {
+    EXPECT_LT(Error(Run(internal::LinearFp8Sm90Cuda, rows)), 3e-3);
+    EXPECT_GT(Error(Run(internal::LinearFp8Sm90CudaNoPromotion, rows)), 0.1) << rows;
+    EXPECT_GT(Error(Run(internal::LinearFp8Sm90CudaScaleOfOneRow, rows)), 0.1) << rows;
+  }
+  // One block has all sub-ranges of many rows.
+  EXPECT_GT(Error(Run(internal::LinearFp8Sm90CudaScaleOfRangeBegin, 9)), 0.1);
+}
+
+TEST_F(PlantedFp8DeathTest, TheEmulatorSaysWhatIsWrong) {
+  const std::string kernel = "kernel linear fp8 sm_90a, .*";
+  EXPECT_DEATH(Run(internal::LinearFp8Sm90CudaProductNotWaited, kRows),
+               absl::StrCat(kernel, "an accumulator of a wgmma product is touched before"));
+  EXPECT_DEATH(Run(internal::LinearFp8Sm90CudaStageGivenAwayUnread, kRows),
+               absl::StrCat(kernel, "(no barrier orders the two|to which a copy is under way)"));
+  EXPECT_DEATH(Run(internal::LinearFp8Sm90CudaFlagInTile, 9),
+               absl::StrCat(kernel, "no barrier orders the two"));
+  EXPECT_DEATH(Run(internal::LinearFp8Sm90CudaRowsNotWaited, kRows),
+               absl::StrCat(kernel, ".*kernel in front"));
+}
+
+}  // namespace
+}  // namespace quire::kernels
