@@ -22,6 +22,8 @@ constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
 // Beyond a dense layer's: the router and the way of rows to experts and back, a shared expert.
 constexpr std::int64_t kMixtureNodes = 12;
 constexpr std::int64_t kOtherNodes = 16;
+// With rows that are rounded: a launch in front of each product, and the store of heads behind one.
+constexpr std::int64_t kRoundingNodes = 8;
 
 // Entries that the sampler holds at a time. Only samples with penalties have a history, so this is
 // far above what is seen; a step beyond it is sampled in pieces. One sample always fits: a history
@@ -66,11 +68,12 @@ std::int64_t RankNodes(const ModelSpec& spec, const CudaSizes& sizes) {
   return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
 }
 
-std::int64_t NodesOf(const ModelSpec& spec, const CudaSizes& sizes) {
+std::int64_t NodesOf(const ModelSpec& spec, const CudaSizes& sizes, bool rounds_rows) {
   std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(sizes.attention.size());
   const std::int64_t rank_nodes = RankNodes(spec, sizes);
   for (const LayerSpec& layer : spec.layers) {
     nodes += kNodesPerLayer + rank_nodes;
+    if (rounds_rows) nodes += layer.mlp == MlpKind::kMoe ? 2 * kRoundingNodes : kRoundingNodes;
     if (layer.heads.qk_norm.kind != NormKind::kNone) nodes += kQkNormNodes;
     if (HasBranches(layer)) nodes += kBranchNodes;
     if (layer.mlp == MlpKind::kMoe) nodes += kMixtureNodes;
@@ -135,7 +138,8 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.sampled_stride = (std::int64_t{sizes.limits.max_step_samples} + 63) / 64 * 64;
   sizes.pooled_bytes =
       std::int64_t{sizes.limits.max_rows} * spec.hidden * static_cast<std::int64_t>(sizeof(float));
-  sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) * NodesOf(spec, sizes) * kGraphNodeBytes;
+  sizes.graph_bytes = NumBuckets(sizes.max_graph_rows) *
+                      NodesOf(spec, sizes, options.fp8_activations) * kGraphNodeBytes;
   return sizes;
 }
 

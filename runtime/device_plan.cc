@@ -178,6 +178,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
   plan.runner.has_text.assign(model.config.vocab_size, 1);
   plan.runner.activation = CudaActivationType(options);
   plan.runner.graphs = options.device.cuda_graphs;
+  plan.runner.fp8_activations = options.model.fp8_activations;
 
   if (plan.reserve_bytes >= free_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("device.reserve_bytes is ", plan.reserve_bytes,

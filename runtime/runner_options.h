@@ -42,6 +42,9 @@ struct RunnerOptions {
   std::uint32_t max_context_tokens = 0;
   // Decode steps of models that are whole run as captured graphs. The bits are the same either way.
   bool graphs = true;
+  // LoadOptions::fp8_activations: products launch the rounding of their rows too, for which graphs
+  // have room.
+  bool fp8_activations = false;
 };
 
 // The sizes in `options`, defaults filled in.

@@ -219,6 +219,7 @@ TEST(GroupedLinearCudaTest, CodesBiasesAndF32HaveTheBitsOfLinear) {
       {.format = kInt8, .n = 24, .k = 544, .group = 32, .has_min = true, .min_in_steps = true},
       {.format = kFp8E4M3, .n = 136, .k = 584, .group = 128},
       {.format = kFp8E4M3, .n = 24, .k = 584, .group = 584},
+      {.format = kFp8E4M3, .n = 136, .k = 584, .group = 128, .rounds_rows = true},
       {.format = kInt4, .n = 136, .k = 576, .group = 64},
       {.format = kInt4, .n = 24, .k = 544, .group = 32, .has_min = true, .min_in_steps = true},
       {.format = kInt4, .n = 24, .k = 640, .group = 128, .has_order = true},
@@ -226,7 +227,8 @@ TEST(GroupedLinearCudaTest, CodesBiasesAndF32HaveTheBitsOfLinear) {
       {.format = kFp4E2M1, .n = 24, .k = 96, .group = 32}};
   for (const QuantizedShape& shape : shapes) {
     SCOPED_TRACE(absl::StrCat(WeightFormatName(shape.format), " ", shape.n, "x", shape.k, " by ",
-                              shape.group, shape.has_order ? " order" : ""));
+                              shape.group, shape.has_order ? " order" : "",
+                              shape.rounds_rows ? " rounded" : ""));
     Experts experts(cuda, 3, shape);
     CheckGroups(cuda, experts, {1, 0, 2}, {});
     experts.AddBiases(cuda);
@@ -405,6 +407,7 @@ TEST(GroupedLinearCudaTest, SumsOfCodesHaveThoseBitsToo) {
         QuantizedShape{
             .format = kInt8, .n = 40, .k = 64, .group = 32, .has_min = true, .min_in_steps = true},
         QuantizedShape{.format = kFp8E4M3, .n = 136, .k = 584, .group = 128},
+        QuantizedShape{.format = kFp8E4M3, .n = 136, .k = 584, .group = 128, .rounds_rows = true},
         QuantizedShape{.format = kInt4,
         .n = 136,
         .k = 576,

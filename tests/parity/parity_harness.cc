@@ -81,7 +81,8 @@ class Stage {
                            .comm = options.comm,
                            .activation = options.activation,
                            .max_context_tokens = row_pages * kPageSize,
-                           .graphs = options.graphs}));
+                           .graphs = options.graphs,
+                           .fp8_activations = options.fp8_activations}));
     QUIRE_ASSIGN_OR_RETURN(stage->tables_,
                            PageTables::Create({.groups = layers.groups,
                                                .page_size = kPageSize,
