@@ -1,5 +1,6 @@
 #include "base/thread_priority.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -19,6 +20,10 @@ bool LowerPriority(std::int64_t thread) {
   const int now = getpriority(PRIO_PROCESS, id);
   if (errno == 0 && now >= kBackgroundNice) return true;
   return setpriority(PRIO_PROCESS, id, kBackgroundNice) == 0;
+}
+
+void GiveWay() {
+  if (getpriority(PRIO_PROCESS, 0) >= kBackgroundNice) sched_yield();
 }
 
 absl::Duration ProcessorTime(std::int64_t thread) {

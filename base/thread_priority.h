@@ -22,6 +22,14 @@ std::int64_t ThisThread();
 // it. False: a sandbox forbids that, and it stays as it is.
 bool LowerPriority(std::int64_t thread);
 
+// Lets others have the processor of the calling thread, if that stands back; else does nothing. To
+// be called every few tenths of a millisecond of work: by niceness alone a thread whose turn has
+// come keeps its processor until the next tick of the system's clock, 4 ms at 250 Hz, from those
+// that wake meanwhile too, and a step of a model that waits for one of its threads stands still for
+// as long. A turn that is given away is lost, so what remains are times when no other thread wants
+// the processor.
+void GiveWay();
+
 // The time of a processor that a thread of this process, which has not ended, has used. Infinite
 // where the system does not say.
 absl::Duration ProcessorTime(std::int64_t thread);

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/error_reason.h"
 #include "base/status.h"
+#include "base/thread_priority.h"
 #include "base/within_memory.h"
 #include "engine/constraint/grammar_library.h"
 
@@ -62,8 +63,9 @@ struct LibraryBudget {
 
 constexpr std::int64_t kMaxNesting = 1000;
 
-// Of the steps that a call may make, so many at a time: then it is seen whether it shall stop.
-constexpr std::int64_t kStepsUntilAsked = 1 << 16;
+// Of the steps that a call may make, so many at a time: then it is seen whether it shall stop, and
+// others may have the processor. About 0.15 ms.
+constexpr std::int64_t kStepsUntilAsked = 1 << 13;
 
 thread_local LibraryBudget library_budget;  // of the call that this thread is in
 
@@ -101,8 +103,11 @@ void TakeFrom(Allowance* allowance, std::int64_t amount, const char* unit) {
 
 // More steps for a call that has made all that it had, and perhaps some more.
 void GiveSteps() {
-  if (library_budget.stop != nullptr && library_budget.stop->stop_requested()) {
-    std::rethrow_exception(std::make_exception_ptr(Stopped()));
+  if (library_budget.stop != nullptr) {
+    if (library_budget.stop->stop_requested()) {
+      std::rethrow_exception(std::make_exception_ptr(Stopped()));
+    }
+    GiveWay();
   }
   Allowance& steps = library_budget.steps;
   TakeFrom(&steps, -xgrammar::steps_until_asked, "steps");

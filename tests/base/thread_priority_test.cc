@@ -1,5 +1,6 @@
 #include "base/thread_priority.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <atomic>
@@ -28,6 +29,36 @@ TEST(ThreadPriorityTest, LowersOneThreadAndThoseThatItStarts) {
   EXPECT_EQ(again, lowered);
   EXPECT_EQ(started, lowered);
   EXPECT_EQ(Niceness(), before);
+}
+
+// Two threads that stand back share one processor. One wakes the other and goes on, and would do so
+// for the rest of its turn, milliseconds, if it did not give way.
+TEST(ThreadPriorityTest, AThreadThatGivesWayKeepsNoneWaiting) {
+  constexpr int kTurns = 20;
+  absl::Duration used = {};
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    ASSERT_TRUE(LowerPriority(ThisThread()));
+    std::atomic<int> asked = 0, done = 0;
+    std::thread other([&] {
+      for (int turn = 1; turn <= kTurns; ++turn) {
+        asked.wait(turn - 1);
+        done = turn;
+      }
+    });
+    for (int turn = 1; turn <= kTurns; ++turn) {
+      asked = turn;
+      asked.notify_one();
+      const absl::Duration before = ProcessorTime(ThisThread());
+      while (done < turn) GiveWay();
+      used += ProcessorTime(ThisThread()) - before;
+    }
+    other.join();
+  }).join();
+  EXPECT_LT(used, kTurns * absl::Microseconds(500));
 }
 
 TEST(ThreadPriorityTest, CountsTheTimeOfOneThread) {
