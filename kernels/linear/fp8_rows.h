@@ -4,9 +4,10 @@
 // (PackedLinear::rounds_rows). CPUs and GPUs compute the same bits.
 //
 // The scale is the smallest power of two that brings the largest magnitude of the row to 448 or
-// less, at least 2^-100; 1 for a row of zeros. So x / scale is exact, it is rounded to the nearest
-// code, ties to even, and code times scale is exact in f32 and in bf16. A row with a NaN, an
-// infinity or a magnitude of 2^79 and more has the scale NaN, and is NaN as a whole.
+// less, at least 2^-100; 1 for a row of zeros. So x / scale is exact, or below half the smallest
+// code; it is rounded to the nearest code, ties to even, and code times scale is exact in f32 and
+// in bf16. A row with a NaN, an infinity or a magnitude of 2^79 or more has the scale NaN, and is
+// NaN as a whole.
 
 #include <bit>
 #include <cstdint>

@@ -96,6 +96,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       }
       cuda::WgmmaCommit();
       cuda::WgmmaWait<1>();
+      // The products of the stage before are done once at most these are under way.
       if (tile != begin) Release(ring, before);
       before = stage;
       if (++stage == R::kStages) {

@@ -157,8 +157,8 @@ __device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks
   cuda::BarrierInitFence();
 }
 
-// A stage is free again once the products of the next one are under way, for the copies of all
-// blocks. By every warp that consumes.
+// The products that read a stage are done: it is free again, for the copies of all blocks. By every
+// warp that consumes.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Release(const Ring<kTokens, kBlocks>& ring, std::uint32_t stage) {
   if (cuda::Lane() != 0) return;

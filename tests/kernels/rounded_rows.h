@@ -13,7 +13,7 @@
 
 namespace quire::kernels {
 
-// The largest magnitudes of codes 0 .. 126, ascending.
+// The magnitudes of codes 0 .. 126, ascending.
 inline const std::vector<double>& E4M3Magnitudes() {
   static const std::vector<double> magnitudes = [] {
     std::vector<double> values;
