@@ -5,15 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/linear/fp8_rows.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
@@ -254,6 +257,28 @@ TEST(LinearFp8Sm90Test, RowsOfSeveralLaunchesHaveTheBitsOfOne) {
   }
 }
 
+// Launches that exchange no partial sums have rows where others have those: the counters of the
+// launch behind them are still zero. So many rows are whole-K blocks for 4 multiprocessors.
+TEST(LinearFp8Sm90Test, RowsOverThePartialSumsLeaveTheCountersZero) {
+  const CudaBackend cuda;
+  constexpr std::uint32_t kK = 65536, kN = 3, kRows = 385;
+  constexpr std::uint32_t kRoom = cuda::Fp8RowsRoomOf(kK, false).rows;
+  static_assert(kRoom == 319 && cuda::EvenRows(kRows, kRoom) == 256);
+  const auto packed = MakeQuantized(ByRows(kN, kK, kK)).Pack(*cuda);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const Inputs in(kRows, kN, kK, kBF16);
+  const Options run{.extras = true};
+  const std::vector<float> first = Compute(cuda, *packed, in, run, 0, 1);
+  const std::uint64_t before = cuda_emulator::LaunchCount(kKernel);
+  const std::vector<float> all = Compute(cuda, *packed, in, run, 0, kRows);
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_EQ(cuda_emulator::LaunchCount(kKernel) - before, 2u);
+  }
+  const std::vector<float> last = Compute(cuda, *packed, in, run, kRows - 1, 1);
+  EXPECT_EQ(std::memcmp(first.data(), all.data(), kN * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(last.data(), all.data() + all.size() - kN, kN * sizeof(float)), 0);
+}
+
 // Decided while the matrix is packed, since it lies in another order then.
 TEST(LinearFp8Sm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
@@ -299,6 +324,80 @@ TEST(LinearFp8Sm90Test, TakesBF16Only) {
               testing::HasSubstr("x f32, weights that lie by rows take bf16"));
 }
 
+// Magnitudes of rows that differ in their scale: subnormals of bf16, the least scale and the first
+// above it, 448 and the next value of bf16, the largest.
+constexpr float kLargest[] = {0x1p-133f, 0x1p-126f, 0x1.cp-92f, 0x1.c2p-92f, 0x1.5p-3f,
+                              448,       450,       0x1p30f,    0x1.fep78f};
+
+// Every finite bf16 of less than 2^79, which has all ties between codes, and the values of f32 on
+// either side; those above `largest` are `largest`.
+std::vector<float> RowUpTo(float largest, bool is_f32) {
+  std::vector<float> row;
+  for (std::uint32_t bits = 0; bits < 2 * 0x6700u; ++bits) {
+    const std::uint32_t sign = bits % 2 << 31;
+    const std::uint32_t own = bits / 2 << 16;
+    for (std::uint32_t i = 0; i < (is_f32 ? 3u : 1u); ++i) {
+      const std::uint32_t beside = is_f32 && own != 0 ? own + i - 1 : own;
+      const float magnitude = std::min(std::bit_cast<float>(beside), largest);
+      row.push_back(std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | sign));
+    }
+  }
+  return row;
+}
+
+// The CPU's function says what is right: codes, scales and values have its bits.
+TEST(RoundedRowsCudaTest, EveryValueHasTheBitsOfTheCpu) {
+  const CudaBackend cuda;
+  const CudaContext& context = *(*cuda).cuda();
+  constexpr std::uint32_t kRows = std::size(kLargest);
+  for (const DType dtype : {kBF16, DType::kF32}) {
+    std::vector<float> x;
+    for (const float largest : kLargest) {
+      const std::vector<float> row = RowUpTo(largest, dtype == DType::kF32);
+      x.insert(x.end(), row.begin(), row.end());
+    }
+    const auto k = static_cast<std::uint32_t>(x.size() / kRows);
+    std::vector<float> want(x.size()), want_scales;
+    std::vector<std::uint8_t> want_codes;
+    for (std::uint32_t m = 0; m < kRows; ++m) {
+      const float* const row = x.data() + std::size_t{m} * k;
+      RoundRowFp8(row, k, 1, want.data() + std::size_t{m} * k);
+      want_scales.push_back(Fp8RowScale(MagnitudeBits(kLargest[m])));
+      for (std::uint32_t i = 0; i < k; ++i) {
+        want_codes.push_back(
+            F8E4M3::FromFloat(want[std::size_t{m} * k + i] / want_scales.back()).bits);
+      }
+    }
+    DeviceRows from(cuda, dtype, kRows, k, k);
+    from.Put(x);
+    const internal::RowsToRound rows{
+        .x = from.ptr(), .x_stride = from.stride(), .k = k, .num_rows = kRows};
+    const auto elements = static_cast<std::int64_t>(x.size());
+    const auto size = elements * DTypeSize(dtype);
+    const DeviceBuffer y = *DeviceBuffer::Allocate(MemoryKind::kDevice, size);
+    ASSERT_TRUE(internal::RoundFp8RowsCuda(context, rows, FloatPtr(y.data(), dtype)).ok());
+    std::vector<std::byte> got(static_cast<std::size_t>(size));
+    ASSERT_TRUE(cuda.stream().Copy(got.data(), y.data(), size).ok());
+    const DeviceBuffer codes = *DeviceBuffer::Allocate(MemoryKind::kDevice, elements);
+    const DeviceBuffer scales = *DeviceBuffer::Allocate(MemoryKind::kDevice, kRows * 4);
+    ASSERT_TRUE(internal::RoundFp8CodesCuda(context, rows,
+                                            {static_cast<std::uint8_t*>(codes.data()), k,
+                                             static_cast<float*>(scales.data())})
+                    .ok());
+    std::vector<std::uint8_t> got_codes(x.size());
+    std::vector<float> got_scales(kRows);
+    ASSERT_TRUE(cuda.stream().Copy(got_codes.data(), codes.data(), elements).ok());
+    ASSERT_TRUE(cuda.stream().Copy(got_scales.data(), scales.data(), kRows * 4).ok());
+    ASSERT_TRUE(cuda.stream().Synchronize().ok());
+    const auto bytes = Encode(want, dtype);
+    ASSERT_EQ(bytes.size(), got.size());
+    EXPECT_EQ(std::memcmp(got.data(), bytes.data(), got.size()), 0) << DTypeName(dtype);
+    EXPECT_EQ(std::memcmp(got_codes.data(), want_codes.data(), x.size()), 0) << DTypeName(dtype);
+    EXPECT_EQ(std::memcmp(got_scales.data(), want_scales.data(), kRows * 4), 0) << DTypeName(dtype);
+    EXPECT_EQ(std::count(want_codes.begin(), want_codes.end(), 0x7f), 0);
+  }
+}
+
 TEST(RoundedLinearCudaTest, NamesWhatIsWrong) {
   const CudaBackend cuda;
   QuantizedShape shape{
@@ -308,6 +407,10 @@ TEST(RoundedLinearCudaTest, NamesWhatIsWrong) {
   shape = Fp8(4, 65544, 65544);
   EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
               testing::HasSubstr("rows of 65544 inputs, GPUs have fp8_e4m3 with up to 65536"));
+  shape = ByRows(4, 64, 64);
+  shape.rounds_rows = false;
+  EXPECT_THAT(std::string(CheckCudaQuantizedShape(shape).message()),
+              testing::HasSubstr("fp8_e4m3 weights [4, 64] lie by rows and round none of x"));
 }
 
 }  // namespace
