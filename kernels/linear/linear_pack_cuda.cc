@@ -238,7 +238,7 @@ class CudaLinearPacker {
     QUIRE_ASSIGN_OR_RETURN(packed.data_, TakeOrAllocate(parts.codes, memory));
     QUIRE_ASSIGN_OR_RETURN(packed.scales_, TakeOrAllocate(parts.scales, memory));
     QUIRE_ASSIGN_OR_RETURN(packed.order_, TakeOrAllocate(parts.order, memory));
-    packed.lies_by_rows_ = shape.by_rows && MultipliesCodes(*backend.cuda(), packed);
+    packed.lies_by_rows_ = HasProductOfCodes(shape) && MultipliesCodes(*backend.cuda(), packed);
     TilePacker packer(shape, packed.lies_by_rows_, source);
     const std::int64_t row_bytes = packer.row_bytes();
     QUIRE_CHECK(parts.codes == tiles * row_bytes &&
@@ -273,10 +273,9 @@ class CudaLinearPacker {
   }
 
  private:
-  // Whether the kernel of e4m3 by e4m3 takes the matrix.
+  // Whether the device multiplies such a matrix as codes by codes.
   static bool MultipliesCodes(const CudaContext& context, const PackedLinear& weight) {
-    if (!context.has_sm90a() || !weight.rounds_rows()) return false;
-    if (weight.group() != weight.k() && weight.group() % cuda::kFp8TileK != 0) return false;
+    if (!context.has_sm90a()) return false;
     const absl::Status status = internal::CheckFp8RowsSm90(context, weight);
     if (!status.ok()) internal::LogPortable(status);
     return status.ok();
@@ -384,7 +383,9 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
   if (weight.lies_by_rows()) {
-    return absl::InvalidArgumentError("grouped linear has weights that lie by rows");
+    return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
+                                                   "] has weights that lie by rows, which only "
+                                                   "linear multiplies"));
   }
   if (!RewritesRows(weight)) return GroupsInOrder(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearOrderedAt, x);

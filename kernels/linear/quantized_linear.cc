@@ -68,6 +68,10 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
                                                    " inputs, GPUs have fp8_e4m3 with ", "up to ",
                                                    cuda::kLinearMaxOrderedInputs));
   }
+  if (shape.by_rows && !shape.rounds_rows) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " weights [", shape.n, ", ", shape.k,
+                                                   "] lie by rows and round none of x"));
+  }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const std::uint32_t group = shape.group;
   bool known = (group == 32 || group == 64 || group == 128) && shape.k % group == 0;
@@ -82,6 +86,11 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
   if (known) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " weights have groups of ", group, " of ",
                                                  shape.k, " inputs, GPUs have ", groups));
+}
+
+bool HasProductOfCodes(const QuantizedShape& shape) {
+  return shape.by_rows && shape.rounds_rows &&
+         (shape.scale_per_feature() || shape.group % cuda::kFp8TileK == 0);
 }
 
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape) {

@@ -26,6 +26,9 @@ namespace quire::kernels {
 // k or a multiple of 64, of which the last may be short, and kFp4E2M1 with groups of 32. Rows are
 // rounded for kFp8E4M3 of up to 65536 inputs.
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
+// Whether compute capability 9.0 multiplies codes of such a matrix by codes of x, as long as the
+// driver maps it.
+bool HasProductOfCodes(const QuantizedShape& shape);
 // What PackQuantizedRows will allocate. REQUIRES: CheckQuantizedShape accepts the shape.
 std::int64_t QuantizedBytes(const QuantizedShape& shape);
 // On a GPU, in bytes. REQUIRES: CheckCudaQuantizedShape accepts the shape.
