@@ -58,7 +58,6 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
   request.determinism = DeterminismOf(options.device);
   request.load_mode = LoadModeOf(options.model);
   request.quantization = options.model.quantization;
-  request.fp8_activations = options.model.fp8_activations;
   request.runner = plan.runner;
   return request;
 }

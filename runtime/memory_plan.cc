@@ -129,7 +129,8 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
   QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                          OpenHeaders(files, checked, options.load_mode));
   const WeightTarget target{.quantization = options.quantization,
-                            .fp8_activations = options.fp8_activations};
+                            .fp8_activations = options.fp8_activations,
+                            .dummy = options.load_mode == LoadMode::kDummy};
   QUIRE_ASSIGN_OR_RETURN(
       const WeightSlots slots,
       FindWeights(checked.spec, TensorNamesOf(checked.config), checkpoint, target));
@@ -171,7 +172,8 @@ absl::StatusOr<std::int64_t> DeviceWeightBytes(const formats::ModelFiles& files,
   const WeightTarget target{.cuda = true,
                             .activation = options.runner.activation,
                             .quantization = options.quantization,
-                            .fp8_activations = options.fp8_activations};
+                            .fp8_activations = options.runner.fp8_activations,
+                            .dummy = options.load_mode == LoadMode::kDummy};
   QUIRE_ASSIGN_OR_RETURN(const WeightSlots slots,
                          FindWeights(checked.spec, names, checkpoint, target));
   return WeightBytes(slots, target);

@@ -99,7 +99,6 @@ struct DevicePlanOptions {
   kernels::Determinism determinism = kernels::Determinism::kBatchInvariant;
   LoadMode load_mode = LoadMode::kReal;
   Quantization quantization = Quantization::kAuto;
-  bool fp8_activations = false;
   RunnerOptions runner;
 };
 

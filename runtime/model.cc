@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/status.h"
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/uploader.h"
 #include "models/families/read_model_config.h"
 #include "models/families/registry.h"
@@ -166,6 +167,16 @@ absl::StatusOr<Checkpoint> TakePart(const formats::ModelFiles& files, const Tens
   return absl::Status(status.code(), absl::StrCat(files.source(), ": ", status.message()));
 }
 
+WeightTarget TargetOf(const kernels::Backend& backend, const LoadOptions& options) {
+  const auto* const cuda = backend.cuda();
+  return {.cuda = cuda != nullptr,
+          .activation = options.activation,
+          .quantization = options.quantization,
+          .fp8_activations = options.fp8_activations,
+          .dummy = options.mode == LoadMode::kDummy,
+          .multiplies_fp8 = cuda != nullptr && cuda->has_sm90a()};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& files,
@@ -189,10 +200,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
     divided = *std::move(cut);
   }
   const Checkpoint& checkpoint = divided ? *divided : whole;
-  const WeightTarget target{.cuda = backend.cuda() != nullptr,
-                            .activation = options.activation,
-                            .quantization = options.quantization,
-                            .fp8_activations = options.fp8_activations};
+  const WeightTarget target = TargetOf(backend, options);
   absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, names, checkpoint, target);
   if (!slots.ok()) {
     // Messages about a tensor begin with its file, those about an absent one with nothing.

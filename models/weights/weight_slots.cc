@@ -305,6 +305,20 @@ void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
   }
 }
 
+absl::Status NoFp8Error(const WeightTarget& target) {
+  std::string why = absl::StrCat("model.quantization ", QuantizationName(target.quantization));
+  if (target.dummy) {
+    why = "model.load_mode dummy makes up plain values";
+  } else if (target.quantization == Quantization::kAuto) {
+    absl::StrAppend(&why, " finds no e4m3 codes in the files that it could hold as they are");
+  } else {
+    absl::StrAppend(&why, " holds none so, auto would hold e4m3 codes as they are");
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("model.fp8_activations is for weights that are held as fp8_e4m3, and no matrix ",
+                   "of this model is: ", why));
+}
+
 // Matrices of e4m3 codes have rows of x rounded to such codes, too. Those of experts, which
 // GroupedLinear multiplies, are widened all the same.
 absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
@@ -337,10 +351,27 @@ absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
       }
     }
   }
-  if (has_fp8) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "model.fp8_activations is for weights that are held as fp8_e4m3, and no matrix of this model "
-      "is; model.quantization auto holds e4m3 codes as they are");
+  return has_fp8 ? absl::OkStatus() : NoFp8Error(target);
+}
+
+void WarnOfVainRounding(const WeightTarget& target, WeightSlots* slots) {
+  std::int64_t rounded = 0, vain = 0;
+  const MatrixSlot* first = nullptr;
+  ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
+    if (!slot.form.rounds_rows) return;
+    ++rounded;
+    if (target.multiplies_fp8 && kernels::HasProductOfCodes(slot.form.ShapeOf(slot.n, slot.k))) {
+      return;
+    }
+    ++vain;
+    if (first == nullptr) first = &slot;
+  });
+  if (vain == 0) return;
+  slots->warnings.push_back(absl::StrCat(
+      "model.fp8_activations rounds the inputs of ", rounded, " matrices, and ", vain,
+      " of them, such as ", first->parts[0]->name, ", are not multiplied as codes by codes, which ",
+      "costs accuracy and gains nothing; GPUs of compute capability 9.0 do that with bf16 ",
+      "activations for all but experts, with scales of whole rows or multiples of 128 inputs"));
 }
 
 std::int64_t BytesOf(const MatrixSlot& slot, const WeightTarget& target) {
@@ -419,6 +450,7 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   WarnOfSecondRounding(target, &slots);
   WarnOfWidening(target, &slots);
   if (target.fp8_activations) QUIRE_RETURN_IF_ERROR(RoundFp8Rows(target, &slots));
+  WarnOfVainRounding(target, &slots);
   return slots;
 }
 

@@ -106,6 +106,8 @@ struct WeightTarget {
   DType activation = DType::kF32;
   Quantization quantization = Quantization::kAuto;
   bool fp8_activations = false;  // rows that meet fp8 weights are rounded to e4m3
+  bool dummy = false;            // weights are made up, all plain
+  bool multiplies_fp8 = false;   // the GPU has products of e4m3 by e4m3, for warnings
 };
 
 // Finds every tensor, checks shapes and types, refuses tensors that the model has no place for, and

@@ -2,13 +2,19 @@
 // that a program of its own computed from the exact values, and fixtures whose weights are
 // converted against the CPU and against Hugging Face transformers.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
+#include <string>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/linear/quantized_linear.h"
 #include "models/weights/weights.h"
 #include "runtime/memory_plan.h"
@@ -16,6 +22,7 @@
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/format_model.h"
+#include "tests/parity/fp8_fixture.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
@@ -31,11 +38,12 @@ void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
 // and of the head, one for the embedding and one for the vectors.
 void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantization,
                          bool fp8_activations = false) {
-  const auto plan = PlanDeviceMemory(
-      files, {.device_memory_bytes = std::int64_t{1} << 30,
-              .quantization = quantization,
-              .fp8_activations = fp8_activations,
-              .runner = {.max_rows = 4, .max_step_tokens = 32, .activation = DType::kBF16}});
+  const auto plan = PlanDeviceMemory(files, {.device_memory_bytes = std::int64_t{1} << 30,
+                                             .quantization = quantization,
+                                             .runner = {.max_rows = 4,
+                                                        .max_step_tokens = 32,
+                                                        .activation = DType::kBF16,
+                                                        .fp8_activations = fp8_activations}});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ThreadPool threads(2);
   const Stream stream = *Stream::Create(*OpenCudaDevice(0));
@@ -150,6 +158,88 @@ INSTANTIATE_TEST_SUITE_P(Formats, FormatCudaTest, testing::ValuesIn(kFormatCases
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
+
+// Warnings of a load of rows that are rounded for nothing, on the device or one like 8.0.
+std::vector<std::string> VainRounding(const formats::ModelFiles& files, DType activation,
+                                      bool is_portable) {
+  ThreadPool threads(2);
+  Device device = *OpenCudaDevice(0);
+  if (is_portable) device.compute_capability = 80;
+  const Stream stream = *Stream::Create(device);
+  const auto backend =
+      kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant, &threads);
+  EXPECT_TRUE(backend.ok()) << backend.status();
+  const auto model =
+      LoadModel(files, *backend, {.activation = activation, .fp8_activations = true});
+  EXPECT_TRUE(model.ok()) << model.status();
+  std::vector<std::string> found;
+  for (const std::string& warning : (*model)->warnings) {
+    if (absl::StrContains(warning, "model.fp8_activations")) found.push_back(warning);
+  }
+  return found;
+}
+
+TEST(RoundedModelCudaTest, RowsRoundedForNothingAreAWarning) {
+  cuda_emulator::Reset();
+  const FormatModel model("fp8-block128");
+  const auto all = testing::ElementsAre(testing::HasSubstr(
+      "the inputs of 4 matrices, and 4 of them, such as model.layers.0.self_attn.q_proj.weight"));
+  EXPECT_THAT(VainRounding(model.Files(), DType::kBF16, /*is_portable=*/true), all);
+  EXPECT_THAT(VainRounding(model.Files(), DType::kF32, /*is_portable=*/false), all);
+  if (OpenCudaDevice(0)->compute_capability != 90) GTEST_SKIP() << "needs capability 9.0";
+  EXPECT_THAT(VainRounding(model.Files(), DType::kBF16, /*is_portable=*/false), testing::IsEmpty());
+}
+
+// Experts have their rows rounded and are widened, what is beside them is multiplied as codes. A
+// row near the border between two codes, or between two experts, may differ from the CPU's.
+TEST(RoundedModelCudaTest, ExpertsAreWidenedBesideMatricesOfCodes) {
+  cuda_emulator::Reset();
+  const std::string folder = "qwen3-moe-bf16";
+  EditedFixture fp8(folder), exact(folder);
+  const std::vector<std::string> coded = MakeFp8(&fp8, &exact);
+  const auto experts = std::count_if(coded.begin(), coded.end(), [](const std::string& name) {
+    return absl::StrContains(name, ".experts.");
+  });
+  ASSERT_GT(experts, 0);
+  const auto reference = ReadReference(folder);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  ReplayOptions options{.chunk = 64, .only = {4, 10}, .generated = 1, .logprobs = false};
+  const auto unrounded = Replay(fp8.Files(), *reference, options);
+  options.fp8_activations = true;
+  const auto cpu = Replay(fp8.Files(), *reference, options);
+  options.cuda = true;
+  const auto there = Replay(fp8.Files(), *reference, options);
+  options.kv_dtype = options.activation = DType::kBF16;
+  const std::uint64_t before = cuda_emulator::LaunchCount("linear fp8 sm_90a");
+  const auto half = Replay(fp8.Files(), *reference, options);
+  const bool has_codes = cuda_emulator::LaunchCount("linear fp8 sm_90a") > before;
+  if (cuda_emulator::IsEmulated()) {
+    EXPECT_TRUE(has_codes) << "the portable kernel ran";
+  }
+  options.chunk = 5;
+  const auto chunked = Replay(fp8.Files(), *reference, options);
+  ASSERT_TRUE(unrounded.ok() && cpu.ok() && there.ok()) << cpu.status() << there.status();
+  ASSERT_TRUE(half.ok() && chunked.ok()) << half.status() << chunked.status();
+  for (std::size_t i = 0; i < cpu->size(); ++i) {
+    const double rounding = Compare((*cpu)[i].logits, (*unrounded)[i].logits).relative;
+    const double from_cpu = Compare((*there)[i].logits, (*cpu)[i].logits).relative;
+    const double of_half = Compare((*half)[i].logits, (*cpu)[i].logits).relative;
+    std::printf("experts, prompt %zu: rounding %.1e, f32 from the CPU %.1e, bf16 %.1e\n", i,
+                rounding, from_cpu, of_half);
+    EXPECT_GT(rounding, 1e-3) << "no row was rounded";
+    EXPECT_LT(from_cpu, 0.02);
+    EXPECT_LT(of_half, 0.2);
+    ExpectSameBits((*half)[i], (*chunked)[i]);
+  }
+  ExpectHeldAsPlanned(fp8.Files(), Quantization::kAuto, /*fp8_activations=*/true);
+  if (OpenCudaDevice(0)->compute_capability != 90) return;
+  // Gate and up are held as one; beside experts there are q, k and v, and o, of two layers.
+  const auto held = experts / 3 * 2;
+  EXPECT_THAT(VainRounding(fp8.Files(), DType::kBF16, /*is_portable=*/false),
+              testing::ElementsAre(testing::HasSubstr(
+                  absl::StrCat("the inputs of ", 4 + held, " matrices, and ", held,
+                               " of them, such as model.layers.0.mlp.experts.0."))));
+}
 
 struct ConvertedCase {
   const char* folder;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -23,6 +24,7 @@
 #include "runtime/model.h"
 #include "tests/parity/edited_fixture.h"
 #include "tests/parity/format_model.h"
+#include "tests/parity/fp8_fixture.h"
 #include "tests/parity/parity_harness.h"
 #include "tests/testing/paths.h"
 
@@ -90,9 +92,9 @@ TEST_P(StoredFormatModelTest, RoundedRowsGiveTheLogitsOfRoundedRows) {
   const auto got = Replay(model.Files(), model.reference(), options);
   if (!absl::StartsWith(GetParam().form, "fp8")) {
     EXPECT_EQ(got.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(
-        std::string(got.status().message()),
-        testing::HasSubstr("model.fp8_activations is for weights that are held as fp8_e4m3"));
+    EXPECT_THAT(std::string(got.status().message()),
+                testing::HasSubstr("no matrix of this model is: model.quantization auto finds no "
+                                   "e4m3 codes in the files"));
     return;
   }
   ASSERT_TRUE(got.ok()) << got.status();
@@ -160,6 +162,67 @@ TEST(StoredFormatModelsTest, EveryFormatOfTheFolderIsTested) {
   EXPECT_THAT(tested, testing::UnorderedElementsAreArray(stored));
 }
 
+// The message names the key that is to be changed.
+TEST(StoredFormatModelsTest, RefusalsOfRoundedRowsSayWhy) {
+  const FormatModel model("ct-fp8-channel");
+  ThreadPool threads(1);
+  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  ASSERT_TRUE(backend.ok());
+  struct Refused {
+    LoadMode mode;
+    Quantization quantization;
+    const char* why;
+  };
+  for (const Refused& refused :
+       {Refused{LoadMode::kDummy, Quantization::kAuto,
+                "model.load_mode dummy makes up plain values"},
+        Refused{LoadMode::kDummy, Quantization::kInt8, "model.load_mode dummy"},
+        Refused{LoadMode::kReal, Quantization::kNone, "model.quantization none holds none so"},
+        Refused{LoadMode::kReal, Quantization::kInt4G32,
+                "model.quantization int4_g32 holds none"}}) {
+    const auto loaded = LoadModel(
+        model.Files(), *backend,
+        {.mode = refused.mode, .quantization = refused.quantization, .fp8_activations = true});
+    const auto host = PlanMemory(model.Files(), {.num_blocks = 9,
+                                                 .load_mode = refused.mode,
+                                                 .quantization = refused.quantization,
+                                                 .fp8_activations = true,
+                                                 .runner = {.max_rows = 4, .max_step_tokens = 32}});
+    const auto device = PlanDeviceMemory(
+        model.Files(), {.kv_dtype = DType::kF32,
+                        .device_memory_bytes = std::int64_t{1} << 30,
+                        .load_mode = refused.mode,
+                        .quantization = refused.quantization,
+                        .runner = {.max_rows = 4, .max_step_tokens = 32, .fp8_activations = true}});
+    for (const absl::Status& status : {loaded.status(), host.status(), device.status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()),
+                  testing::HasSubstr(absl::StrCat("no matrix of this model is: ", refused.why)));
+    }
+  }
+}
+
+// A CPU rounds all of them for nothing: q, k and v, o, gate and up, down.
+TEST(StoredFormatModelsTest, RowsRoundedForNothingAreAWarning) {
+  const FormatModel model("ct-fp8-channel");
+  ThreadPool threads(1);
+  const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
+  ASSERT_TRUE(backend.ok());
+  for (const bool rounds : {false, true}) {
+    const auto loaded = LoadModel(model.Files(), *backend, {.fp8_activations = rounds});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const auto warning = testing::Contains(testing::HasSubstr(
+        "model.fp8_activations rounds the inputs of 4 matrices, and 4 of them, such as "
+        "model.layers.0.self_attn.q_proj.weight, are not multiplied"));
+    if (rounds) {
+      EXPECT_THAT((*loaded)->warnings, warning);
+    } else {
+      EXPECT_THAT((*loaded)->warnings,
+                  testing::Not(testing::Contains(testing::HasSubstr("fp8_activations"))));
+    }
+  }
+}
+
 // The reference itself: what it says of the model before rounding is what that model gives.
 TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   const FormatModel model("awq-int4-g32");
@@ -176,95 +239,16 @@ TEST(StoredFormatModelsTest, TheReferenceComputesTheOriginalModel) {
   EXPECT_LT(CompareLogits(*got, model.original()).relative, kMaxRelative);
 }
 
-struct FileTensor {
-  std::string name, type, bytes;
-  std::vector<std::int64_t> shape;
-};
-
-std::string SafetensorsOf(const std::vector<FileTensor>& tensors) {
-  json header = json::object();
-  std::string data;
-  for (const FileTensor& tensor : tensors) {
-    header[tensor.name] = {{"dtype", tensor.type},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
-    data += tensor.bytes;
-  }
-  const std::string text = header.dump();
-  const std::uint64_t length = text.size();
-  std::string file(sizeof(length), '\0');
-  std::memcpy(file.data(), &length, sizeof(length));
-  return file + text + data;
-}
-
-template <typename T>
-std::string BytesOfValues(const std::vector<T>& values) {
-  std::string bytes(values.size() * sizeof(T), '\0');
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-// A matrix in fp8 with blocks of 128, and the f32 values that this means.
-void AddFp8(const formats::StoredTensor& tensor, std::vector<FileTensor>* fp8,
-            std::vector<FileTensor>* exact) {
-  constexpr std::int64_t kBlock = 128;
-  const std::int64_t n = tensor.shape[0], k = tensor.shape[1], columns = (k + kBlock - 1) / kBlock;
-  const std::int64_t blocks = (n + kBlock - 1) / kBlock * columns;
-  const auto value = [&](std::int64_t i) {
-    BF16 stored;
-    std::memcpy(&stored, tensor.bytes.data() + i * 2, 2);
-    return stored.ToFloat();
-  };
-  const auto block = [&](std::int64_t i) {
-    return static_cast<std::size_t>(i / k / kBlock * columns + i % k / kBlock);
-  };
-  std::vector<float> scales(static_cast<std::size_t>(blocks)), values;
-  std::vector<F8E4M3> codes;
-  for (std::int64_t i = 0; i < n * k; ++i) {
-    scales[block(i)] = std::max(scales[block(i)], std::fabs(value(i)) / 448);
-  }
-  for (std::int64_t i = 0; i < n * k; ++i) {
-    codes.push_back(F8E4M3::FromFloat(value(i) / scales[block(i)]));
-    values.push_back(codes.back().ToFloat() * scales[block(i)]);
-  }
-  fp8->push_back({tensor.name, "F8_E4M3", BytesOfValues(codes), tensor.shape});
-  fp8->push_back(
-      {tensor.name + "_scale_inv", "F32", BytesOfValues(scales), {blocks / columns, columns}});
-  exact->push_back({tensor.name, "F32", BytesOfValues(values), tensor.shape});
-}
-
 // Latent attention reads columns of kv_b_proj, and experts are many matrices: DeepSeek-V3 in the
 // fp8 that its publisher uses computes what its exact values in f32 compute; bit for bit where fp8
 // becomes f32, too, and but for the order of sums where codes are multiplied.
 TEST(StoredFormatModelsTest, DeepSeekInFp8IsItsExactValues) {
   const std::string folder = "deepseek-v3-bf16";
   EditedFixture fp8(folder), exact(folder);
-  const auto checkpoint =
-      Checkpoint::Open(*formats::ModelFiles::FromDirectory(FixturePath(folder)));
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  std::vector<FileTensor> fp8_tensors, exact_tensors;
-  bool has_latent = false;
-  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
-    const bool is_linear = absl::EndsWith(tensor.name, "_proj.weight") ||
-                           absl::EndsWith(tensor.name, "_proj_with_mqa.weight");
-    if (is_linear) {
-      has_latent |= absl::StrContains(tensor.name, "kv_b_proj");
-      AddFp8(tensor, &fp8_tensors, &exact_tensors);
-      continue;
-    }
-    const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
-                            tensor.bytes.size());
-    for (auto* tensors : {&fp8_tensors, &exact_tensors}) {
-      tensors->push_back({tensor.name, tensor.type, bytes, tensor.shape});
-    }
-  }
-  ASSERT_TRUE(has_latent);
-  fp8.Text("model.safetensors") = SafetensorsOf(fp8_tensors);
-  exact.Text("model.safetensors") = SafetensorsOf(exact_tensors);
-  fp8.config()["quantization_config"] = {{"quant_method", "fp8"},
-                                         {"fmt", "e4m3"},
-                                         {"activation_scheme", "dynamic"},
-                                         {"weight_block_size", {128, 128}}};
+  const std::vector<std::string> coded = MakeFp8(&fp8, &exact);
+  ASSERT_TRUE(std::any_of(coded.begin(), coded.end(), [](const std::string& name) {
+    return absl::StrContains(name, "kv_b_proj");
+  }));
   const auto reference = ReadReference(folder);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const ReplayOptions options{.threads = 2, .only = {4}, .generated = 4, .logprobs = false};
