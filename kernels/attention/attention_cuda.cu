@@ -159,21 +159,21 @@ absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams&
   const bool uses_maps = UsesTensorMaps(context, params);
   const std::uint32_t block_rows =
       uses_maps ? attention::kLatentBlockRowsSm90 : attention::kLatentBlockRows;
-  const attention::LatentArgs args{.rows = std::get<KvView<BF16>>(*params.keys),
-                                   .q = params.q.as<BF16>(),
-                                   .out = params.out.as<BF16>(),
-                                   .q_stride = params.q_stride,
-                                   .out_stride = params.out_stride,
-                                   .row_offsets = params.row_offsets,
-                                   .partials = lists.partials,
-                                   .max_partials = static_cast<std::uint32_t>(
-                                       floats / attention::LatentPartialFloats(block_rows)),
-                                   .num_sms = context.num_sms,
-                                   .batch_size = params.batch_size,
-                                   .num_heads = params.num_heads,
-                                   .block_rows = block_rows,
-                                   .value_columns = params.value_columns,
-                                   .scale_log2 = attention::ScoreScale(params)};
+  const attention::LatentArgs args{
+      .rows = std::get<KvView<BF16>>(*params.keys),
+      .q = params.q.as<BF16>(),
+      .out = params.out.as<BF16>(),
+      .q_stride = params.q_stride,
+      .out_stride = params.out_stride,
+      .row_offsets = params.row_offsets,
+      .partials = lists.partials,
+      .partial_rows = static_cast<std::uint32_t>(floats / attention::kLatentPartialFloats),
+      .num_sms = context.num_sms,
+      .batch_size = params.batch_size,
+      .num_heads = params.num_heads,
+      .block_rows = block_rows,
+      .value_columns = params.value_columns,
+      .scale_log2 = attention::ScoreScale(params)};
   QUIRE_RETURN_IF_ERROR(
       uses_maps ? attention::LaunchLatentSm90(context, args, params.maps->latent(params.layer))
                 : attention::LaunchLatent(context, args));

@@ -19,16 +19,18 @@ __device__ __forceinline__ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t 
   return (a + b - 1) / b;
 }
 
-// Blocks of packed rows of a sequence, and the spans of its keys.
+// Packed rows of a sequence, their blocks, and the spans of its keys.
 struct LatentCount {
   __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t sequence) {
     if (sequence >= args.batch_size) return;
-    const std::uint32_t rows = args.row_offsets[sequence + 1] - args.row_offsets[sequence];
-    if (rows == 0) return;
-    blocks = CeilDiv(rows * args.num_heads, args.block_rows);
-    spans = CeilDiv(args.rows.cache_length(sequence) + rows, kLatentSpan);
+    const std::uint32_t tokens = args.row_offsets[sequence + 1] - args.row_offsets[sequence];
+    if (tokens == 0) return;
+    rows = tokens * args.num_heads;
+    blocks = CeilDiv(rows, args.block_rows);
+    spans = CeilDiv(args.rows.cache_length(sequence) + tokens, kLatentSpan);
   }
 
+  std::uint32_t rows = 0;
   std::uint32_t blocks = 0;
   std::uint32_t spans = 0;
 };
@@ -37,18 +39,20 @@ struct LatentCount {
 // lanes of a warp call it together.
 __device__ __forceinline__ bool IsCut(const LatentArgs& args) {
   std::uint32_t blocks = 0;
-  std::uint32_t partials = 0;
+  std::uint32_t partials = 0;  // rows of them, likewise below
+  bool has_spans = false;
   for (std::uint32_t s = cuda::Lane(); s < args.batch_size; s += cuda::kWarpSize) {
     const LatentCount count(args, s);
     blocks += count.blocks;
-    partials += count.blocks * count.spans;
+    partials += count.rows * count.spans;
+    has_spans |= count.spans > 1;
   }
 #pragma unroll
   for (std::uint32_t mask = 1; mask < cuda::kWarpSize; mask *= 2) {
     blocks += cuda::ShuffleXor(blocks, mask);
     partials += cuda::ShuffleXor(partials, mask);
   }
-  return blocks < args.num_sms && partials > blocks && partials <= args.max_partials;
+  return cuda::AnyLane(has_spans) && blocks < args.num_sms && partials <= args.partial_rows;
 }
 
 // A block of packed rows, and which of the things counted of it.
@@ -56,7 +60,7 @@ struct LatentPlace {
   std::uint32_t sequence;
   std::uint32_t block;
   std::uint32_t index;
-  std::uint32_t first_partial;  // of the block, if the step is cut
+  std::uint32_t first_partial;  // row of the block's partial results, if the step is cut
 };
 
 // Counts `each` things to a block of rows, 0: its spans, and finds thing after thing in growing
@@ -70,7 +74,7 @@ class LatentFinder {
     for (; first_ < args_.batch_size; first_ += cuda::kWarpSize) {
       const LatentCount count(args_, first_ + cuda::Lane());
       const std::uint32_t things = count.blocks * (each_ == 0 ? count.spans : each_);
-      const std::uint32_t partials = count.blocks * count.spans;
+      const std::uint32_t partials = count.rows * count.spans;
       std::uint32_t things_end = things;
       std::uint32_t partials_end = partials;
 #pragma unroll
@@ -91,7 +95,8 @@ class LatentFinder {
         const std::uint32_t at = wanted - before_ - cuda::Shuffle(things_end - things, lane);
         const std::uint32_t block = at / each;
         *place = {first_ + lane, block, at % each,
-                  partials_ + cuda::Shuffle(partials_end - partials, lane) + block * spans};
+                  partials_ + cuda::Shuffle(partials_end - partials, lane) +
+                      block * args_.block_rows * spans};
         return true;
       }
       before_ += cuda::Shuffle(things_end, cuda::kWarpSize - 1);
@@ -162,12 +167,18 @@ struct LatentTiles {
   std::uint32_t end;
 };
 
-// A partial result: values [block_rows, kMaxLatentValues], maxima [block_rows], sums [block_rows].
-// Each block that is not cut has one for itself.
-__device__ __forceinline__ float* LatentPartial(const LatentArgs& args, const LatentPlace& place,
+// A partial result: values [rows.count, kMaxLatentValues], maxima [rows.count], sums [rows.count].
+__device__ __forceinline__ float* LatentPartialOf(const LatentRows& rows, const LatentPlace& place,
+                                                  std::uint32_t span) {
+  return rows.args.partials +
+         std::int64_t{place.first_partial + span * rows.count} * kLatentPartialFloats;
+}
+// That of an item. Each block that is not cut has one of all rows for itself.
+__device__ __forceinline__ float* LatentPartial(const LatentRows& rows, const LatentPlace& place,
                                                 bool is_cut) {
-  return args.partials + std::int64_t{is_cut ? place.first_partial + place.index : cuda::BlockX()} *
-                             LatentPartialFloats(args.block_rows);
+  if (is_cut) return LatentPartialOf(rows, place, place.index);
+  return rows.args.partials +
+         std::int64_t{cuda::BlockX() * rows.args.block_rows} * kLatentPartialFloats;
 }
 
 }  // namespace quire::kernels::attention

@@ -259,9 +259,10 @@ __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Share
     *reinterpret_cast<float2*>(partial + row * kValues + column) = {f.o[i][2 * half],
                                                                     f.o[i][2 * half + 1]};
   });
-  if (cuda::ThreadIndex() < kRows) {
-    partial[kRows * kValues + cuda::ThreadIndex()] = shared.max[cuda::ThreadIndex()];
-    partial[kRows * (kValues + 1) + cuda::ThreadIndex()] = shared.sum[cuda::ThreadIndex()];
+  if (cuda::ThreadIndex() < rows.count) {
+    float* const states = partial + rows.count * kValues + cuda::ThreadIndex();
+    states[0] = shared.max[cuda::ThreadIndex()];
+    states[rows.count] = shared.sum[cuda::ThreadIndex()];
   }
 }
 
@@ -306,7 +307,7 @@ __device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, boo
   const LatentRows rows(args, place);
   const LatentTiles<kTile> tiles(rows, place, is_cut);
   if (tiles.first >= tiles.end) return;
-  float* const partial = LatentPartial(args, place, is_cut);
+  float* const partial = LatentPartial(rows, place, is_cut);
   CopyTile(rows, tiles.first, tiles.keys_end, shared.tiles[tiles.first % 2]);
   cuda::CpAsyncCommit();
   Fragments f;
@@ -376,14 +377,13 @@ __device__ void MergeRow(const LatentArgs& args, const LatentPlace& place) {
   const std::uint32_t num_spans = CeilDiv(rows.KeysEnd(), kLatentSpan);
   if (row >= rows.count || num_spans == 1) return;
   const std::uint32_t column = 2 * cuda::ThreadIndex();
-  const std::uint32_t states = args.block_rows * kValues;
   State state;
   float2 sum{0, 0};
   for (std::uint32_t span = 0; span < num_spans; ++span) {
-    const float* const partial = args.partials + (std::int64_t{place.first_partial} + span) *
-                                                     LatentPartialFloats(args.block_rows);
+    const float* const partial = LatentPartialOf(rows, place, span);
     const float2 values = *reinterpret_cast<const float2*>(partial + row * kValues + column);
-    const State right{partial[states + row], partial[states + args.block_rows + row]};
+    const float* const states = partial + rows.count * kValues + row;
+    const State right{states[0], states[rows.count]};
     if (span == 0) {
       state = right;
       sum = values;
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(kThreads)
 
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args) {
   return cuda::Launch(context, "attention latent", LatentKernel,
-                      {.blocks_x = std::min(args.num_sms, args.max_partials),
+                      {.blocks_x = std::min(args.num_sms, args.partial_rows / kRows),
                        .threads = kThreads,
                        .shared_bytes = sizeof(Shared),
                        .programmatic = true},

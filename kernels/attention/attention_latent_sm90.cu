@@ -351,8 +351,9 @@ struct Consumer {
         *reinterpret_cast<float2*>(to + 8 * i) = {o[4 * i + 2 * half], o[4 * i + 2 * half + 1]};
       }
       if (group == 0 && cuda::Lane() % 4 == 0) {
-        partial[kRows * kMaxLatentValues + at] = states[half].max;
-        partial[kRows * (kMaxLatentValues + 1) + at] = states[half].sum;
+        float* const state = partial + rows.count * kMaxLatentValues + at;
+        state[0] = states[half].max;
+        state[rows.count] = states[half].sum;
       }
     }
   }
@@ -394,7 +395,7 @@ struct Consumer {
     const LatentRows rows(args, place);
     const Tiles tiles(rows, place, is_cut);
     if (tiles.first >= tiles.end) return;
-    float* const partial = LatentPartial(args, place, is_cut);
+    float* const partial = LatentPartial(rows, place, is_cut);
     const std::uint32_t first_position = rows.Position(0);
     Start(rows);
     for (std::uint32_t tile = tiles.first; tile < tiles.end; ++tile) {
@@ -459,7 +460,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 absl::Status LaunchLatentSm90(const CudaContext& context, const LatentArgs& args,
                               const cuda::TmaTile& rows) {
   return cuda::Launch(context, "attention latent sm_90a", LatentKernelSm90,
-                      {.blocks_x = std::min(args.num_sms, args.max_partials),
+                      {.blocks_x = std::min(args.num_sms, args.partial_rows / kRows),
                        .threads = kThreads,
                        .shared_bytes = sizeof(Shared) + cuda::kSharedAlignment,
                        .programmatic = true},

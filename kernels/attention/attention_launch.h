@@ -43,14 +43,12 @@ absl::Status LaunchPrefillWide(const CudaContext& context, const TileArgs<BF16>&
 inline constexpr std::uint32_t kMaxScalarHead = 576;
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
 
-// Rows of latent attention, K and V in one. `max_partials` partial results of
-// LatentPartialFloats(block_rows) lie at `partials`.
+// Rows of latent attention, K and V in one. Partial results of `partial_rows` packed rows have room
+// at `partials`, kLatentPartialFloats each.
 inline constexpr std::uint32_t kMaxLatentColumns = 576;
 inline constexpr std::uint32_t kMaxLatentValues = 512;
 inline constexpr std::uint32_t kLatentBlockRows = 32;
-constexpr std::uint32_t LatentPartialFloats(std::uint32_t block_rows) {
-  return block_rows * (kMaxLatentValues + 2);
-}
+inline constexpr std::uint32_t kLatentPartialFloats = kMaxLatentValues + 2;
 struct LatentArgs {
   KvView<BF16> rows;  // one head, a multiple of 16 columns
   const BF16* q;
@@ -59,7 +57,7 @@ struct LatentArgs {
   std::int64_t out_stride;
   const std::uint32_t* row_offsets;
   float* partials;
-  std::uint32_t max_partials;  // at least 1
+  std::uint32_t partial_rows;  // at least block_rows
   std::uint32_t num_sms;
   std::uint32_t batch_size;
   std::uint32_t num_heads;

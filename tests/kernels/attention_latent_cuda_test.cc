@@ -1,10 +1,15 @@
 // Attention over latent rows, K and V in one, on the emulated GPU: against double precision over
 // the same pages, and bits against themselves under every change that must not show.
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/attention/attention_work.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/kernels/attention_cuda_fixture.h"
 #include "tests/kernels/kernel_test_util.h"
@@ -49,6 +54,33 @@ void ExpectExact(const AttentionBackend& cuda, const AttentionShape& shape,
     EXPECT_EQ(count(kKernel) - before[0], kernel == kKernel ? 1u : 0u);
     EXPECT_EQ(count(kHopperKernel) - before[1], kernel == kHopperKernel ? 1u : 0u);
   }
+}
+
+// Of a row: 512 values, a maximum, a sum.
+constexpr std::size_t kPartialFloats = 514;
+
+// A step, and how many rows of partial results it writes.
+std::vector<float> RunAndCount(const AttentionRig& rig, const AttentionBackend& cuda,
+                               const std::vector<StepRows>& step, std::size_t* partial_rows) {
+  DeviceStep device(rig, cuda, step);
+  std::vector<float> memory;
+  const absl::Status status =
+      device.Enqueue([&](const Backend& backend, const AttentionParams& params) -> absl::Status {
+        const AttentionWorkLists lists = AttentionPlanAccess::Lists(*params.plan);
+        memory.assign(std::size_t{MaxPartials(cuda.num_sms())} * lists.partial_floats,
+                      std::numeric_limits<float>::quiet_NaN());
+        const auto bytes = static_cast<std::int64_t>(memory.size() * sizeof(float));
+        QUIRE_RETURN_IF_ERROR(cuda.stream().Copy(lists.partials, memory.data(), bytes));
+        QUIRE_RETURN_IF_ERROR(PagedAttention(backend, params));
+        QUIRE_RETURN_IF_ERROR(cuda.stream().Copy(memory.data(), lists.partials, bytes));
+        return cuda.stream().Synchronize();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  const auto written = static_cast<std::size_t>(
+      std::count_if(memory.begin(), memory.end(), [](float x) { return !std::isnan(x); }));
+  EXPECT_EQ(written % kPartialFloats, 0u);
+  *partial_rows = written / kPartialFloats;
+  return device.Read();
 }
 
 // With tensor maps and without them.
@@ -138,8 +170,7 @@ TEST_P(AttentionLatentTest, TheCutDoesNotShow) {
   const std::vector<StepRows> step = {{0, 4199, 0, 1}, {1, 39, 0, 1}, {2, 2048, 0, 1}};
   const AttentionBackend many(64);
   const AttentionBackend one(1, 3);
-  // Has room for fewer partial results than 4200 tokens have spans. 32 heads fill a partial result,
-  // so that one too many runs into what lies behind the plan's memory.
+  // Has room for 145 rows of partial results; 4200 tokens have five spans of 32.
   const AttentionBackend two(2);
   // Cancelling values show the order of the reductions, loud queries their factors.
   for (const bool cancelling : {true, false}) {
@@ -155,6 +186,43 @@ TEST_P(AttentionLatentTest, TheCutDoesNotShow) {
     EXPECT_TRUE(SameBits(rest, rig.Run(two, step)));
     rest.resize(cut.size());
     EXPECT_TRUE(SameBits(cut, rest));
+  }
+}
+
+// Ten blocks of Hopper's kernel, 20 of the other, by three spans, of which rows of the first eight
+// tokens see two: their third item has no tiles.
+TEST_P(AttentionLatentTest, BlocksOfASequenceAreCutEachForItself) {
+  const AttentionRig rig(WithMaps(Latent(32, 128, 16)), {2060}, 8);
+  const std::vector<StepRows> step = {{0, 2040, 20, 0}};
+  const AttentionBackend many(64);
+  std::size_t partial_rows = 0;
+  const std::vector<float> cut = RunAndCount(rig, many, step, &partial_rows);
+  EXPECT_EQ(partial_rows, 32 * (8 * 2 + 12 * 3));
+  EXPECT_LE(RelativeError(cut, rig.Exact(step)), 6e-3);
+  EXPECT_TRUE(SameBits(cut, rig.Run(AttentionBackend(1, 3), step)));
+}
+
+// Partial results take the rows that a block has, up to the last of 290 for which there is room.
+TEST_P(AttentionLatentTest, AStepIsCutWhileItsRowsFitThePlansMemory) {
+  const struct {
+    std::uint32_t heads;
+    std::vector<StepRows> step;
+    std::size_t partial_rows;
+  } cases[] = {
+      {29, {{0, 4198, 2, 0}}, std::size_t{5} * 58},
+      // 320 rows do not fit. Blocks that go over all spans keep theirs.
+      {32, {{0, 4198, 2, 0}}, 64},
+      {16, {{0, 4199, 0, 1}, {1, 4198, 0, 1}, {2, 4197, 0, 1}}, std::size_t{5} * 48},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.heads);
+    const AttentionRig rig(WithMaps(Latent(c.heads, 128, 16)), {4200, 4200, 4200}, 10);
+    const AttentionBackend four(4);
+    std::size_t partial_rows = 0;
+    const std::vector<float> out = RunAndCount(rig, four, c.step, &partial_rows);
+    EXPECT_EQ(partial_rows, c.partial_rows);
+    EXPECT_LE(RelativeError(out, rig.Exact(c.step)), 6e-3);
+    EXPECT_TRUE(SameBits(out, rig.Run(AttentionBackend(1, 3), c.step)));
   }
 }
 

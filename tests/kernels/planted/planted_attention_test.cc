@@ -187,7 +187,7 @@ class PlantedAttentionTest : public testing::Test {
                          .out_stride = params.out_stride,
                          .row_offsets = params.row_offsets,
                          .partials = AttentionPlanAccess::Lists(*params.plan).partials,
-                         .max_partials = 1,
+                         .partial_rows = attention::kLatentBlockRowsSm90,
                          .num_sms = 1,
                          .batch_size = params.batch_size,
                          .num_heads = params.num_heads,
