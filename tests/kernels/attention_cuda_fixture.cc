@@ -134,6 +134,8 @@ AttentionBackend::AttentionBackend(int num_sms, std::uint64_t seed) : pool_(1) {
   cuda_emulator::SetOptions(options);
   stream_ = std::make_unique<Stream>(*Stream::Create(*OpenCudaDevice(0)));
   backend_.emplace(*Backend::CreateCuda(*stream_, Determinism::kBatchInvariant, &pool_));
+  // A real GPU takes no options, but plans and grids follow from this figure.
+  const_cast<CudaContext*>(backend_->cuda())->num_sms = static_cast<std::uint32_t>(num_sms);
 }
 
 AttentionRig::AttentionRig(const AttentionShape& shape, std::vector<std::uint32_t> lengths,

@@ -26,7 +26,8 @@ namespace quire::kernels {
 // An emulated device with a stream and a backend.
 class AttentionBackend {
  public:
-  // A device of so many multiprocessors; threads and blocks run in the order of `seed`.
+  // A device of so many multiprocessors, or a real one that is used as if it had so many; emulated
+  // threads and blocks run in the order of `seed`.
   explicit AttentionBackend(int num_sms = 4, std::uint64_t seed = 1);
   const Backend& operator*() const { return *backend_; }
   const Stream& stream() const { return *stream_; }
