@@ -64,10 +64,10 @@ struct AttentionParams {
 // type. bf16 over bf16, f16, or one-byte pages with one scale per token and head, for heads of 16
 // to 128 columns in steps of 16, over bf16 pages to 256, runs on tensor cores: products of 16-bit
 // values, f32 sums, in the orders of attention_work.h, which differ between prefill tokens and
-// decode tokens; q and out rows are aligned to 8 bytes. With tensor maps, which heads of more than
-// 128 columns lack but for latent rows, compute capability 9.0 and rows aligned to 16 bytes, rows
-// over bf16 or f16 pages run in kernels of their own: prefill tokens in another order, decode
-// tokens with the same bits. Everything else runs in the scalar kernel, heads up to 576 columns,
+// decode tokens; q and out rows are aligned to 8 bytes. With tensor maps (heads of 64 to 128
+// columns, and latent rows), compute capability 9.0 and rows aligned to 16 bytes, kernels of their
+// own run: prefill tokens over all of these pages in another order, decode tokens over bf16 and f16
+// pages with the same bits. Everything else runs in the scalar kernel, heads up to 576 columns,
 // which needs no plan. Tiles of 64 keys, of 128 in prefill with tensor maps, before the windows of
 // all rows of a work item are not read; keys before them in the first tile that is read are
 // multiplied by zero. Latent rows: bf16 over one KV head of 144 to 576 columns of bf16 in steps of

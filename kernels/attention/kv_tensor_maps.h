@@ -32,10 +32,10 @@ struct KvLayerMaps {
 
 class KvTensorMaps {
  public:
-  // Whether a kernel reads such a pool through maps: compute capability 9.0, head sizes from 64 to
-  // 128; bf16 or f16 pages and multiples of 8, or pages of one byte, one scale to a token and head,
-  // and multiples of 16. Or bf16 pages of one head, as latent rows have, of 144 to 576 columns, a
-  // multiple of 16.
+  // Whether a kernel may read such a pool through maps: compute capability 9.0, head sizes from 64
+  // to 128; bf16 or f16 pages and multiples of 8, or pages of one byte, one scale to a token and
+  // head, and multiples of 16. Or bf16 pages of one head of 144 to 576 columns, a multiple of 16:
+  // only as latent rows, which a pool does not tell from K and V of such a head.
   static bool IsUseful(const Device& device, const AnyKvCollection& collection);
   // Null when IsUseful is false: AttentionParams::maps is null then, and the portable kernels run.
   // Returns the errors of CreateTmaTile.
