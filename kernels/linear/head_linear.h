@@ -34,7 +34,7 @@ struct HeadLinearParams {
 // INVALID_ARGUMENT also for matrices of several shapes, too many, or strides that do not hold the
 // heads. On a GPU this is one launch where x, y and plain weights are bf16 and N and K multiples
 // of 16, beyond kHeadLinearRows rows also the rows of every head of x aligned to 16 bytes;
-// otherwise every head is a Linear.
+// otherwise every head is a Linear, which refuses rows of bf16 that are not aligned.
 absl::Status HeadLinear(const Backend& backend, const HeadLinearParams& params);
 
 namespace internal {
