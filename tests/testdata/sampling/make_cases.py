@@ -90,7 +90,7 @@ def main():
     rng = random.Random(20260)
     cases = {"top_n_sigma": [top_n_sigma_case(rng) for _ in range(100)], "xtc": [xtc_case(rng) for _ in range(100)],
              "dry": [dry_case(rng) for _ in range(250)]}
-    lines = [f' "{kind}": [\n  ' + ",\n  ".join(json.dumps(case) for case in of_kind) + "\n ]"
+    lines = [f' "{kind}": [\n  ' + ",\n  ".join(json.dumps(case, separators=(",", ":")) for case in of_kind) + "\n ]"
              for kind, of_kind in cases.items()]
     path = pathlib.Path(__file__).with_name("llama_cpp.json")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
