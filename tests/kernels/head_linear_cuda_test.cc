@@ -120,6 +120,35 @@ TEST_P(HeadLinearCudaTest, HasTheBitsOfLinearAndTheValuesOfDoublePrecision) {
   }
 }
 
+// The kernel for few rows reads pairs; that of tiles, and Linear, 16 bytes.
+TEST(HeadLinearTest, ManyRowsMustBeAligned) {
+  const EmulatedBackend cuda(1);
+  constexpr std::uint32_t kColumns = 32;
+  const std::vector<BF16> w(std::size_t{16} * kColumns, BF16::FromFloat(1));
+  const WeightRows rows{w.data(), 16};
+  const auto packed = PackLinearWeights(*cuda, {&rows, 1}, DType::kBF16, kColumns, {DType::kBF16});
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const std::vector<const PackedLinear*> weights = {&*packed, &*packed};
+  constexpr std::uint32_t kHead = kColumns + 2;
+  constexpr std::uint32_t kStride = 2 * kHead + 4;
+  DeviceArray<BF16> x(cuda, std::vector<BF16>(std::size_t{65} * kStride, BF16::FromFloat(1)));
+  DeviceArray<BF16> y(cuda, std::size_t{65} * 32);
+  const auto apply = [&](std::uint32_t num_rows) {
+    return HeadLinear(*cuda, {.weights = weights,
+                              .x = x.data(),
+                              .y = y.data(),
+                              .x_stride = kStride,
+                              .y_stride = 32,
+                              .x_head_stride = kHead,
+                              .y_head_stride = 16,
+                              .num_rows = num_rows});
+  };
+  EXPECT_TRUE(apply(kHeadLinearRows).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(apply(kHeadLinearRows + 1)));
+  cuda.Wait();
+  EXPECT_EQ(y.Get()[31].ToFloat(), 32.0f);
+}
+
 TEST(HeadLinearTest, ShapesAndStridesMustFit) {
   const TestBackend cpu(1);
   const std::vector<float> w(64, 1.0f);
