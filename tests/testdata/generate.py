@@ -5,8 +5,8 @@
     generate.py --check OUT  exits 1 unless the generated files of OUT are those of generated.sha256
     generate.py --head FILE  writes FILE.head, which takes the place of a fixture's weights here
 
-OUT has a link to every file beside this script, and the files that are not kept because a seed
-gives them:
+OUT has a link to every file beside this script, NAME unpacked for every NAME.xz, and the files
+that are not kept because a seed gives them:
 
 - NAME for a file NAME.head of models/, embeddings/models/ and gguf/models/. The head is the beginning of a safetensors
   file (its JSON) or of a GGUF file (up to the first random tensor), as the library wrote it. Behind
@@ -17,6 +17,7 @@ gives them:
 import argparse
 import hashlib
 import json
+import lzma
 import os
 import pathlib
 import shutil
@@ -36,7 +37,10 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def link_files(out: pathlib.Path) -> list[pathlib.Path]:
-    """Links to all files but heads; returns the heads. They are relative: a tree may be moved."""
+    """Links to all files but heads; returns the heads. Links are relative: a tree may be moved.
+
+    A file NAME.xz is unpacked as NAME instead.
+    """
     heads = []
     for folder, folders, files in os.walk(HERE):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -46,6 +50,9 @@ def link_files(out: pathlib.Path) -> list[pathlib.Path]:
         for name in files:
             if name.endswith(".head"):
                 heads.append(source / name)
+            elif name.endswith(".xz"):
+                unpacked = lzma.decompress((source / name).read_bytes())
+                (target / name.removesuffix(".xz")).write_bytes(unpacked)
             else:
                 (target / name).symlink_to(os.path.relpath(source / name, target))
     return sorted(heads)
@@ -125,7 +132,12 @@ def generate(out: pathlib.Path) -> None:
 def differences(out: pathlib.Path, sums: str) -> list[str]:
     """What is wrong with the generated files of a folder."""
     wanted = {name: total for total, name in (line.split("  ", 1) for line in sums.splitlines())}
-    files = [path for path in sorted(out.rglob("*")) if path.is_file() and not path.is_symlink()]
+    unpacked = {out / path.relative_to(HERE).with_suffix("") for path in HERE.rglob("*.xz")}
+    files = [
+        path
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and not path.is_symlink() and path not in unpacked
+    ]
     found = {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
     }
