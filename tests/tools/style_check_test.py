@@ -164,29 +164,6 @@ class StyleCheckTest(CheckCase):
         for text in ("# Title\n\nThis page is about pages.\n", "# Title\n\nFor those who read.\n", "# Title\n"):
             self.refuses({"docs/b/c.md": text}, "docs/b/c.md:3", "opens with its readers")
 
-    def test_words(self):
-        for word in ("Nobody waits", "nobody's", "somebody", "whoever", "what is left", "what is\n// left"):
-            self.refuses(self.in_source(f"int a;\n// So {word}.\n"), "base/a.cc:2", "the word is not")
-        for name, text in {"tools/x.py": "# {}\n", "tools/y.py": '"""Doc: {}."""\n', "proto/a.proto": "// {}\n",
-                           "scripts/s": "# {}\n", "cmake/a.cmake": "# {}\n", "docs/a.md": OPENING + "{}\n",
-                           "tests/b.py": "{} = 1\n"}.items():
-            self.accepts({name: text.format("caller")})
-            self.refuses({name: text.format("nobody")}, name + ":", "`nobody`")
-
-    def test_words_of_strings_and_other_words(self):
-        self.accepts(self.in_source("// no request waits\nint what_is_left;\nauto a = \"nobody\";\n"))
-        self.accepts({"tools/x.py": "a = 'nobody', \"whoever\"\n", "CHANGELOG.md": "nobody\n"})
-
-    def test_words_of_names(self):
-        for text in ("PendingDraw draw;", "// pending draws", "StepScore score;", "// prompt\n// rows", "LinearTree t;",
-                     "AttentionFold fold;", "// turned keys", "// sits out", "// one step ahead", "// KV blocks",
-                     "int kMostText;", "AdmissionQueue queue;", "Flight flight;", "PagePicture picture;",
-                     "FindBeginning();", "// scrubs", "MarkSpoiled();", "Seal();", "BoundTheEnd();",
-                     "LastResort last;", "// rulers", "// generated rows"):
-            source = self.in_source(f"int a;\n{text}\n")
-            self.refuses(source, "base/a.cc:2: the word is not")
-        self.accepts(self.in_source("Sample sample;  // samples in flight\n"))
-
     def test_functions_of_the_architecture(self):
         def page(text):
             return {"docs/architecture.md": OPENING + text, "base/a.cc": "void S::Run(int a) {}\n"}

@@ -4,7 +4,7 @@
 Lengths of files and functions, columns of C++, no folders that include each other, every source
 file in the build, no TODO without an issue number, `#pragma once`, no disabled tests, none of the
 C++ that we do not use, no dead link in a page, functions that docs/architecture.md names where it
-names them, one word per idea, no sleep in a test, `virtual` only where docs/style.md says, no
+names them, no sleep in a test, `virtual` only where docs/style.md says, no
 reason of an error that no source gives, no two types of one full name.
 Each violation is printed as `file:line: what`. Exit status 1 when there is one.
 """
@@ -66,52 +66,6 @@ VIRTUAL = re.compile(r"\bvirtual\b")
 WAITING_FILES = ["tests/testing/waiting.h", "tests/testing/waiting.py"]
 SLEEP = re.compile(r"\b(?:SleepFor|sleep_for|sleep_until|nanosleep|clock_nanosleep|usleep)\b|\bsleep\s*\(")
 SHELL_SLEEP = re.compile(r"(?:^|[;&|(]|\b(?:do|then|else)\b)[ \t]*sleep[ \t]+\S", re.MULTILINE)
-
-# One word per idea: (what is not written, the word to use). Applied to names and comments of
-# sources and to pages; not to strings, which hold prompts and formats of others.
-WORDS = [
-    (r"\b[Nn]obody\b", "name the thread, caller, request or page that does not do it"),
-    (r"\b[Ss]omebody\b", "name the thread, caller, request or page"),
-    (r"\b[Ww]hoever\b", "name the thread, caller, request or page"),
-    (r"\b[Ww]hat is left\b", "name the remainder"),
-    (r"\b(Pending|Step|Stage|Add|Launch|Collect|Check|Reference)Draws?\b|\bDraw(Owner|s)\b"
-     r"|\b(pending|previous|last|max|max_step|num|next)_draws?_?\b"
-     r"|\b[Pp]ending draws?\b|\bdraws? (a|the|its|no) (first |next )?tokens?\b",
-     "sample, samples in flight"),
-    (r"\b(Step|Prompt|Max|kPrompt)Scores?\b|\bScore(Tokens|Owner)\b"
-     r"|\b(next|num|step|prompt|max)_scores?\b|\bscore_owners\b|\bscored_tokens?\b"
-     r"|\b[Ss]cores? of (the )?prompt tokens?\b", "prompt logprob"),
-    (r"\b[Gg]enerated rows?\b|\bgenerated_rows\b", "decode tokens"),
-    (r"\b[Pp]rompt rows?\b|\bprompt_rows\b", "prefill tokens"),
-    (r"\bLinearTree(Of)?\b|\blinear_tree\b|\b[Tt]rees? of sums\b", "reduction order"),
-    # Not TmaFold, which reshapes a tile.
-    (r"\b(Attention|Row)Fold(Simd)?\b|\bFold(Value|State|Span|Partial)?\b|\bfolds\b"
-     r"|\bnum_folds_?\b|\bfold (of|in|here)\b|\bfolded (left|in)\b|\bto be folded\b", "reduce"),
-    (r"\b[Tt]urned keys?\b|\bturned_keys?\b", "transposed keys"),
-    (r"\b([Ss]its?|sat) out\b|\bsitting out\b", "stalled"),
-    (r"\b[Oo]ne step ahead\b|\b(plan|plann|launch|preempt|run|runs|runn)(ed|ing)? ahead\b"
-     r"|\b(Engine|k)Ahead(Test)?\b|\bStepsAhead\b|\bsteps_ahead_?\b|\bengine_ahead\w*",
-     "overlap scheduling"),
-    (r"\b(KV|cache|cached|pool|prefix)( |-)blocks?\b|\b[Bb]locks? of (the )?(KV|cache|pool)\b",
-     "page; block only inside the reference types"),
-    (r"\bk(Most|Least)[A-Z]\w*|\bMost(ChunkTokens|Inputs|PartialFloats|CodedForm)\b"
-     r"|\b(Update)?LeastLevel\b|\bmost_(rows|threads|writes_at_once)_?\b|\bleast_level\b",
-     "Max..., Min..."),
-    (r"\bAdmissionQueue\b|\badmission_queue\b", "AdmissionLimiter"),
-    (r"\bFlight\b", "InFlightStep"),
-    (r"\b(Get)?PagePicture\b|\bpage_picture\b", "PageSnapshot"),
-    (r"\bFindBeginning\b", "FindPartialMatch"),
-    (r"\b[Ss]crub(s|bed|bing)?\b", "invalidate"),
-    (r"\b[Ss]poil(s|ed|ing)?_?\b|\bspoil_\w+|\bMarkSpoiled\b|\bSpoil(Free|Held)?Pages\b"
-     r"|\bSpoilOrFreeQuarantined\b", "poisoned"),
-    (r"\bSeal\b", "SanitizeInternalError"),
-    (r"\bBoundTheEnd\b", "shutdown timer"),
-    (r"\bLastResort(Test)?\b|\blast_resort_?\b|\b[Ll]ast resort\b", "forced-exit timer"),
-    (r"\b[Rr]ulers?\b", "roofline probe"),
-]
-# They spell the words that they look for, or tell what has been.
-WORDS_EXEMPT = ["tools/checks/style_check.py", "tests/tools/style_check_test.py", "CHANGELOG.md",
-                "docs/benchmarks/*"]
 
 
 def source_files(root):
@@ -233,18 +187,6 @@ def check_lines(name, text):
             yield f"{name}:{number}: a virtual function, in a file that docs/style.md does not name"
 
 
-def without_strings(name, text):
-    """`text` with its strings blank; comments, among them Python's docstrings, stay."""
-    suffix = pathlib.PurePath(name).suffix
-    if suffix == ".md":
-        return text
-    if suffix in CPP or suffix == ".proto":
-        return NOT_CODE.sub(lambda match: match.group(0) if match.group(0).startswith(("//", "/*"))
-                            else blank(match), text)
-    return HASH_TEXT.sub(lambda match: match.group(0) if match.group(0).startswith(("#", '"""'))
-                         else blank(match), text)
-
-
 def check_sleeps(name, text):
     """Tests do not sleep; strings and comments are not looked at."""
     suffix = pathlib.PurePath(name).suffix
@@ -257,18 +199,6 @@ def check_sleeps(name, text):
     for match in pattern.finditer(code):
         line = code.count("\n", 0, match.end()) + 1
         yield f"{name}:{line}: a test does not sleep; wait with tests/testing/waiting.{{h,py}}"
-
-
-def check_words(name, text):
-    if any(fnmatch.fnmatch(name, pattern) for pattern in WORDS_EXEMPT):
-        return
-    plain = without_strings(name, text)
-    for pattern, word in WORDS:
-        # A comment or a paragraph may break a phrase between two lines.
-        for match in re.finditer(pattern.replace(" ", r"(?: |\s*\n\s*(?:(?://|#|>) ?)?)"), plain):
-            line = plain.count("\n", 0, match.start()) + 1
-            found = " ".join(match.group(0).split())
-            yield f"{name}:{line}: the word is not `{found}`: {word}"
 
 
 def check_own_header(root, name, text):
@@ -484,11 +414,8 @@ def check(root):
         text = (root / name).read_text(encoding="utf-8", errors="replace")
         errors += check_lengths(name, text)
         errors += check_lines(name, text)
-        errors += check_words(name, text)
         errors += check_own_header(root, name, text)
         errors += check_sleeps(name, text)
-    for page in pages(root):
-        errors += check_words(page.relative_to(root).as_posix(), page.read_text(encoding="utf-8"))
     errors += check_in_build(root, names)
     errors += check_reasons(root, names)
     errors += check_mutual_folders(root, names)
