@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""Writes docs/kv_cache.md and the compile-time check of the KV cache's reference members.
+"""Writes the C++ source whose compilation checks the KV cache against its reference documents.
 
-Both come from one table, tests/testdata/kv_cache/members.json: every member of the five reference
-documents, its place in quire or the reason why it is absent, and C++ that proves it.
+    write_members_check.py FILE
 
-    tools/docs/write_kv_cache_docs.py                 write docs/kv_cache.md from docs/kv_cache.in.md
-    tools/docs/write_kv_cache_docs.py --check         fail when docs/kv_cache.md is not what would be written
-    tools/docs/write_kv_cache_docs.py --source FILE   write the C++ source whose compilation is the check
+The table tests/testdata/kv_cache/members.json has a row for every member of the reference documents:
+its name in quire or the reason for its absence, and C++ that proves either.
 """
 import argparse
 import json
@@ -16,9 +14,6 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TABLE = os.path.join(ROOT, "tests/testdata/kv_cache/members.json")
-TEMPLATE = os.path.join(ROOT, "docs/kv_cache.in.md")
-DOCUMENT = os.path.join(ROOT, "docs/kv_cache.md")
-MARKER = "<!-- members -->\n"
 KINDS = ("parameter", "field", "trait", "constant", "method", "argument")
 
 
@@ -60,33 +55,7 @@ def table_errors(table):
     return errors
 
 
-def markdown(table):
-    lines = []
-    for key, document in table["documents"].items():
-        rows = [r for r in table["members"] if r["document"] == key]
-        lines += ["### %s: %s" % (key, document), "",
-                  "| Kind | Member | quire | Note |", "|---|---|---|---|"]
-        for row in rows:
-            note = row.get("note", "")
-            where = "absent" if row["status"] == "absent" else "`%s`" % row["quire"]
-            if row.get("case"):
-                where += " (%s)" % row["case"]
-            lines.append("| %s | `%s` | %s | %s |" % (row["kind"], row["member"], where, note))
-        lines.append("")
-    return "\n".join(lines)
-
-
-def document_text(table):
-    with open(TEMPLATE, encoding="utf-8") as template:
-        text = template.read()
-    if text.count(MARKER) != 1:
-        sys.exit("docs/kv_cache.in.md must hold %r once" % MARKER.strip())
-    banner = "<!-- Written by tools/docs/write_kv_cache_docs.py from docs/kv_cache.in.md and " \
-             "tests/testdata/kv_cache/members.json. -->\n"
-    return banner + text.replace(MARKER, markdown(table))
-
-
-PROLOGUE = """// Written by tools/docs/write_kv_cache_docs.py; compiling it is the check.
+PROLOGUE = """// Written by tests/cache_manager/write_members_check.py; compiling it is the check.
 
 #include <array>
 #include <concepts>
@@ -153,27 +122,15 @@ def source_text(table):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--source", metavar="FILE")
+    parser.add_argument("file")
     arguments = parser.parse_args()
     with open(TABLE, encoding="utf-8") as file:
         table = json.load(file)
     errors = table_errors(table)
     if errors:
         sys.exit("\n".join(errors))
-    if arguments.source:
-        with open(arguments.source, "w", encoding="utf-8") as file:
-            file.write(source_text(table))
-        return
-    text = document_text(table)
-    if arguments.check:
-        with open(DOCUMENT, encoding="utf-8") as file:
-            if file.read() != text:
-                sys.exit("docs/kv_cache.md is out of date; run tools/docs/write_kv_cache_docs.py")
-        print("docs/kv_cache.md is up to date: %d rows" % len(table["members"]))
-        return
-    with open(DOCUMENT, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(arguments.file, "w", encoding="utf-8") as file:
+        file.write(source_text(table))
 
 
 if __name__ == "__main__":
