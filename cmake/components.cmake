@@ -134,8 +134,9 @@ endfunction()
 function(_quire_test_options target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${CMAKE_BINARY_DIR}/include/proto)
-  # -O1: what a test measures is the library under it, which keeps -O3; a test's own code is compiled once for every
-  # time that it runs. docs/notes/build_time.md has the seconds.
+  # A test's own code is mostly GoogleTest's macros and runs once, so -O1 halves its compile time (engine_test.cc: 10.8 s
+  # instead of 19.8 s on two Zen 4 cores). The library under test keeps -O3. Precompiled headers and -g0 did not pay:
+  # they saved less than a second per source.
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   # Each test file has helpers and fixtures of its own: one source is compiled alone unless quire_compile_together says.
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)

@@ -1,4 +1,4 @@
-"""Attacks on a real daemon: each is a line of docs/security_tests.md, in its order."""
+"""Attacks on a real daemon, in the order of the threat model in SECURITY.md."""
 
 import contextlib
 import hashlib
