@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import json
 import re
@@ -12,8 +11,10 @@ import subprocess
 import sys
 import tarfile
 import threading
+import typing
 import zipfile
 
+import grpc
 import pytest
 from daemon import QUIRE, ROOT, Daemon
 from test_chat import TEMPLATE
@@ -41,7 +42,7 @@ def test_the_source_distribution_builds_alone_and_has_nothing_generated(package)
             contents[wheel] = {name: archive.read(name) for name in archive.namelist() if "RECORD" not in name}
     first, second = contents.values()
     assert first == second
-    assert {"quire_client/py.typed", "quire_client/_proto/generation_pb2.py"} <= set(first)
+    assert {"quire_client/py.typed", "quire_client/v1/generation_pb2.py"} <= set(first)
     assert any(name.endswith("LICENSE") for name in first)
     with tarfile.open(package.sdist) as archive:
         names = archive.getnames()
@@ -56,9 +57,9 @@ def test_the_metadata_is_right(package):
     version, python, wanted = json.loads(package.run(package.python, "-c", show))
     cmake = (ROOT / "CMakeLists.txt").read_text()
     assert version == re.search(r"project\(quire VERSION (\S+)", cmake).group(1)
-    assert python == ">=3.9"
+    assert python == ">=3.10"
     for file in package.source.rglob("*.py"):
-        ast.parse(file.read_text(), feature_version=(3, 9))
+        ast.parse(file.read_text(), feature_version=(3, 10))
     from importlib.metadata import version as installed
 
     from packaging.requirements import Requirement
@@ -68,241 +69,285 @@ def test_the_metadata_is_right(package):
     assert all(installed(one.name) in one.specifier for one in wanted)
 
 
+GOOD = """
+from collections.abc import Iterator
+from quire_client import AsyncClient, Client, v1
+
+request = v1.GenerateRequest(text="a", stopping=v1.StoppingParams(max_tokens=3, stop=["."]), output={"logprobs": 1})
+client = Client()
+text: str = client.complete(request, timeout=3).text
+ids: list[int] = list(client.tokenize(v1.TokenizeRequest(text="a")).token_ids)
+responses: Iterator[v1.GenerateResponse] = client.generate(request)
+
+async def use(client: AsyncClient) -> None:
+    text: str = (await client.complete(request)).text
+    async with client.generate(request) as stream:
+        async for response in stream:
+            text = response.delta.text
+"""
+MISTAKES = {
+    "max_tokens=": ("max_token=", "call-arg"),
+    "timeout=3": ("time=3", "call-arg"),
+    "text: str = client": ("text: int = client", "assignment"),
+    'TokenizeRequest(text="a")': ("DetokenizeRequest()", "arg-type"),
+    "(await client.complete(request)).text": ("client.complete(request).text", "attr-defined"),
+}
+
+
 def test_everything_is_typed(package, tmp_path):
-    good = "from quire_client import Client\ntext: str = Client().complete('a', max_tokens=3, stop=['.']).text\n"
-    good += "class Model:\n    @classmethod\n    def model_json_schema(cls, by_alias: bool = True) -> dict[str, object]:\n"
-    good += "        return {}\nfor schema in (Model, {'type': 'null'}, '{}'):\n    Client().complete('a', json_schema=schema)\n"
-    (tmp_path / "good.py").write_text(good)
-    (tmp_path / "bad.py").write_text(good.replace("max_tokens", "max_token") + "number: int = text\n")
+    (tmp_path / "good.py").write_text(GOOD)
+    for number, (old, (new, _)) in enumerate(MISTAKES.items()):
+        assert GOOD.count(old) == 1
+        (tmp_path / f"bad{number}.py").write_text(GOOD.replace(old, new))
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(package.python)]
     command += ["--cache-dir", str(tmp_path / "cache"), "--config-file", str(package.source / "pyproject.toml")]
     examples = sorted((package.source / "examples").glob("*.py"))
     package.run(*command, "-p", "quire_client", cwd=tmp_path)
     package.run(*command, "--scripts-are-modules", *examples, tmp_path / "good.py", cwd=tmp_path)
-    done = subprocess.run([*command, tmp_path / "bad.py"], capture_output=True, text=True, cwd=tmp_path)
-    assert "max_token" in done.stdout and "[assignment]" in done.stdout, done.stdout + done.stderr
+    bad = [f"bad{number}.py" for number in range(len(MISTAKES))]
+    done = subprocess.run([*command, *bad], capture_output=True, text=True, cwd=tmp_path)
+    for name, (_, code) in zip(bad, MISTAKES.values()):
+        assert re.search(rf"^{name}:.*\[{code}\]$", done.stdout, flags=re.MULTILINE), done.stdout + done.stderr
 
 
-def test_options_and_values_cover_the_schema(q, api):
-    from quire_client import _convert, types
+def test_methods_cover_the_service_and_its_types(q, api):
+    methods = api.GenerateRequest.DESCRIPTOR.file.services_by_name["GenerationService"].methods
+    unary = {one.name: one for one in methods if not one.client_streaming and not one.server_streaming}
+    for name, method in unary.items():
+        function = getattr(q.Client, re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower())
+        hints = typing.get_type_hints(function)
+        assert hints["request"].DESCRIPTOR.full_name == method.input_type.full_name
+        assert hints["return"].DESCRIPTOR.full_name == method.output_type.full_name
+    assert {one.name for one in methods} - set(unary) == {"Generate", "BatchGenerate"}
 
-    request = {field.name for field in api.GenerateRequest.DESCRIPTOR.fields}
-    top = {name for part, name in _convert.OPTION_PLACES.values() if not part}
-    parts = {part for part, _ in _convert.OPTION_PLACES.values()} - {""}
-    assert request - {"text", "token_ids", "chat"} == top | parts
-    kinds = {field for part, field in _convert.OPTION_PLACES.values() if part == "constraint"}
-    assert {field.name for field in api.Constraint.DESCRIPTOR.fields} - {"json_object"} == kinds
-    assert set(q.Options.__annotations__) == set(_convert.OPTION_PLACES)
-    renamed = {
-        "Tool": "ToolSpec", "Tokenized": "TokenizeResponse", "Detokenized": "DetokenizeResponse",
-        "Rendered": "RenderChatResponse", "ServerInfo": "GetServerInfoResponse", "SamplingDefaults": "SamplingParams",
-        "Message": "ChatMessage", "Chat": "ChatPrompt", "Embeddings": "EmbedResponse", "Scores": "ScoreResponse",
-        "Score": "ScoreResult",
-    }
-    checked = 0
-    for name, kind in vars(types).items():
-        if dataclasses.is_dataclass(kind) and name not in ("Completion", "Request"):
-            fields = {field.name for field in getattr(api, renamed.get(name, name)).DESCRIPTOR.fields}
-            assert {field.name for field in dataclasses.fields(kind)} == fields, name
-            checked += 1
-    assert checked >= 20
-    for kind in (q.FinishReason, q.ModelState, q.ServerState):
-        prefix = re.sub(r"(?<!^)([A-Z])", r"_\1", kind.__name__).upper() + "_"
-        numbers = {name.removeprefix(prefix): number for name, number in getattr(api, kind.__name__).items()}
-        assert {one.name: one.value for one in kind} == numbers
-    assert q.FinishReason(99) is q.FinishReason.UNSPECIFIED
+
+def test_messages_can_be_copied_to_other_processes(package):
+    script = "import pickle; from quire_client import v1; "
+    script += "m = v1.GenerateRequest(text='a', stopping={'max_tokens': 3}); assert pickle.loads(pickle.dumps(m)) == m"
+    package.run(package.python, "-c", script)
 
 
 # --- constraints -----------------------------------------------------------------------------------
 
 
-class Animal:
-    """As a class of Pydantic models."""
+def request_of(q, text=ONCE, max_tokens=20, **fields):
+    return q.v1.GenerateRequest(text=text, stopping={"max_tokens": max_tokens}, **fields)
 
-    SCHEMA = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 8}},
+
+def test_answers_keep_their_constraint(q, client):
+    schema = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 8}},
               "required": ["legs"], "additionalProperties": False}
-
-    @classmethod
-    def model_json_schema(cls):
-        return cls.SCHEMA
-
-
-@pytest.mark.parametrize("schema", [Animal, Animal.SCHEMA, json.dumps(Animal.SCHEMA)], ids=["class", "dict", "text"])
-def test_answers_are_valid_by_a_schema(client, schema):
-    answer = json.loads(client.complete(ONCE, json_schema=schema, max_tokens=60, temperature=0).text)
-    assert list(answer) == ["legs"] and 0 <= answer["legs"] <= 8
-
-
-def test_answers_have_the_other_forms(client):
-    assert re.fullmatch("[ab]{3}-[0-9]", client.complete(ONCE, regex="[ab]{3}-\\d", max_tokens=20).text)
-    assert re.fullmatch("[xy]{2}", client.complete(ONCE, grammar="root ::= [xy] [xy]", max_tokens=20).text)
-    assert client.complete(ONCE, choices=["yes", "no"], max_tokens=20).text in ("yes", "no")
     tags = {"triggers": [" "], "tags": [{"begin": " ", "regex": "[0-9]{2}", "end": "!"}], "at_least_one": True,
             "stop_after_first": True}
-    assert re.fullmatch("[^ ]* [0-9]{2}!", client.complete(ONCE, structural_tags=tags, max_tokens=60).text)
+
+    def text(**constraint):
+        return client.complete(request_of(q, max_tokens=60, constraint=constraint)).text
+
+    answer = json.loads(text(json_schema=json.dumps(schema)))
+    assert list(answer) == ["legs"] and 0 <= answer["legs"] <= 8
+    assert re.fullmatch("[ab]{3}-[0-9]", text(regex="[ab]{3}-\\d"))
+    assert re.fullmatch("[xy]{2}", text(ebnf_grammar="root ::= [xy] [xy]"))
+    assert text(choice={"values": ["yes", "no"]}) in ("yes", "no")
+    assert re.fullmatch("[^ ]* [0-9]{2}!", text(structural_tags=tags))
+    compact = {"json_schema": '{"const": [1, [2]]}', "whitespace": q.v1.WHITESPACE_POLICY_COMPACT}
+    assert text(**compact) == "[1, [2]]"
+    assert text(regex="ab", start=q.v1.CONSTRAINT_START_AT_START) == "ab"
 
 
-def test_options_of_a_constraint_are_words_or_numbers(q, api, client):
-    for compact in ("compact", api.WHITESPACE_POLICY_COMPACT):
-        answer = client.complete(ONCE, json_schema={"const": [1, [2]]}, constraint_whitespace=compact, max_tokens=20)
-        assert answer.text == "[1, [2]]"
-    assert client.complete(ONCE, regex="ab", constraint_start="at_start", max_tokens=20).text == "ab"
-    with pytest.raises(q.QuireError) as error:
-        client.complete(ONCE, regex="a", constraint_start="after_reasoning")
-    assert "a constraint behind reasoning" in str(error.value)
-    for options in ({"constraint_start": "behind"}, {"constraint_whitespace": "none"}):
-        with pytest.raises(ValueError, match="must be"):
-            client.complete(ONCE, regex="a", **options)
-
-
-def test_constraints_that_cannot_be(q, client):
-    for options in ({"regex": "a", "choices": ["b"]}, {"choices": "yes"}, {"structural_tags": []}, {"json_schema": 3}, {"json_schema": [1]}):
-        with pytest.raises(TypeError):
-            client.complete(ONCE, **options)
-    for options in ({"json_schema": {"contains": {}}}, {"choices": []}, {"regex": "("}):
-        with pytest.raises(q.InvalidArgument) as error:
-            client.complete(ONCE, **options)
-        assert error.value.reason == "BAD_CONSTRAINT"
+def test_bad_constraints_are_refused(q, client):
+    for constraint in ({"json_schema": '{"contains": {}}'}, {"choice": {}}, {"regex": "("}):
+        with pytest.raises(q.QuireError) as error:
+            client.complete(request_of(q, constraint=constraint))
+        assert error.value.reason == "BAD_CONSTRAINT" and error.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    late = {"regex": "a", "start": q.v1.CONSTRAINT_START_AFTER_REASONING}
+    with pytest.raises(q.QuireError, match="a constraint behind reasoning"):
+        client.complete(request_of(q, constraint=late))
 
 
 # --- answers ---------------------------------------------------------------------------------------
 
 
-def test_answers_are_those_of_a_generated_client(q, api, client, generation):
-    options = {"temperature": 0.9, "seed": 7, "choice_count": 2, "max_tokens": 12, "top_k": 40, "logit_bias": {5: -3.0}}
-    answer = client.complete(
-        ONCE, **options, token_ids=True, text=True, logprobs=2, prompt_logprobs=1, timings=True, echo_prompt=True
-    )
-    request = api.GenerateRequest(text=ONCE)
-    for name in ("temperature", "seed", "choice_count", "top_k"):
-        setattr(request.sampling, name, options[name])
+def test_answers_are_those_of_a_generated_client(q, client, generation):
+    request = request_of(q, max_tokens=12, sampling={"temperature": 0.9, "seed": 7, "choice_count": 2, "top_k": 40})
     request.sampling.logit_bias[5] = -3.0
-    request.stopping.max_tokens = 12
     request.output.text = request.output.token_ids = request.output.timings = request.output.echo_prompt = True
     request.output.logprobs, request.output.prompt_logprobs = 2, 1
+    answer = client.complete(request)
     events = list(generation.Generate(request))
     wanted = sorted((one.completed for one in events if one.HasField("completed")), key=lambda one: one.index)
-    assert [one.text for one in answer.choices] == [one.text for one in wanted] and answer.text == wanted[0].text
+    assert len(answer.choices) == 2 and answer.text == wanted[0].text and answer.request_id
     for mine, theirs in zip(answer.choices, wanted):
-        assert mine.token_ids == tuple(theirs.token_ids) and mine.finish_reason.value == theirs.finish_reason
-        assert [one.logprob for one in mine.logprobs] == [one.logprob for one in theirs.logprobs]
-        assert all(len(one.top) == 2 and isinstance(one.token_bytes, bytes) for one in mine.logprobs)
-        assert mine.timings.decode > 0 and mine.timings.queue >= 0
-        assert mine.usage.completion_tokens == theirs.usage.completion_tokens
+        assert mine.timings.HasField("decode") and all(len(one.top) == 2 for one in mine.logprobs)
+        mine.ClearField("timings"), theirs.ClearField("timings")
+        mine.usage.ClearField("cached_tokens"), theirs.usage.ClearField("cached_tokens")
+        assert mine == theirs
     prompt = [one for event in events for one in event.prompt_logprobs.tokens]
-    assert [one.token_id for one in answer.prompt_logprobs] == [one.token_id for one in prompt] != []
-    assert answer.started.prompt_text == events[0].started.prompt_text
-    assert answer.started.seed == 7 and answer.started.schedule_time.tzinfo is not None
-    assert answer.completion_tokens == sum(one.usage.completion_tokens for one in wanted)
+    assert answer.prompt_logprobs == prompt != []
+    assert answer.started.prompt_text == events[0].started.prompt_text and answer.started.seed == 7
+    assert answer.started.HasField("schedule_time")
 
 
 def test_a_stream_joins_to_the_whole_answer(q, client):
-    options = {"max_tokens": 40, "temperature": 0, "token_ids": True, "text": True, "logprobs": 0}
-    whole = client.complete(ONCE, **options)
-    with client.generate(ONCE, **options, request_id="mine", usage_every_chunk=True) as stream:
+    request = request_of(q, max_tokens=40, sampling={"temperature": 0})
+    request.output.MergeFrom(q.v1.OutputOptions(token_ids=True, text=True, logprobs=0))
+    whole = client.complete(request)
+    sent = q.v1.GenerateRequest(request_id="mine")
+    sent.MergeFrom(request)
+    sent.output.usage_every_chunk = True
+    with client.generate(sent) as stream:
         first = next(stream)
-        assert isinstance(first, q.Started) and stream.request_id == "mine"
+        assert first.HasField("started") and first.request_id == "mine"
         pieces = [piece for piece in stream.text()]
         streamed = stream.result()
     # Deltas that wait for a slow reader are joined.
-    assert pieces and "".join(pieces) == whole.text == streamed.text
+    assert pieces and "".join(pieces) == whole.text == streamed.text and streamed.request_id == "mine"
     assert streamed.choices[0].token_ids == whole.choices[0].token_ids
     assert streamed.choices[0].logprobs == whole.choices[0].logprobs and len(whole.choices[0].logprobs) == 40
-    stopped = client.complete(ONCE, temperature=0, stop=whole.text[3:6], max_tokens=40)
-    assert stopped.choices[0].finish_reason is q.FinishReason.STOP_TEXT
+    assert not sent.output.stream  # the caller's message is not changed
+    request.stopping.stop.append(whole.text[3:6])
+    stopped = client.complete(request)
+    assert stopped.choices[0].finish_reason == q.v1.FINISH_REASON_STOP_TEXT
     assert stopped.choices[0].stop_text == whole.text[3:6] and whole.text.startswith(stopped.text)
 
 
+def test_deltas_join_by_choice(q):
+    def event(**fields):
+        return q.v1.GenerateResponse(request_id="1", **fields)
+
+    completion = q.Completion()
+    calls = [[{"id": "a", "name": "f", "arguments_json": "{}"}], [{"id": "b", "name": "g", "arguments_json": "[]"}]]
+    completion.add(event(started={"model": "m"}))
+    for start in (1, 3):
+        completion.add(event(prompt_logprobs={"start_position": start, "tokens": [{"token_id": start}]}))
+    completion.add(event(delta={"index": 1, "text": "x", "reasoning_text": "r", "token_ids": [1], "tool_calls": calls[0]}))
+    completion.add(event(delta={"index": 0, "text": "y", "logprobs": [{"token_id": 2}]}))
+    completion.add(event())  # an event of a later version
+    completion.add(event(delta={"index": 1, "text": "z", "token_ids": [3], "tool_calls": calls[1], "parse_error": "bad_call"}))
+    completion.add(event(delta={"index": 1, "parse_error": "unfinished"}))
+    end = event(completed={"index": 1, "finish_reason": "FINISH_REASON_EOS", "stop_token_id": 3})
+    completion.add(end)
+    completion.add(event(completed={"index": 0, "usage": {"completion_tokens": 1}}))
+    wanted = {"index": 1, "finish_reason": "FINISH_REASON_EOS", "stop_token_id": 3, "text": "xz", "reasoning_text": "r",
+              "token_ids": [1, 3], "tool_calls": calls[0] + calls[1], "parse_error": "bad_call"}
+    first = q.v1.Completed(index=0, text="y", logprobs=[{"token_id": 2}], usage={"completion_tokens": 1})
+    assert completion.choices == [first, q.v1.Completed(**wanted)]
+    assert [one.token_id for one in completion.prompt_logprobs] == [1, 3] and completion.started.model == "m"
+    assert completion.text == "y" and completion.message == q.v1.ChatMessage(role="assistant", content="y")
+    assert end.completed.text == ""  # the event itself is not changed
+
+
 def test_tokens_go_both_ways_and_in(q, client):
-    tokenized = client.tokenize(ONCE, with_pieces=True)
+    tokenized = client.tokenize(q.v1.TokenizeRequest(text=ONCE, with_pieces=True))
     assert b"".join(one.piece for one in tokenized.pieces if not one.special).decode().strip() == ONCE
-    detokenized = client.detokenize(tokenized.token_ids, skip_special_tokens=True)
+    ids = tokenized.token_ids
+    detokenized = client.detokenize(q.v1.DetokenizeRequest(token_ids=ids, skip_special_tokens=True))
     assert detokenized.text.strip() == ONCE and detokenized.raw.decode() == detokenized.text
-    as_text = client.complete(ONCE, temperature=0, max_tokens=8)
-    as_ids = client.complete(list(tokenized.token_ids), temperature=0, max_tokens=8)
-    assert as_ids.text == as_text.text and as_text.started.prompt_tokens == len(tokenized.token_ids)
+    as_text = client.complete(request_of(q, max_tokens=8, sampling={"temperature": 0}))
+    as_ids = client.complete(request_of(q, None, 8, sampling={"temperature": 0}, token_ids={"ids": ids}))
+    assert as_ids.text == as_text.text and as_text.started.prompt_tokens == len(ids)
 
 
-def test_vectors_and_scores(q, api, client, generation, daemon):
-    vectors = client.embed([ONCE, [1, 2, 3]], pooling="mean", normalize=True, dimensions=8).vectors
-    request = api.EmbedRequest(pooling=api.POOLING_MEAN, normalize=True, dimensions=8)
-    request.inputs.add(text=ONCE)
-    request.inputs.add().token_ids.ids.extend([1, 2, 3])
-    assert vectors == [tuple(one.values) for one in generation.Embed(request).embeddings]
-    scores = client.score([(ONCE, " there was"), ([1, 5], [6])], return_token_logprobs=True)
-    assert [score.token_count for score in scores.results] == [len(scores.results[0].tokens), 1]
-    assert scores.results[0].total_logprob == sum(token.logprob for token in scores.results[0].tokens)
+def test_vectors_and_scores(q, client, generation, daemon):
+    embed = q.v1.EmbedRequest(pooling=q.v1.POOLING_MEAN, normalize=True, dimensions=8)
+    embed.inputs.add(text=ONCE)
+    embed.inputs.add(token_ids={"ids": [1, 2, 3]})
+    embedded = client.embed(embed)
+    assert embedded.embeddings == generation.Embed(embed).embeddings and len(embedded.embeddings[1].values) == 8
+    score = q.v1.ScoreRequest(items=[{"context_text": ONCE, "text": " there was"}], return_token_logprobs=True)
+    score.items.add(context_ids={"ids": [1, 5]}, token_ids={"ids": [6]})
+    scored = client.score(score)
+    assert [one.token_count for one in scored.results] == [len(scored.results[0].tokens), 1]
+    assert scored.results[0].total_logprob == sum(token.logprob for token in scored.results[0].tokens)
 
     async def ask():
         async with q.AsyncClient(daemon.grpc_address, timeout=60) as client:
-            return (await client.embed([ONCE])).vectors, await client.score([(ONCE, " there was"), ([1, 5], [6])])
+            return await client.embed(embed), await client.score(score)
 
-    embedded, again = asyncio.run(ask())
-    assert embedded == client.embed([ONCE]).vectors
-    assert [score.total_logprob for score in again.results] == [score.total_logprob for score in scores.results]
-    with pytest.raises(q.InvalidArgument) as caught:
-        client.embed([ONCE], dimensions=1 << 20)
-    assert caught.value.field == "dimensions"
+    again = asyncio.run(ask())
+    assert again[0].embeddings == embedded.embeddings
+    assert [one.total_logprob for one in again[1].results] == [one.total_logprob for one in scored.results]
+    embed.dimensions = 1 << 20
+    with pytest.raises(q.QuireError) as caught:
+        client.embed(embed)
+    assert caught.value.metadata["field"] == "dimensions"
 
 
-def test_the_server_describes_itself(q, client, api, generation):
-    theirs = generation.GetModel(api.GetModelRequest()).model
-    mine = client.model()
-    assert mine == client.model(theirs.id) and [mine] == client.models()
-    assert (mine.id, mine.vocab_size, mine.kv_page_size) == (theirs.id, theirs.vocab_size, theirs.kv_page_size)
-    assert mine.state is q.ModelState.READY and mine.eos_token_ids == tuple(theirs.eos_token_ids)
-    info = client.server_info()
-    assert info.state is q.ServerState.READY and info.limits.max_choices >= 1 and info.devices[0].kind == "cpu"
-    assert client.health() and client.health("liveness") and not client.cancel("nobody")
-    with pytest.raises(q.NotFound):
+def test_the_server_describes_itself(q, client, generation):
+    mine = client.get_model(q.v1.GetModelRequest()).model
+    assert mine == generation.GetModel(q.v1.GetModelRequest()).model and mine.state == q.v1.MODEL_STATE_READY
+    assert mine == client.get_model(q.v1.GetModelRequest(model=mine.id)).model
+    assert [mine] == list(client.list_models(q.v1.ListModelsRequest()).models)
+    info = client.get_server_info(q.v1.GetServerInfoRequest())
+    assert info.state == q.v1.SERVER_STATE_READY and info.limits.max_choices >= 1 and info.devices[0].kind == "cpu"
+    assert client.health() and client.health("liveness")
+    assert not client.cancel(q.v1.CancelRequest(request_id="nobody")).found
+    with pytest.raises(q.QuireError) as error:
         client.health("nonsense")
+    assert error.value.code is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_batch_tells_each_outcome(q, client):
-    options = q.Options(max_tokens=6, temperature=0)
-    bad = q.Request("A dog", q.Options(temperature=101.0))
-    items = sorted(client.batch([q.Request(ONCE, options), bad, "A cat"]), key=lambda one: one.index)
-    assert [one.error is None for one in items] == [True, False, True]
-    assert items[0].result().text == client.complete(ONCE, **options).text
-    assert items[1].error.reason == "BAD_SAMPLING_PARAM" and items[1].error.field.endswith("sampling.temperature")
-    with pytest.raises(q.InvalidArgument):
+def test_a_batch_reports_each_outcome(q, client):
+    good = request_of(q, max_tokens=6, sampling={"temperature": 0})
+    bad = request_of(q, "A dog", sampling={"temperature": 101.0})
+    items = sorted(client.batch([good, bad, request_of(q, "A cat")]), key=lambda one: one.index)
+    assert [isinstance(one.outcome, q.QuireError) for one in items] == [False, True, False]
+    assert items[0].result().text == client.complete(good).text and good.request_id == ""
+    error = items[1].outcome
+    assert error.reason == "BAD_SAMPLING_PARAM" and error.metadata["field"].endswith("sampling.temperature")
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(q.QuireError) as raised:
         items[1].result()
+    assert raised.value is error
     with pytest.raises(ValueError, match="twice"):
-        client.batch([q.Request("a", q.Options(request_id="x"))] * 2)
+        client.batch([request_of(q, "a", request_id="x")] * 2)
+    with pytest.raises(TypeError):
+        client.batch("Once")
 
 
 def test_asyncio_gives_the_same(q, client, daemon):
+    first, second = (request_of(q, max_tokens=12, sampling={"seed": seed}) for seed in (1, 2))
+    model, models, info = q.v1.GetModelRequest(), q.v1.ListModelsRequest(), q.v1.GetServerInfoRequest()
+
     async def use():
         async with q.AsyncClient(daemon.grpc_address, timeout=60) as aio:
-            answers = await asyncio.gather(*(aio.complete(ONCE, seed=s, max_tokens=12) for s in (1, 2)))
-            async with aio.generate(ONCE, seed=1, max_tokens=12) as stream:
+            answers = await asyncio.gather(*(aio.complete(one) for one in (first, second)))
+            async with aio.generate(first) as stream:
                 pieces = [piece async for piece in stream.text()]
                 assert (await stream.result()).text == "".join(pieces)
-            requests = [q.Request(ONCE, q.Options(seed=s, max_tokens=12)) for s in (1, 2)]
-            batch = {item.index: item.result().text async for item in aio.batch(requests)}
-            ids = (await aio.tokenize(ONCE)).token_ids
-            assert (await aio.detokenize(ids, skip_special_tokens=True)).text.strip() == ONCE
-            described = (await aio.model(), await aio.models(), (await aio.server_info()).version)
-            assert await aio.health() and not await aio.cancel("nobody")
-            with pytest.raises(q.FailedPrecondition):
-                await aio.render_chat(q.Chat([q.Message("user", "Hi")]))
+            async with aio.generate(first) as stream:
+                kinds = [response.WhichOneof("event") async for response in stream]
+                assert kinds[0] == "started" and kinds[-1] == "completed"
+            batch = {item.index: item.result().text async for item in aio.batch([first, second])}
+            ids = (await aio.tokenize(q.v1.TokenizeRequest(text=ONCE))).token_ids
+            detokenized = await aio.detokenize(q.v1.DetokenizeRequest(token_ids=ids, skip_special_tokens=True))
+            assert detokenized.text.strip() == ONCE
+            described = (await aio.get_model(model), await aio.list_models(models), await aio.get_server_info(info))
+            assert await aio.health() and not (await aio.cancel(q.v1.CancelRequest(request_id="nobody"))).found
+            with pytest.raises(q.QuireError) as error:
+                await aio.render_chat(q.v1.RenderChatRequest(chat={"messages": [{"role": "user", "content": "Hi"}]}))
+            assert error.value.code is grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(ValueError, match="closed"):
             await aio.health()
         return [answer.text for answer in answers], "".join(pieces), batch, described
 
     texts, streamed, batch, described = asyncio.run(use())
-    assert texts == [client.complete(ONCE, seed=s, max_tokens=12).text for s in (1, 2)]
+    assert texts == [client.complete(one).text for one in (first, second)]
     assert texts[0] == streamed and texts == [batch[0], batch[1]]
-    assert described == (client.model(), client.models(), client.server_info().version)
+    mine = client.get_model(model), client.list_models(models), client.get_server_info(info)
+    assert described[:2] == mine[:2] and described[2].version == mine[2].version
+    client.close()
+    with pytest.raises(ValueError, match="closed"):
+        client.health()
 
 
 def test_chat_tools_and_examples(q, client, daemon, package, tmp_path):
     for file in (ROOT / "assets" / "story").iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
-    tool = q.Tool("look", "Looks", '{"type": "object"}')
-    turns = [q.Message("system", "Be brief."), q.Message("user", "Hi")]
-    chat = q.Chat(turns, tools=[tool], template_vars={"speaker": "Me"})
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    tool = {"name": "look", "description": "Looks", "parameters_json_schema": '{"type": "object"}'}
+    chat = q.v1.ChatPrompt(messages=turns, tools=[tool])
+    chat.template_vars.update({"speaker": "Me"})
 
     def example(name, *arguments, server=daemon, code=0):
         script = package.source / "examples" / name
@@ -313,17 +358,22 @@ def test_chat_tools_and_examples(q, client, daemon, package, tmp_path):
 
     with Daemon(tmp_path, settings=[f"model.path={tmp_path}"]) as chatty:
         with q.Client(chatty.wait_serving().grpc_address) as talker:
-            rendered = talker.render_chat(chat)
+            rendered = talker.render_chat(q.v1.RenderChatRequest(chat=chat))
             assert rendered.text.startswith("System: Be brief.\nUser: Hi\n[{") and rendered.text.endswith("Me:")
-            assert talker.tokenize(chat).token_ids == rendered.token_ids
-            assert talker.complete(chat, max_tokens=3, echo_prompt=True).started.prompt_text == rendered.text
-            with pytest.raises(q.InvalidArgument) as error:
-                talker.render_chat(q.Chat([q.Message("clown", "Hi")]))
+            assert talker.tokenize(q.v1.TokenizeRequest(chat=chat)).token_ids == rendered.token_ids
+            answer = talker.complete(request_of(q, None, 3, chat=chat, output={"echo_prompt": True}))
+            assert answer.started.prompt_text == rendered.text
+            chat.messages.append(answer.message)
+            chat.messages.add(role="user", content="And?")
+            rendered = talker.render_chat(q.v1.RenderChatRequest(chat=chat)).text
+            assert answer.text and answer.text in rendered and "User: And?" in rendered
+            with pytest.raises(q.QuireError) as error:
+                talker.render_chat(q.v1.RenderChatRequest(chat={"messages": [{"role": "clown", "content": "Hi"}]}))
         assert error.value.reason == "BAD_CHAT_TEMPLATE_INPUT" and "unknown role clown" in error.value.message
-        assert example("chat.py", "Who are you?", server=chatty).strip()
+        assert example("chat.py", "Who are you?", "And who am I?", server=chatty).strip()
     assert "this model cannot chat" in example("chat.py", "Who are you?", code=1)
-    told = example("story.py", "--max-tokens", "20")
-    assert re.search(r"-- 20 tokens, ended by LENGTH\n-- the same again: seed=-?\d+", told)
+    story = example("story.py", "--max-tokens", "20")
+    assert re.search(r"-- 20 tokens, ended by FINISH_REASON_LENGTH\n-- the same again: seed=-?\d+", story)
     assert [line.split()[1] for line in example("gather.py").splitlines()] == ["dog", "cat", "old"]
     ranked = example("rank.py").split()[1::2]
     assert sorted(ranked) == ["dog", "girl", "refrigerator"] and ranked[-1] == "refrigerator"
@@ -353,7 +403,13 @@ def endless(tmp_path_factory):
         assert running.process.poll() is None, "quired died:\n" + running.log
 
 
-LONG = {"prompt": [5, 6, 7], "max_tokens": ENDLESS, "ignore_eos": True}
+def long_request(q, **fields):
+    stopping = {"max_tokens": ENDLESS, "ignore_eos": True}
+    return q.v1.GenerateRequest(token_ids={"ids": [5, 6, 7]}, stopping=stopping, **fields)
+
+
+def quick_request(q, **fields):
+    return q.v1.GenerateRequest(token_ids={"ids": [5, 6]}, stopping={"max_tokens": 1}, **fields)
 
 
 class Endings:
@@ -380,48 +436,50 @@ class Endings:
 
 
 def leave_with(q, client, endings):
-    with client.generate(**LONG) as stream:
+    with client.generate(long_request(q)) as stream:
         next(stream.text())
 
 
 def drop_iterator(q, client, endings):
-    for event in client.generate(**LONG):
-        if isinstance(event, q.Delta):
+    for response in client.generate(long_request(q)):
+        if response.HasField("delta"):
             break
-    del event
+    del response
     gc.collect()
 
 
+def cancelled(q):
+    return pytest.raises(q.QuireError, match="^CANCELLED")
+
+
 def close_client(q, client, endings):
-    stream = client.generate(**LONG)
+    stream = client.generate(long_request(q))
     next(stream)
     client.close()
-    with pytest.raises(q.Cancelled):
+    with cancelled(q):
         stream.result()
 
 
-def from_a_thread(endings, end, call, kind):
-    """`call` is told by `kind` that `end` was called once its request ran."""
+def from_a_thread(q, endings, end, call):
+    """`call` fails with CANCELLED after `end`, which another thread calls once the request runs."""
     ended = threading.Thread(target=lambda: (endings.wait_running(), end()))
     ended.start()
-    with pytest.raises(kind):
+    with cancelled(q):
         call()
     ended.join()
 
 
 def cancel_from_a_thread(q, client, endings):
-    stream = client.generate(**LONG)
-    from_a_thread(endings, stream.cancel, stream.result, q.Cancelled)
+    stream = client.generate(long_request(q))
+    from_a_thread(q, endings, stream.cancel, stream.result)
 
 
 def close_from_a_thread(q, client, endings):
-    from_a_thread(endings, client.close, lambda: client.complete(**LONG), q.Cancelled)
+    from_a_thread(q, endings, client.close, lambda: client.complete(long_request(q)))
 
 
 def drop_batch(q, client, endings):
-    quick = q.Request([5, 6], q.Options(max_tokens=1))
-    long = q.Request(LONG["prompt"], q.Options(max_tokens=ENDLESS, ignore_eos=True))
-    for item in client.batch([long, quick]):
+    for item in client.batch([long_request(q), quick_request(q)]):
         assert item.index == 1
         break
 
@@ -436,8 +494,8 @@ def test_what_is_left_is_cancelled(q, endless, end):
 
 
 def test_an_interrupt_cancels(package, endless):
-    script = "import sys; from quire_client import Client; c = Client(sys.argv[1]); print('on', flush=True); "
-    script += f"c.complete({LONG['prompt']}, max_tokens={ENDLESS}, ignore_eos=True)"
+    script = "import sys; from quire_client import Client, v1; c = Client(sys.argv[1]); print('on', flush=True); "
+    script += f"c.complete(v1.GenerateRequest(text='a', stopping=dict(max_tokens={ENDLESS}, ignore_eos=True)))"
     endings = Endings(endless)
     with endings.one_more_cancelled():
         process = subprocess.Popen([package.python, "-c", script, endless.unix], stdout=-1, stderr=-1, text=True)
@@ -448,22 +506,20 @@ def test_an_interrupt_cancels(package, endless):
 
 
 async def aio_leave_with(q, client, endings):
-    async with client.generate(**LONG) as stream:
+    async with client.generate(long_request(q)) as stream:
         await stream.text().__anext__()
 
 
 async def aio_drop_iterator(q, client, endings):
-    async for event in client.generate(**LONG):
-        if isinstance(event, q.Delta):
+    async for response in client.generate(long_request(q)):
+        if response.HasField("delta"):
             break
     gc.collect()
     await wait_cancelled(endings)
 
 
 async def aio_drop_batch(q, client, endings):
-    quick = q.Request([5, 6], q.Options(max_tokens=1))
-    long = q.Request(LONG["prompt"], q.Options(max_tokens=ENDLESS, ignore_eos=True))
-    async for item in client.batch([long, quick]):
+    async for item in client.batch([long_request(q), quick_request(q)]):
         assert item.index == 1
         break
     gc.collect()
@@ -482,39 +538,39 @@ async def start(endings, call):
 
 
 async def aio_cancel_task(q, client, endings):
-    task = await start(endings, client.complete(**LONG))
+    task = await start(endings, client.complete(long_request(q)))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
 async def aio_time_is_up(q, client, endings):
-    task = await start(endings, client.complete(**LONG))
+    task = await start(endings, client.complete(long_request(q)))
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(task, 0.1)
 
 
 async def aio_close_client(q, client, endings):
-    task = await start(endings, client.generate(**LONG).result())
+    task = await start(endings, client.generate(long_request(q)).result())
     await client.close()
-    with pytest.raises(q.Cancelled):
+    with cancelled(q):
         await task
 
 
 async def aio_cancel_stream_and_task(q, client, endings):
-    stream = client.generate(**LONG)
+    stream = client.generate(long_request(q))
     task = await start(endings, stream.result())
     stream.cancel()
     task.cancel()
-    with pytest.raises(asyncio.CancelledError if sys.version_info >= (3, 11) else q.Cancelled):
+    with pytest.raises(asyncio.CancelledError) if sys.version_info >= (3, 11) else cancelled(q):
         await task
 
 
 async def aio_cancel_by_id(q, client, endings):
-    stream = client.generate(**LONG, request_id="by-id")
+    stream = client.generate(long_request(q, request_id="by-id"))
     task = await start(endings, stream.result())
-    assert await client.cancel("by-id")
-    with pytest.raises(q.Cancelled) as error:
+    assert (await client.cancel(q.v1.CancelRequest(request_id="by-id"))).found
+    with cancelled(q) as error:
         await task
     assert error.value.reason == "CANCELLED_BY_CALLER" and error.value.usage.prompt_tokens == 3
 
@@ -540,33 +596,34 @@ def test_asyncio_cancels(q, endless, end):
 # --- errors ----------------------------------------------------------------------------------------
 
 
-def test_errors_tell_reason_field_limits_and_usage(q, client, endless):
-    def failure(kind, call):
-        with pytest.raises(kind) as error:
+def test_errors_have_code_reason_metadata_and_usage(q, client, endless):
+    def failure(code, call):
+        with pytest.raises(q.QuireError) as error:
             call()
+        assert error.value.code is code
         return error.value
 
-    long = failure(q.InvalidArgument, lambda: client.complete("a " * 3000))
-    context = client.model().max_context_tokens
-    assert long.reason == "PROMPT_TOO_LONG" and long.limits["max_context_tokens"] == context
-    assert long.limits["prompt_tokens"] > context and str(long).startswith("INVALID_ARGUMENT/PROMPT_TOO_LONG: ")
-    bad = failure(q.InvalidArgument, lambda: client.complete(ONCE, top_p=0.0))
-    assert bad.reason == "BAD_SAMPLING_PARAM" and bad.field.endswith("sampling.top_p") and bad.retry_delay is None
-    assert failure(q.NotFound, lambda: client.complete(ONCE, model="none")).reason == "MODEL_NOT_FOUND"
-    missing = failure(q.FailedPrecondition, lambda: client.render_chat(q.Chat([q.Message("user", "Hi")])))
-    assert missing.reason == "CHAT_TEMPLATE_MISSING"
+    codes = grpc.StatusCode
+    long = failure(codes.INVALID_ARGUMENT, lambda: client.complete(request_of(q, "a " * 3000)))
+    context = client.get_model(q.v1.GetModelRequest()).model.max_context_tokens
+    assert long.reason == "PROMPT_TOO_LONG" and int(long.metadata["max_context_tokens"]) == context
+    assert int(long.metadata["prompt_tokens"]) > context and str(long).startswith("INVALID_ARGUMENT/PROMPT_TOO_LONG: ")
+    bad = failure(codes.INVALID_ARGUMENT, lambda: client.complete(request_of(q, sampling={"top_p": 0.0})))
+    assert bad.reason == "BAD_SAMPLING_PARAM" and bad.metadata["field"].endswith("sampling.top_p")
+    assert bad.retry_delay is None
+    assert failure(codes.NOT_FOUND, lambda: client.complete(request_of(q, model="none"))).reason == "MODEL_NOT_FOUND"
+    chat = q.v1.RenderChatRequest(chat={"messages": [{"role": "user", "content": "Hi"}]})
+    assert failure(codes.FAILED_PRECONDITION, lambda: client.render_chat(chat)).reason == "CHAT_TEMPLATE_MISSING"
     with q.Client(endless.unix) as other:
-        with other.generate(**LONG, request_id="twin") as stream:
+        with other.generate(long_request(q, request_id="twin")) as stream:
             next(stream)
-            twin = failure(q.RequestIdInUse, lambda: other.complete([5], request_id="twin"))
+            twin = failure(codes.ALREADY_EXISTS, lambda: other.complete(quick_request(q, request_id="twin")))
             assert twin.reason == "REQUEST_ID_IN_USE"
-            assert other.cancel("twin")
-            ended = failure(q.Cancelled, stream.result)
+            assert other.cancel(q.v1.CancelRequest(request_id="twin")).found
+            ended = failure(codes.CANCELLED, stream.result)
         assert ended.reason == "CANCELLED_BY_CALLER" and ended.usage.prompt_tokens == 3
-        failure(q.DeadlineExceeded, lambda: other.complete(**LONG, timeout=0.2))
-        item = next(other.batch([q.Request([5], q.Options(max_tokens=ENDLESS, ignore_eos=True, timeout=0.2))]))
-        assert isinstance(item.error, q.DeadlineExceeded) and item.error.reason == "TIMEOUT" and item.error.usage
-    with pytest.raises(TypeError, match="max_token"):
-        client.complete(ONCE, max_token=3)
-    with pytest.raises(ValueError):
-        client.complete(ONCE, max_tokens=2**40)
+        failure(codes.DEADLINE_EXCEEDED, lambda: other.complete(long_request(q), timeout=0.2))
+        error = next(other.batch([long_request(q, timeout={"nanos": 200_000_000})])).outcome
+        assert error.code is codes.DEADLINE_EXCEEDED and error.reason == "TIMEOUT" and error.usage.prompt_tokens == 3
+    with pytest.raises(TypeError):
+        client.complete(ONCE)

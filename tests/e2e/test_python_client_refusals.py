@@ -1,13 +1,11 @@
-"""What quire-client does when it is refused: tries again where that is safe; and whom it shows its token."""
+"""Retries of quire-client, the end of its pending calls, and to whom it sends its token."""
 
 import asyncio
 import contextlib
-import dataclasses
 import pickle
 import sys
 import threading
 import time
-import typing
 from concurrent import futures
 
 import grpc
@@ -45,6 +43,8 @@ class FakeServer:
     def __init__(self, api):
         self.api = api
         self.refusals, self.first_message, self.times, self.tokens = [], False, [], []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         handlers = {
             "Generate": grpc.unary_stream_rpc_method_handler(
                 self.generate, api.GenerateRequest.FromString, api.GenerateResponse.SerializeToString
@@ -66,6 +66,7 @@ class FakeServer:
     def arrive(self, context):
         self.times.append(time.monotonic())
         self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+        self.may_answer.wait(30)
         return self.refusals.pop(0) if self.refusals else None
 
     def generate(self, request, context):
@@ -92,26 +93,28 @@ class FakeServer:
 def fake(api):
     running = FakeServer(api)
     yield running
+    running.may_answer.set()
     running.server.stop(0)
 
 
 QUEUE_FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
 LOADING = (grpc.StatusCode.UNAVAILABLE, "MODEL_LOADING")
-CALLS: dict[str, typing.Callable] = {
-    "complete": lambda client: client.complete(ONCE),
-    "tokenize": lambda client: client.tokenize(ONCE),
-}
+REQUESTS = {"generate": "GenerateRequest", "complete": "GenerateRequest", "tokenize": "TokenizeRequest"}
+
+
+def request_of(q, name):
+    return getattr(q.v1, REQUESTS[name])(text=ONCE)
 
 
 def call(q, fake, name, is_async, **options):
     """The outcome of one call by either client."""
     if not is_async:
         with q.Client(fake.address, **options) as client:
-            return CALLS[name](client)
+            return getattr(client, name)(request_of(q, name))
 
     async def use():
         async with q.AsyncClient(fake.address, **options) as client:
-            return await CALLS[name](client)
+            return await getattr(client, name)(request_of(q, name))
 
     return asyncio.run(use())
 
@@ -125,9 +128,9 @@ either_client = pytest.mark.parametrize("is_async", [False, True], ids=["blockin
 def test_refused_calls_are_made_again_after_the_delay_that_the_server_names(q, fake, is_async, name, why, delays):
     fake.refusals = [refusal(*why, delay=delay) for delay in delays]
     answer = call(q, fake, name, is_async, retry=q.RetryPolicy(first_delay=0.1))
-    assert answer.text == "done" if name == "complete" else answer.token_ids == (1, 2)
+    assert answer.text == "done" if name == "complete" else answer.token_ids == [1, 2]
     if name == "complete":
-        assert answer.choices[0].finish_reason is q.FinishReason.UNSPECIFIED
+        assert answer.choices[0].finish_reason == 99  # of a later version
     waited = [later - earlier for earlier, later in zip(fake.times, fake.times[1:])]
     wanted = [0.1 * 2**i if delay is None else delay for i, delay in enumerate(delays)]
     assert len(waited) == 2
@@ -152,13 +155,13 @@ def test_what_cannot_work_is_not_tried_again(q, fake, is_async, why, delay, opti
     with pytest.raises(q.QuireError) as error:
         call(q, fake, "complete", is_async, retry=q.RetryPolicy(attempts=attempts), timeout=timeout)
     assert len(fake.times) == 1 and error.value.reason == why[1] and error.value.code == why[0]
-    assert error.value.retry_delay == delay and error.value.limits == {"limit": 3}
+    assert error.value.retry_delay == delay and error.value.metadata == {"limit": "3"}
 
 
 @either_client
 def test_a_stream_that_has_begun_is_not_tried_again(q, fake, is_async):
     fake.refusals, fake.first_message = [refusal(*LOADING, delay=0.1)], True
-    with pytest.raises(q.Unavailable):
+    with pytest.raises(q.QuireError, match="^UNAVAILABLE/MODEL_LOADING"):
         call(q, fake, "complete", is_async)
     assert len(fake.times) == 1
 
@@ -166,18 +169,18 @@ def test_a_stream_that_has_begun_is_not_tried_again(q, fake, is_async):
 def test_attempts_end_and_control_calls_have_one(q, fake):
     fake.refusals = [refusal(*QUEUE_FULL, delay=0.05)] * 9
     with q.Client(fake.address, retry=q.RetryPolicy(attempts=3)) as client:
-        with pytest.raises(q.Overloaded):
-            client.complete(ONCE)
+        with pytest.raises(q.QuireError, match="QUEUE_FULL"):
+            client.complete(request_of(q, "complete"))
         assert len(fake.times) == 3
-        with pytest.raises(q.Overloaded):
-            client.cancel("1")
+        with pytest.raises(q.QuireError, match="QUEUE_FULL"):
+            client.cancel(q.v1.CancelRequest(request_id="1"))
         assert len(fake.times) == 4
     address = f"127.0.0.1:{fake.port}"
     fake.server.stop(0).wait()
     with q.Client(address, retry=q.RetryPolicy(attempts=2, first_delay=0.1)) as client:
-        with pytest.raises(q.Unavailable) as error:
-            client.complete(ONCE)
-    assert error.value.reason == ""
+        with pytest.raises(q.QuireError) as error:
+            client.complete(request_of(q, "complete"))
+    assert error.value.code is grpc.StatusCode.UNAVAILABLE and error.value.reason == ""
 
 
 def test_the_waits_between_attempts(q):
@@ -187,30 +190,53 @@ def test_the_waits_between_attempts(q):
         attempts = Attempts(policy, None)
         return [attempts.delay_after(error) for _ in range(count)]
 
-    lost = q.Unavailable(grpc.StatusCode.UNAVAILABLE, "lost")
+    lost = q.QuireError(grpc.StatusCode.UNAVAILABLE, "lost")
     doubling = waits(q.RetryPolicy(attempts=2000, first_delay=0.1, max_delay=7), lost, 1999)
     for number, wait in enumerate(doubling):
         wanted = min(7, 0.1 * 2 ** min(number, 100))
         assert wanted <= wait <= 1.25 * wanted, number
     assert len(set(doubling[10:])) > 100  # by chance
     for delay, is_waited_for in ((7, True), (7.01, False)):
-        full = q.Overloaded(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_delay=delay)
+        full = q.QuireError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_delay=delay)
         found = waits(q.RetryPolicy(attempts=2000, max_delay=7), full, 100)
         assert all((wait is not None and 7 <= wait <= 8.75) == is_waited_for for wait in found)
 
 
-def generate(client):
-    """A stream, what ends it, and the call that waits for it."""
-    stream = client.generate(ONCE)
-    return stream.cancel, stream.result
+def begin(q, client, name):
+    """Begins a call. Returns a function that ends it, and one that waits for it."""
+    if name == "generate":
+        stream = client.generate(request_of(q, name))
+        return stream.cancel, stream.result
+    return client.close, lambda: getattr(client, name)(request_of(q, name))
 
 
-def close_during(name):
-    return lambda client: (client.close, lambda: getattr(client, name)(ONCE))
+def fails_when_ended(q, fake, name, is_waiting):
+    """Ends a call of a Client and one of an AsyncClient; each ends once is_waiting(number of calls so far)."""
+    with q.Client(fake.address) as client:
+        end, call = begin(q, client, name)
+        ended = threading.Thread(target=lambda: (wait_until(lambda: is_waiting(1), "a call"), end()))
+        ended.start()
+        with pytest.raises(q.QuireError, match="^CANCELLED"):
+            call()
+        ended.join()
+
+    async def use():
+        async with q.AsyncClient(fake.address) as client:
+            end, call = begin(q, client, name)
+            task = asyncio.ensure_future(call())
+            await asyncio.to_thread(wait_until, lambda: is_waiting(2), "a call")
+            ended = end()
+            if ended is not None:
+                await ended
+            with pytest.raises(q.QuireError, match="^CANCELLED"):
+                await task
+
+    asyncio.run(use())
+    assert len(fake.times) == 2
 
 
-@pytest.mark.parametrize("begin", [generate, close_during("complete"), close_during("tokenize")])
-def test_a_wait_for_the_next_attempt_ends_with_the_call(q, fake, begin, monkeypatch):
+@pytest.mark.parametrize("name", list(REQUESTS))
+def test_a_wait_for_the_next_attempt_ends_with_the_call(q, fake, name, monkeypatch):
     fake.refusals = [refusal(*QUEUE_FULL, delay=25)] * 9
     attempts, refused = sys.modules["quire_client._connection"].Attempts, []
     delay_after = attempts.delay_after
@@ -221,46 +247,23 @@ def test_a_wait_for_the_next_attempt_ends_with_the_call(q, fake, begin, monkeypa
 
     monkeypatch.setattr(attempts, "delay_after", spied)
     start = time.monotonic()
-    with q.Client(fake.address) as client:
-        end, call = begin(client)
-        ended = threading.Thread(target=lambda: (wait_until(lambda: refused, "a refusal"), end()))
-        ended.start()
-        with pytest.raises(q.Cancelled):
-            call()
-        ended.join()
+    fails_when_ended(q, fake, name, lambda count: len(refused) == count)
+    assert time.monotonic() - start < 25
 
-    async def use():
-        async with q.AsyncClient(fake.address) as client:
-            end, call = begin(client)
-            task = asyncio.ensure_future(call())
-            await asyncio.to_thread(wait_until, lambda: len(refused) == 2, "a refusal")
-            ended = end()
-            if ended is not None:
-                await ended
-            with pytest.raises(q.Cancelled):
-                await task
 
-    asyncio.run(use())
-    assert time.monotonic() - start < 25 and len(fake.times) == 2
+@pytest.mark.parametrize("name", list(REQUESTS))
+def test_a_wait_for_the_server_ends_with_the_call(q, fake, name):
+    fake.may_answer.clear()
+    fails_when_ended(q, fake, name, lambda count: len(fake.times) == count)
 
 
 def test_errors_can_be_copied_to_other_processes(q, fake):
     fake.refusals = [refusal(*QUEUE_FULL, delay=60)]
-    with q.Client(fake.address) as client, pytest.raises(q.Overloaded) as error:
-        client.complete(ONCE)
+    with q.Client(fake.address) as client, pytest.raises(q.QuireError) as error:
+        client.complete(request_of(q, "complete"))
     copied = pickle.loads(pickle.dumps(error.value))
-    assert type(copied) is q.Overloaded and str(copied) == str(error.value) == "RESOURCE_EXHAUSTED/QUEUE_FULL: refused"
-    assert vars(copied) == vars(error.value) and copied.retry_delay == 60 and copied.limits == {"limit": 3}
-
-
-def test_prompts_and_batches_of_a_wrong_type_are_refused(q, fake):
-    with q.Client(fake.address) as client:
-        for wrong in (b"Once", bytearray(b"Once"), memoryview(b"Once")):
-            with pytest.raises(TypeError, match="bytes"):
-                client.complete(wrong)
-        with pytest.raises(TypeError, match="sequence of requests"):
-            client.batch("Once")
-    assert fake.times == []
+    assert type(copied) is q.QuireError and str(copied) == str(error.value) == "RESOURCE_EXHAUSTED/QUEUE_FULL: refused"
+    assert vars(copied) == vars(error.value) and copied.retry_delay == 60 and copied.metadata == {"limit": "3"}
 
 
 # --- security --------------------------------------------------------------------------------------
@@ -294,10 +297,10 @@ def test_a_token_file_is_read_for_each_call(q, fake, is_async, tmp_path):
     assert fake.tokens == ["Bearer first", "Bearer second"]
     with q.Client(fake.address, token_file=file) as client:
         file.write_text("third\n")
-        client.tokenize(ONCE)
+        client.tokenize(request_of(q, "tokenize"))
         file.unlink()
         with pytest.raises(FileNotFoundError):
-            client.tokenize(ONCE)
+            client.tokenize(request_of(q, "tokenize"))
     assert fake.tokens[-1] == "Bearer third" and len(fake.tokens) == 3
     file.write_text("\n")
     for wrong in ({"token_file": file}, {"token": ""}, {"token": "Klartext\u00e4"}, {"token": "a", "token_file": file}):
@@ -314,30 +317,32 @@ def test_tls_client_certificates_and_tokens(q, tmp_path):
     mine, my_key = files.write("me.pem", certificate), files.write("me.key", key)
     tokens = files.write("tokens", token_line("secret", "acme", "generate"))
     settings += [f"tls.client_ca_file={ca}", "tls.require_client_cert=true", "auth.mode=token"]
-    mutual = q.TLS(ca_file=ca, cert_file=mine, key_file=my_key)
+    mutual = q.tls_credentials(ca, mine, my_key)
     with Daemon(tmp_path, settings=[*settings, f"auth.tokens_file={tokens}"]) as daemon:
         address = "localhost:" + daemon.wait_listening().grpc_address.rsplit(":", 1)[1]
-        with q.Client(address, tls=mutual, token="secret", retry=q.RetryPolicy(attempts=20)) as client:
-            assert client.complete(ONCE, max_tokens=3).text
+        few = q.v1.GenerateRequest(text=ONCE, stopping={"max_tokens": 3})
+        with q.Client(address, credentials=mutual, token="secret", retry=q.RetryPolicy(attempts=20)) as client:
+            assert client.complete(few).text
 
         async def use():
-            async with q.AsyncClient(address, tls=mutual, token="secret") as client:
-                return (await client.complete(ONCE, max_tokens=3)).text
+            async with q.AsyncClient(address, credentials=mutual, token="secret") as client:
+                return (await client.complete(few)).text
 
         assert asyncio.run(use())
         once = q.RetryPolicy(attempts=1)
-        for options, kind, reason in (
-            ({"tls": mutual, "token": "wrong"}, q.Unauthenticated, "TOKEN_INVALID"),
-            ({"tls": mutual}, q.Unauthenticated, "TOKEN_MISSING"),
-            ({"tls": q.TLS(ca_file=ca), "token": "secret"}, q.Unavailable, ""),
-            ({"tls": dataclasses.replace(mutual, server_name="elsewhere.example")}, q.Unavailable, ""),
-            ({"token": "secret"}, q.Unavailable, ""),
+        other_name = [("grpc.ssl_target_name_override", "elsewhere.example")]
+        for options, code, reason in (
+            ({"credentials": mutual, "token": "wrong"}, grpc.StatusCode.UNAUTHENTICATED, "TOKEN_INVALID"),
+            ({"credentials": mutual}, grpc.StatusCode.UNAUTHENTICATED, "TOKEN_MISSING"),
+            ({"credentials": q.tls_credentials(ca), "token": "secret"}, grpc.StatusCode.UNAVAILABLE, ""),
+            ({"credentials": mutual, "options": other_name}, grpc.StatusCode.UNAVAILABLE, ""),
+            ({"token": "secret"}, grpc.StatusCode.UNAVAILABLE, ""),
         ):
-            with q.Client(address, retry=once, **options) as client, pytest.raises(kind) as error:
-                client.complete(ONCE, max_tokens=3)
-            assert error.value.reason == reason
-    for wrong in (q.TLS(cert_file=mine), q.TLS(key_file=my_key)):
+            with q.Client(address, retry=once, **options) as client, pytest.raises(q.QuireError) as error:
+                client.complete(few)
+            assert error.value.code is code and error.value.reason == reason
+    for wrong in ({"cert_file": mine}, {"key_file": my_key}):
         with pytest.raises(ValueError, match="belong together"):
-            q.Client(address, tls=wrong)
+            q.tls_credentials(**wrong)
     with pytest.raises(ValueError, match="no TLS"):
-        q.Client("unix:/x.sock", tls=mutual)
+        q.Client("unix:/x.sock", credentials=mutual)

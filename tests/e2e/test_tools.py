@@ -427,7 +427,7 @@ def test_quire_chat_shows_calls_and_reasoning(served, tmp_path):
 
 
 def test_the_python_client_has_the_parts(q, served):
-    tool = q.Tool("get_weather", parameters_json_schema='{"type": "object"}')
+    tool = {"name": "get_weather", "parameters_json_schema": '{"type": "object"}'}
     with q.Client(served.grpc_address, timeout=60) as client:
         for question, text, reasoning, count, error in (
             (QUESTIONS[0], "Let me look.\n", "", 1, ""),
@@ -435,11 +435,14 @@ def test_the_python_client_has_the_parts(q, served):
             (QUESTIONS[2], ANSWERS[QUESTIONS[2]], "", 0, "undeclared_tool: erase_disk"),
             (QUESTIONS[3], "It stays dry.", "Rain needs clouds, and </thin air has none.", 0, ""),
         ):
-            chat = q.Chat([q.Message("user", question)], tools=[tool])
-            whole = client.complete(chat, parse=True).choices[0]
+            chat = {"messages": [{"role": "user", "content": question}], "tools": [tool]}
+            request = q.v1.GenerateRequest(chat=chat, output={"parse": True})
+            answer = client.complete(request)
+            whole = answer.choices[0]
             assert (whole.text.strip("\n"), whole.reasoning_text) == (text.strip("\n"), reasoning)
             assert [call.name for call in whole.tool_calls] == ["get_weather"] * count and whole.parse_error == error
-            with client.generate(chat, parse=True) as stream:
+            assert (answer.message.reasoning_content, answer.message.tool_calls) == (reasoning, whole.tool_calls)
+            with client.generate(request) as stream:
                 streamed = stream.result().choices[0]
             for part in ("text", "reasoning_text", "parse_error"):
                 assert getattr(streamed, part) == getattr(whole, part)

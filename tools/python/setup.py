@@ -6,6 +6,7 @@
 import importlib.metadata
 import pathlib
 import re
+import tempfile
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -19,25 +20,25 @@ def make_messages(target):
     from grpc_tools import protoc
 
     protos = sorted((HERE / "proto" / "quire" / "v1").glob("*.proto"))
-    target.mkdir(parents=True, exist_ok=True)
-    arguments = ["protoc", f"-I{HERE / 'proto'}", f"-I{pathlib.Path(grpc_tools.__file__).parent / '_proto'}"]
-    arguments += [f"--python_out={target}", f"--pyi_out={target}", *map(str, protos)]
-    if not protos or protoc.main(arguments) != 0:
-        raise RuntimeError(f"protoc made no messages of {HERE / 'proto'}")
-    for made in (target / "quire" / "v1").iterdir():
-        text = re.sub(r"^from quire\.v1 import", "from . import", made.read_text("utf-8"), flags=re.MULTILINE)
-        (target / made.name).write_text(text, "utf-8")
-        made.unlink()
-    (target / "quire" / "v1").rmdir()
-    (target / "quire").rmdir()
-    (target / "__init__.py").write_text("", "utf-8")
+    with tempfile.TemporaryDirectory() as out:
+        arguments = ["protoc", f"-I{HERE / 'proto'}", f"-I{pathlib.Path(grpc_tools.__file__).parent / '_proto'}"]
+        arguments += [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+        if not protos or protoc.main([*arguments, *map(str, protos)]) != 0:
+            raise RuntimeError(f"protoc made no messages of {HERE / 'proto'}")
+        target.mkdir(parents=True, exist_ok=True)
+        for made in sorted(pathlib.Path(out, "quire", "v1").iterdir()):
+            text = re.sub(r"^from quire\.v1 import", "from . import", made.read_text("utf-8"), flags=re.MULTILINE)
+            # Message classes get the name of their module, by which pickle finds them.
+            text = re.sub(r"'quire\.v1\.(\w+_pb2)'", r"'quire_client.v1.\1'", text)
+            (target / made.name).write_text(text, "utf-8")
+    (target / "__init__.py").write_text("".join(f"from .{one.stem}_pb2 import *\n" for one in protos), "utf-8")
 
 
 class BuildWithMessages(build_py):
     def run(self):
         super().run()
         root = HERE / "src" if self.editable_mode else pathlib.Path(self.build_lib)
-        make_messages(root / "quire_client" / "_proto")
+        make_messages(root / "quire_client" / "v1")
 
 
 def dependencies():

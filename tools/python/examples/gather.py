@@ -1,15 +1,22 @@
-"""Several prompts at once with asyncio; one that takes too long is given up."""
+"""Several prompts at once with asyncio, each with a time limit."""
 
 import argparse
 import asyncio
 
-from quire_client import AsyncClient, DeadlineExceeded
+import grpc
+
+from quire_client import AsyncClient, QuireError, v1
 
 
 async def ask(client: AsyncClient, prompt: str) -> str:
+    request = v1.GenerateRequest(
+        text=prompt, stopping=v1.StoppingParams(max_tokens=24), sampling=v1.SamplingParams(seed=1)
+    )
     try:
-        answer = await client.complete(prompt, max_tokens=24, seed=1, timeout=30)
-    except DeadlineExceeded:
+        answer = await client.complete(request, timeout=30)
+    except QuireError as error:
+        if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
         return f"{prompt} ... (too slow)"
     return f"{prompt}{answer.text}"
 

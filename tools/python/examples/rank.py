@@ -1,8 +1,8 @@
-"""Which ending fits best? Log-probabilities of prompts, as a batch over one stream."""
+"""Ranks endings of a sentence by their log-probability."""
 
 import argparse
 
-from quire_client import Client, Options, Request
+from quire_client import Client, v1
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--address", default="127.0.0.1:50051")
@@ -10,12 +10,9 @@ arguments = parser.parse_args()
 
 START = "Once upon a time there was a little"
 ENDINGS = [" girl", " dog", " refrigerator"]
-wanted = Options(prompt_logprobs=0, max_tokens=1)
-scores = {}
+request = v1.ScoreRequest(items=[v1.ScoreItem(context_text=START, text=ending) for ending in ENDINGS])
 with Client(arguments.address) as client:
-    common = len(client.tokenize(START).token_ids)
-    for item in client.batch([Request(START + ending, wanted) for ending in ENDINGS]):
-        # Position 0 has no prediction, so entry i belongs to token i + 1.
-        scores[ENDINGS[item.index]] = sum(one.logprob for one in item.result().prompt_logprobs[common - 1 :])
+    results = client.score(request).results
+scores = {ending: result.total_logprob for ending, result in zip(ENDINGS, results)}
 for ending, score in sorted(scores.items(), key=lambda pair: -pair[1]):
     print(f"{score:8.3f} {ending}")

@@ -1,125 +1,29 @@
 """Client of quire, the LLM inference server.
 
-    with Client("127.0.0.1:50051") as client:
-        print(client.complete("Once upon a time", max_tokens=32).text)
+    from quire_client import Client, v1
 
-AsyncClient is the same for asyncio. Errors are classes of QuireError; docs/api.md of quire lists their reasons.
+    with Client("127.0.0.1:50051") as client:
+        request = v1.GenerateRequest(text="Once upon a time", stopping=v1.StoppingParams(max_tokens=32))
+        print(client.complete(request).text)
+
+The messages of v1 are those of proto/quire/v1, made by protoc. AsyncClient is the same for asyncio.
 """
 
-from ._calls import BatchItem
-from ._connection import TLS, VERSION, RetryPolicy
-from .aio import AsyncClient, AsyncGenerationStream
-from .client import Client, GenerationStream
-from .errors import (
-    Cancelled,
-    DeadlineExceeded,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    Overloaded,
-    PermissionDenied,
-    QuireError,
-    RequestIdInUse,
-    ServerFault,
-    Unauthenticated,
-    Unavailable,
-    Unsupported,
-)
-from .types import (
-    Chat,
-    Completed,
-    Completion,
-    Delta,
-    Detokenized,
-    Device,
-    Embedding,
-    Embeddings,
-    Event,
-    FinishReason,
-    Limits,
-    Message,
-    Model,
-    ModelState,
-    Options,
-    Prompt,
-    PromptLogprobs,
-    Rendered,
-    Request,
-    SamplingDefaults,
-    SchemaSource,
-    Score,
-    Scores,
-    ServerInfo,
-    ServerState,
-    Started,
-    Timings,
-    Tokenized,
-    TokenLogprob,
-    TokenPiece,
-    Tool,
-    ToolCall,
-    ToolCallDelta,
-    ToolChoice,
-    TopLogprob,
-    Usage,
-)
+from . import v1
+from ._connection import VERSION, RetryPolicy, tls_credentials
+from .client import AsyncClient, AsyncGenerationStream, BatchItem, Client, Completion, GenerationStream
+from .errors import QuireError
 
 __version__ = VERSION
 __all__ = [
-    "TLS",
     "AsyncClient",
     "AsyncGenerationStream",
     "BatchItem",
-    "Cancelled",
-    "Chat",
     "Client",
-    "Completed",
     "Completion",
-    "DeadlineExceeded",
-    "Delta",
-    "Detokenized",
-    "Device",
-    "Embedding",
-    "Embeddings",
-    "Event",
-    "FailedPrecondition",
-    "FinishReason",
     "GenerationStream",
-    "InvalidArgument",
-    "Limits",
-    "Message",
-    "Model",
-    "ModelState",
-    "NotFound",
-    "Options",
-    "Overloaded",
-    "PermissionDenied",
-    "Prompt",
-    "PromptLogprobs",
     "QuireError",
-    "Rendered",
-    "Request",
-    "RequestIdInUse",
     "RetryPolicy",
-    "SamplingDefaults",
-    "SchemaSource",
-    "Score",
-    "Scores",
-    "ServerFault",
-    "ServerInfo",
-    "ServerState",
-    "Started",
-    "Timings",
-    "TokenLogprob",
-    "TokenPiece",
-    "Tokenized",
-    "Tool",
-    "ToolCall",
-    "ToolCallDelta",
-    "ToolChoice",
-    "TopLogprob",
-    "Unauthenticated",
-    "Unavailable",
-    "Unsupported",
-    "Usage",
+    "tls_credentials",
+    "v1",
 ]

@@ -1,217 +1,173 @@
-"""What each call sends and how its answer is read, for both clients. Nothing here knows a channel."""
+"""Calls that block and calls for asyncio, behind one interface.
+
+The client's logic is written once, as coroutines that wait only in Call.read_once and Call.wait. Those of a
+BlockingCall block the thread and never suspend, so `run` completes such a coroutine without an event loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Callable, Generic, Optional, TypeVar, Union, cast
+import abc
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from google.protobuf.message import Message as ProtoMessage
-from grpc_health.v1 import health_pb2
+import grpc
+import grpc.aio
 
-from ._convert import Collector, from_message, set_input, to_chat, to_event, to_request
-from ._proto import generation_pb2, model_pb2, text_pb2
-from .errors import QuireError, error_of_item
-from .types import (
-    Chat,
-    Completion,
-    Detokenized,
-    Embeddings,
-    Model,
-    Options,
-    Prompt,
-    Rendered,
-    Request,
-    Scores,
-    ServerInfo,
-    Tokenized,
-)
+from ._connection import Attempts
+from .errors import cancelled_here, error_of_call
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-_SERVICE = "/quire.v1.GenerationService/"
-GENERATE = _SERVICE + "Generate"
-BATCH_GENERATE = _SERVICE + "BatchGenerate"
+EOF = grpc.aio.EOF  # the end of a stream, in both styles
 
 
-def serialize(message: ProtoMessage) -> bytes:
-    return message.SerializeToString()
+class Call(abc.ABC):
+    """One RPC, which is repeated as `attempts` allows while no message has arrived."""
+
+    call: Any = None  # gRPC's object for the current attempt
+    cancelled: Any  # threading.Event or asyncio.Event
+
+    def __init__(self, start: Callable[[float | None], Any], is_stream: bool, attempts: Attempts) -> None:
+        """Begins the first attempt. `start` takes the timeout of an attempt and returns gRPC's object for it."""
+        self._start = start
+        self._attempts = attempts
+        self._is_received = False
+        self.is_stream = is_stream
+        self.call = start(attempts.remaining())
+
+    async def read(self) -> Any:
+        """Returns the response of a unary call, the next message of a stream, or EOF after the last one."""
+        while True:
+            try:
+                message = await self.read_once()
+            except grpc.RpcError as error:
+                failure = error_of_call(error)
+            except BaseException:  # an interrupt, or a cancelled task
+                self.call.cancel()
+                raise
+            else:
+                self._is_received = True
+                return message
+            delay = None if self._is_received else self._attempts.delay_after(failure)
+            if delay is None:
+                raise failure
+            await self.wait(delay)
+            if self.cancelled.is_set():
+                raise cancelled_here()
+            self.call = self._start(self._attempts.remaining())
+            if self.cancelled.is_set():  # another thread cancelled the previous attempt
+                self.call.cancel()
+
+    def cancel(self) -> None:
+        """Makes the reader fail with CANCELLED. Has no effect on a call that has ended."""
+        self.cancelled.set()
+        self.call.cancel()
+
+    @abc.abstractmethod
+    async def read_once(self) -> Any:
+        """Does what `read` does, for the current attempt."""
+
+    @abc.abstractmethod
+    async def wait(self, seconds: float) -> None:
+        """Waits until the time has passed or the call is cancelled."""
 
 
-@dataclass(frozen=True)
-class Unary(Generic[T]):
-    """A call with one answer."""
+class BlockingCall(Call):
+    def __init__(self, *arguments: Any) -> None:
+        self.cancelled = threading.Event()
+        super().__init__(*arguments)
 
-    path: str
-    request: ProtoMessage
-    response: type[ProtoMessage]
-    convert: Callable[[Any], T]
-    is_retried: bool = True
+    async def read_once(self) -> Any:
+        try:
+            return next(self.call, EOF) if self.is_stream else self.call.result()
+        except grpc.FutureCancelledError:
+            raise cancelled_here() from None
 
-
-def _unary(name: str, request: ProtoMessage, response: type[ProtoMessage], result: type[T]) -> Unary[T]:
-    """A call of the service whose whole answer is a `result`."""
-    return Unary(_SERVICE + name, request, response, lambda answer: from_message(result, answer))
-
-
-def tokenize(
-    text: Union[str, Chat],
-    model: str,
-    add_special_tokens: Optional[bool],
-    parse_special_tokens: Optional[bool],
-    with_pieces: bool,
-) -> Unary[Tokenized]:
-    request = text_pb2.TokenizeRequest(
-        model=model,
-        add_special_tokens=add_special_tokens,
-        parse_special_tokens=parse_special_tokens,
-        with_pieces=with_pieces,
-    )
-    set_input(request, text)
-    return _unary("Tokenize", request, text_pb2.TokenizeResponse, Tokenized)
+    async def wait(self, seconds: float) -> None:
+        self.cancelled.wait(seconds)
 
 
-def embed(
-    inputs: Sequence[Union[str, Sequence[int]]],
-    model: str,
-    pooling: Optional[str],
-    normalize: Optional[bool],
-    dimensions: Optional[int],
-    truncate: bool,
-) -> Unary[Embeddings]:
-    if isinstance(inputs, str):
-        raise TypeError("inputs are a sequence of texts or of lists of token ids, not one text")
-    request = text_pb2.EmbedRequest(
-        model=model,
-        pooling="POOLING_" + (pooling or "unspecified").upper(),
-        normalize=normalize,
-        dimensions=dimensions,
-        truncate=truncate,
-    )
-    for one in inputs:
-        if isinstance(one, str):
-            request.inputs.add(text=one)
-        else:
-            request.inputs.add().token_ids.ids.extend(one)
-    return _unary("Embed", request, text_pb2.EmbedResponse, Embeddings)
+class AsyncCall(Call):
+    def __init__(self, *arguments: Any) -> None:
+        self.cancelled = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        super().__init__(*arguments)
+
+    async def read_once(self) -> Any:
+        try:
+            return await (self.call.read() if self.is_stream else self.call)
+        except asyncio.CancelledError:
+            # gRPC raises this for a cancelled call and for a cancelled task. Task.cancelling is new in Python 3.11.
+            is_task_cancelled = getattr(asyncio.current_task(), "cancelling", bool)()
+            if self.cancelled.is_set() and not is_task_cancelled:
+                raise cancelled_here() from None
+            raise
+
+    async def wait(self, seconds: float) -> None:
+        waiter = asyncio.ensure_future(self.cancelled.wait())
+        try:
+            await asyncio.wait([waiter], timeout=seconds)
+        finally:
+            waiter.cancel()
+
+    def __del__(self) -> None:
+        """Cancels a call that was dropped, because grpc.aio does not. May run in any thread."""
+        if self.call is not None and not self.call.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.call.cancel)
 
 
-def score(
-    items: Sequence[tuple[Union[str, Sequence[int]], Union[str, Sequence[int]]]],
-    model: str,
-    return_token_logprobs: bool,
-) -> Unary[Scores]:
-    request = text_pb2.ScoreRequest(model=model, return_token_logprobs=return_token_logprobs)
-    for context, continuation in items:
-        item = request.items.add()
-        if isinstance(context, str):
-            item.context_text = context
-        else:
-            item.context_ids.ids.extend(context)
-        if isinstance(continuation, str):
-            item.text = continuation
-        else:
-            item.token_ids.ids.extend(continuation)
-    return _unary("Score", request, text_pb2.ScoreResponse, Scores)
+class Blocking:
+    """Marks the blocking classes."""
+
+    _grpc: Any = grpc  # the module with the functions that make channels
+    _call_type: type[Call] = BlockingCall
 
 
-def detokenize(token_ids: Sequence[int], model: str, skip_special_tokens: Optional[bool]) -> Unary[Detokenized]:
-    request = text_pb2.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-    return _unary("Detokenize", request, text_pb2.DetokenizeResponse, Detokenized)
+class Asyncio:
+    """Marks the asyncio classes."""
+
+    _grpc: Any = grpc.aio
+    _call_type: type[Call] = AsyncCall
 
 
-def render_chat(chat: Chat, model: str) -> Unary[Rendered]:
-    request = text_pb2.RenderChatRequest(model=model, chat=to_chat(chat))
-    return _unary("RenderChat", request, text_pb2.RenderChatResponse, Rendered)
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of a coroutine that waits only for blocking calls."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a coroutine over blocking calls was suspended")
 
 
-def get_model(name: str) -> Unary[Model]:
-    request = model_pb2.GetModelRequest(model=name)
-    return Unary(
-        _SERVICE + "GetModel", request, model_pb2.GetModelResponse, lambda answer: from_message(Model, answer.model)
-    )
+def iterate(items: AsyncGenerator[T, None]) -> Iterator[T]:
+    """Iterates over a generator that waits only for blocking calls."""
+    try:
+        while True:
+            yield run(anext(items))
+    except StopAsyncIteration:
+        return
+    finally:
+        run(items.aclose())
 
 
-def list_models(page_token: str) -> Unary[tuple[list[Model], str]]:
-    """One page, and the token of the next; empty after the last."""
-    request = model_pb2.ListModelsRequest(page_token=page_token)
-    return Unary(
-        _SERVICE + "ListModels",
-        request,
-        model_pb2.ListModelsResponse,
-        lambda answer: ([from_message(Model, one) for one in answer.models], answer.next_page_token),
-    )
+class both(Generic[P, T]):
+    """Decorates a coroutine method: asyncio classes return the coroutine, and blocking classes its result."""
 
+    def __init__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
+        self._function = function
+        self._blocking = functools.wraps(function)(lambda *args, **kwargs: run(function(*args, **kwargs)))
 
-def server_info() -> Unary[ServerInfo]:
-    request = model_pb2.GetServerInfoRequest()
-    return _unary("GetServerInfo", request, model_pb2.GetServerInfoResponse, ServerInfo)
+    @overload
+    def __get__(self, owner: Blocking, kind: Any = None) -> Callable[P, T]: ...
 
+    @overload
+    def __get__(self, owner: Asyncio, kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
-def cancel(request_id: str) -> Unary[bool]:
-    request = generation_pb2.CancelRequest(request_id=request_id)
-    return Unary(
-        _SERVICE + "Cancel", request, generation_pb2.CancelResponse, lambda answer: bool(answer.found), is_retried=False
-    )
-
-
-def health(service: str) -> Unary[bool]:
-    return Unary(
-        "/grpc.health.v1.Health/Check",
-        health_pb2.HealthCheckRequest(service=service),
-        health_pb2.HealthCheckResponse,
-        lambda answer: bool(answer.status == health_pb2.HealthCheckResponse.SERVING),
-        is_retried=False,
-    )
-
-
-@dataclass(frozen=True)
-class BatchItem:
-    """The end of one request of a batch: `index` is its place in the list; one of completion and error is there."""
-
-    index: int
-    request_id: str
-    completion: Optional[Completion]
-    error: Optional[QuireError]
-
-    def result(self) -> Completion:
-        """The completion, or raises the error."""
-        if self.error is not None:
-            raise self.error
-        return cast(Completion, self.completion)
-
-
-class Batch:
-    """The commands of a batch, and what has come of each item."""
-
-    def __init__(self, requests: Sequence[Union[Request, Prompt]], prefix: str) -> None:
-        """Requests without an id get one that begins with `prefix`."""
-        if isinstance(requests, str):
-            raise TypeError("a batch takes a sequence of requests, not one text")
-        self.commands: list[generation_pb2.BatchGenerateRequest] = []
-        self._indices: dict[str, int] = {}
-        self._collectors: list[Collector] = []
-        for index, item in enumerate(requests):
-            one = item if isinstance(item, Request) else Request(item)
-            options: Options = {**one.options}
-            options["request_id"] = options.get("request_id") or f"{prefix}-{index}"
-            request = to_request(one.prompt, options, stream=False)
-            if request.request_id in self._indices:
-                raise ValueError(f"request id {request.request_id} is twice in the batch")
-            self._indices[request.request_id] = index
-            self._collectors.append(Collector())
-            self.commands.append(generation_pb2.BatchGenerateRequest(generate=request))
-
-    def take(self, response: generation_pb2.BatchGenerateResponse) -> Optional[BatchItem]:
-        """The item that has ended with this message, if one has."""
-        request_id = response.request_id
-        index = self._indices[request_id]
-        result = response.WhichOneof("result")
-        if result == "error":
-            return BatchItem(index, request_id, None, error_of_item(response.error))
-        if result == "done":
-            return BatchItem(index, request_id, self._collectors[index].result(request_id), None)
-        event = to_event(response.response)
-        if event is not None:
-            self._collectors[index].add(event)
-        return None
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        function: Any = self._function if issubclass(kind, Asyncio) else self._blocking
+        return function.__get__(owner, kind)

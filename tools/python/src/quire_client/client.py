@@ -1,114 +1,151 @@
-"""The blocking client. One may be used by many threads; a stream by one, but any thread may cancel it."""
+"""The clients and what they return beside messages."""
 
 from __future__ import annotations
 
+import inspect
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from . import _calls
-from ._calls import Batch, BatchItem, Unary, serialize
-from ._connection import TLS, Attempts, Connection, PathLike, RetryPolicy
-from ._convert import Collector, to_event, to_request
-from ._proto import generation_pb2
-from .errors import cancelled_here, error_of_call
-from .types import (
-    Chat,
-    Completed,
-    Completion,
-    Delta,
-    Detokenized,
-    Embeddings,
-    Event,
-    Model,
-    Options,
-    Prompt,
-    Rendered,
-    Request,
-    Scores,
-    ServerInfo,
-    Tokenized,
-)
+from . import v1
+from ._calls import EOF, Asyncio, Blocking, Call, both, iterate, run
+from ._connection import VERSION, Attempts, PathLike, RetryPolicy, Token, is_loopback, is_unix
+from .errors import QuireError, error_of_item
+from .v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
-T = TypeVar("T")
+_ONCE = RetryPolicy(attempts=1)
 
 
-class _Messages(Iterator[Any]):
-    """Messages of one streaming call, which is made again while nothing has arrived and that is safe."""
+@dataclass
+class Completion:
+    """A whole answer, joined from the events of its stream. `choices` are in the order of their index."""
 
-    def __init__(self, open_call: Callable[[Optional[float]], Any], attempts: Attempts) -> None:
-        self._open = open_call
-        self._attempts = attempts
-        self._is_received = False
-        self._is_cancelled = threading.Event()
-        self._call = open_call(attempts.remaining())
+    request_id: str = ""
+    started: v1.Started = field(default_factory=v1.Started)
+    prompt_logprobs: list[v1.TokenLogprob] = field(default_factory=list)
+    choices: list[v1.Completed] = field(default_factory=list)
+    _deltas: defaultdict[int, list[v1.Delta]] = field(
+        default_factory=lambda: defaultdict(list), init=False, repr=False, compare=False
+    )
 
-    def __next__(self) -> Any:
-        while True:
-            try:
-                message = next(self._call)
-            except grpc.RpcError as error:
-                failure = error_of_call(error.code(), error.details(), error.trailing_metadata())
-            except BaseException:  # the end of the stream, or an interrupt
-                self._call.cancel()
-                raise
-            else:
-                self._is_received = True
-                return message
-            delay = None if self._is_received else self._attempts.delay_after(failure)
-            if delay is None:
-                raise failure
-            if self._is_cancelled.wait(delay):
-                raise cancelled_here()
-            self._call = self._open(self._attempts.remaining())
-            if self._is_cancelled.is_set():
-                self._call.cancel()
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def message(self) -> v1.ChatMessage:
+        """The first choice as a turn of the assistant, which continues ChatPrompt.messages."""
+        choice = self.choices[0]
+        return v1.ChatMessage(
+            role="assistant",
+            content=choice.text,
+            tool_calls=choice.tool_calls,
+            reasoning_content=choice.reasoning_text,
+        )
+
+    def add(self, response: v1.GenerateResponse) -> None:
+        """Adds the next event."""
+        self.request_id = response.request_id
+        event = response.WhichOneof("event")
+        if event == "started":
+            self.started = response.started
+        elif event == "prompt_logprobs":
+            self.prompt_logprobs.extend(response.prompt_logprobs.tokens)
+        elif event == "delta":
+            self._deltas[response.delta.index].append(response.delta)
+        elif event == "completed":
+            self.choices.append(_join(self._deltas.pop(response.completed.index, []), response.completed))
+            self.choices.sort(key=lambda choice: choice.index)
+
+
+def _join(deltas: Sequence[v1.Delta], end: v1.Completed) -> v1.Completed:
+    """Returns the end of a choice, with the output that its deltas carried."""
+    if not deltas:
+        return end
+    whole = v1.Completed()
+    whole.CopyFrom(end)
+    whole.text = "".join(delta.text for delta in deltas)
+    whole.reasoning_text = "".join(delta.reasoning_text for delta in deltas)
+    whole.parse_error = next((delta.parse_error for delta in deltas if delta.parse_error), "")
+    for delta in deltas:
+        whole.token_ids.extend(delta.token_ids)
+        whole.logprobs.extend(delta.logprobs)
+        for call in delta.tool_calls:
+            whole.tool_calls.add(id=call.id, name=call.name, arguments_json=call.arguments_json)
+    return whole
+
+
+@dataclass(frozen=True)
+class BatchItem:
+    """The outcome of the request at position `index` of a batch."""
+
+    index: int
+    outcome: Completion | QuireError
+
+    def result(self) -> Completion:
+        """Returns the completion, or raises the error."""
+        if isinstance(self.outcome, QuireError):
+            raise self.outcome
+        return self.outcome
+
+
+class _Stream:
+    """The common part of both streams."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._completion = Completion()
+
+    async def _read(self) -> Any:
+        response = await self._call.read()
+        if response is not EOF:
+            self._completion.add(response)
+        return response
+
+    async def _text(self) -> AsyncGenerator[str, None]:
+        while (response := await self._read()) is not EOF:
+            for part in (response.delta, response.completed):  # the one that is not set is empty
+                if part.index == 0 and part.text:
+                    yield part.text
+
+    @both
+    async def result(self) -> Completion:
+        """Reads to the end, and returns the whole answer, including what was read before."""
+        while await self._read() is not EOF:
+            pass
+        return self._completion
 
     def cancel(self) -> None:
-        self._is_cancelled.set()
+        """Cancels the generation, and makes its reader fail with CANCELLED. Has no effect after the end."""
         self._call.cancel()
 
 
-class GenerationStream(Iterator[Event]):
-    """Events of one generation as they come. Leaving its `with` block cancels what still runs."""
+class GenerationStream(_Stream, Blocking, Iterator[v1.GenerateResponse]):
+    """The responses of one generation as they arrive. Leaving its `with` block cancels the generation.
 
-    def __init__(self, messages: _Messages, request_id: str) -> None:
-        self._messages = messages
-        self._collector = Collector()
-        # The id in effect; empty until the first event if the server chooses it.
-        self.request_id = request_id
+    One thread may read it, and any thread may cancel it.
+    """
 
-    def __next__(self) -> Event:
-        for response in self._messages:
-            self.request_id = response.request_id
-            event = to_event(response)
-            if event is not None:
-                self._collector.add(event)
-                return event
-        raise StopIteration
+    def __next__(self) -> v1.GenerateResponse:
+        response = run(self._read())
+        if response is EOF:
+            raise StopIteration
+        return response
 
     def text(self) -> Iterator[str]:
-        """Pieces of the first choice's text."""
-        for event in self:
-            if isinstance(event, (Delta, Completed)) and event.index == 0 and event.text:
-                yield event.text
-
-    def result(self) -> Completion:
-        """Reads to the end; the whole answer, what was read before included."""
-        for _ in self:
-            pass
-        return self._collector.result(self.request_id)
-
-    def cancel(self) -> None:
-        """Ends the request; its reader gets Cancelled. Nothing happens when it has ended."""
-        self._messages.cancel()
+        """Iterates over the pieces of the first choice's text."""
+        return iterate(self._text())
 
     def __enter__(self) -> Self:
         return self
@@ -117,134 +154,223 @@ class GenerationStream(Iterator[Event]):
         self.cancel()
 
 
-class Client:
-    """A connection to the data listener of quired. Leaving its `with` block cancels what still runs.
+class AsyncGenerationStream(_Stream, Asyncio, AsyncIterator[v1.GenerateResponse]):
+    """The responses of one generation as they arrive. Leaving its `async with` block cancels the generation."""
 
-    address: host:port or unix:PATH. timeout: seconds for calls that do not say. token_file: its first line, read again
-    for each call. A token goes over plain TCP to this machine only, unless allow_plaintext_token says more.
-    """
+    async def __anext__(self) -> v1.GenerateResponse:
+        response = await self._read()
+        if response is EOF:
+            raise StopAsyncIteration
+        return response
+
+    def text(self) -> AsyncIterator[str]:
+        """Iterates over the pieces of the first choice's text."""
+        return self._text()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class _Client:
+    """The common part of both clients."""
+
+    _grpc: ClassVar[Any]
+    _call_type: ClassVar[type[Call]]
 
     def __init__(
         self,
         address: str = "127.0.0.1:50051",
         *,
-        tls: Optional[TLS] = None,
-        token: Optional[str] = None,
-        token_file: Optional[PathLike] = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        token_file: PathLike | None = None,
         allow_plaintext_token: bool = False,
-        timeout: Optional[float] = None,
+        timeout: float | None = None,
         retry: RetryPolicy = RetryPolicy(),
+        options: Sequence[tuple[str, Any]] = (),
     ) -> None:
-        self._connection = Connection(address, tls, token, token_file, allow_plaintext_token)
+        self._token = Token(token, token_file)
+        if credentials is not None and is_unix(address):
+            raise ValueError(f"{address}: quired has no TLS on Unix sockets; leave out credentials")
+        has_token = token is not None or token_file is not None
+        if has_token and credentials is None and not allow_plaintext_token and not is_loopback(address):
+            raise ValueError(f"{address}: the token would cross the network in plain text; pass credentials")
+        self._address = address
+        self._credentials = credentials
         self._timeout = timeout
         self._retry = retry
+        # The daemon sends messages of up to server.grpc.max_send_message_bytes, 64 MiB by default.
+        self._options: list[tuple[str, Any]] = [("grpc.primary_user_agent", f"quire-client/{VERSION}")]
+        self._options += [("grpc.max_receive_message_length", 64 << 20), ("grpc.keepalive_time_ms", 30_000)]
+        if is_loopback(address):
+            self._options.append(("grpc.enable_http_proxy", 0))  # a proxy would see the token
+        self._options += options
         self._lock = threading.Lock()
-        self._streams: weakref.WeakSet[_Messages] = weakref.WeakSet()  # guarded by _lock
-        self._is_closed = threading.Event()
-        options, credentials = self._connection.options(), self._connection.credentials
-        self._channel = (
-            grpc.insecure_channel(address, options)
-            if credentials is None
-            else grpc.secure_channel(address, credentials, options)
-        )
+        self._channel: Any = None  # guarded by _lock, as are the next three
+        self._stubs: dict[Any, Any] = {}
+        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._is_closed = False
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> GenerationStream:
-        """Starts a generation and streams its events. Use it in a `with` block."""
-        return self._generate(prompt, options, stream=True)
+    @both
+    async def complete(self, request: v1.GenerateRequest, timeout: float | None = None) -> Completion:
+        """Generates a whole answer. Sets output.stream to false."""
+        call, completion = self._generate(request, timeout, stream=False), Completion()
+        try:
+            while (response := await call.read()) is not EOF:
+                completion.add(response)
+        finally:
+            call.cancel()
+        return completion
 
-    def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole answer at once."""
-        with self._generate(prompt, options, stream=False) as stream:
-            return stream.result()
+    @both
+    async def tokenize(self, request: v1.TokenizeRequest, timeout: float | None = None) -> v1.TokenizeResponse:
+        return await self._unary(self._stub().Tokenize, request, timeout)
 
-    def batch(self, requests: Sequence[Union[Request, Prompt]]) -> Iterator[BatchItem]:
-        """Many requests over one stream; each item when it ends, in any order. Closing the iterator cancels the rest.
+    @both
+    async def detokenize(self, request: v1.DetokenizeRequest, timeout: float | None = None) -> v1.DetokenizeResponse:
+        return await self._unary(self._stub().Detokenize, request, timeout)
 
-        An item has a timeout of its own in its options. Nothing is tried again.
-        """
-        batch = Batch(requests, uuid.uuid4().hex)
-        method = self._channel.stream_stream(
-            _calls.BATCH_GENERATE, serialize, generation_pb2.BatchGenerateResponse.FromString
-        )
-        messages = self._stream(
-            lambda timeout: method(iter(batch.commands), timeout=timeout, metadata=self._connection.metadata()),
-            Attempts(RetryPolicy(attempts=1), self._timeout),
-        )
-        return _read_batch(batch, messages)
+    @both
+    async def render_chat(self, request: v1.RenderChatRequest, timeout: float | None = None) -> v1.RenderChatResponse:
+        return await self._unary(self._stub().RenderChat, request, timeout)
 
-    def tokenize(
-        self,
-        text: Union[str, Chat],
-        *,
-        model: str = "",
-        add_special_tokens: Optional[bool] = None,
-        parse_special_tokens: Optional[bool] = None,
-        with_pieces: bool = False,
-    ) -> Tokenized:
-        return self._call(_calls.tokenize(text, model, add_special_tokens, parse_special_tokens, with_pieces))
+    @both
+    async def embed(self, request: v1.EmbedRequest, timeout: float | None = None) -> v1.EmbedResponse:
+        return await self._unary(self._stub().Embed, request, timeout)
 
-    def embed(
-        self,
-        inputs: Sequence[Union[str, Sequence[int]]],
-        *,
-        model: str = "",
-        pooling: Optional[str] = None,
-        normalize: Optional[bool] = None,
-        dimensions: Optional[int] = None,
-        truncate: bool = False,
-    ) -> Embeddings:
-        """Vectors of texts or of lists of token ids. pooling: last, mean or cls; what is not given is the model's."""
-        return self._call(_calls.embed(inputs, model, pooling, normalize, dimensions, truncate))
+    @both
+    async def score(self, request: v1.ScoreRequest, timeout: float | None = None) -> v1.ScoreResponse:
+        return await self._unary(self._stub().Score, request, timeout)
 
-    def score(
-        self,
-        items: Sequence[tuple[Union[str, Sequence[int]], Union[str, Sequence[int]]]],
-        *,
-        model: str = "",
-        return_token_logprobs: bool = False,
-    ) -> Scores:
-        """Log-probabilities of continuations: (context, continuation) of texts or token ids."""
-        return self._call(_calls.score(items, model, return_token_logprobs))
+    @both
+    async def get_model(self, request: v1.GetModelRequest, timeout: float | None = None) -> v1.GetModelResponse:
+        return await self._unary(self._stub().GetModel, request, timeout)
 
-    def detokenize(
-        self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: Optional[bool] = None
-    ) -> Detokenized:
-        return self._call(_calls.detokenize(token_ids, model, skip_special_tokens))
+    @both
+    async def list_models(self, request: v1.ListModelsRequest, timeout: float | None = None) -> v1.ListModelsResponse:
+        return await self._unary(self._stub().ListModels, request, timeout)
 
-    def render_chat(self, chat: Chat, *, model: str = "") -> Rendered:
-        """What the model would see."""
-        return self._call(_calls.render_chat(chat, model))
+    @both
+    async def get_server_info(
+        self, request: v1.GetServerInfoRequest, timeout: float | None = None
+    ) -> v1.GetServerInfoResponse:
+        return await self._unary(self._stub().GetServerInfo, request, timeout)
 
-    def model(self, name: str = "") -> Model:
-        """The model of that name; the default one without."""
-        return self._call(_calls.get_model(name))
+    @both
+    async def cancel(self, request: v1.CancelRequest, timeout: float | None = None) -> v1.CancelResponse:
+        """Cancels a request by its id, for callers that lost the stream. The call is never repeated."""
+        return await self._unary(self._stub().Cancel, request, timeout, _ONCE)
 
-    def models(self) -> list[Model]:
-        models, page_token = self._call(_calls.list_models(""))
-        while page_token:
-            page, page_token = self._call(_calls.list_models(page_token))
-            models += page
-        return models
+    @both
+    async def health(self, service: str = "readiness", timeout: float | None = None) -> bool:
+        """Returns whether `readiness`, `liveness` or `startup` is SERVING. The call is never repeated."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        response = await self._unary(self._stub(health_pb2_grpc.HealthStub).Check, request, timeout, _ONCE)
+        return response.status == health_pb2.HealthCheckResponse.SERVING
 
-    def server_info(self) -> ServerInfo:
-        return self._call(_calls.server_info())
-
-    def cancel(self, request_id: str) -> bool:
-        """Ends a request of this caller by its id; false when there is none."""
-        return self._call(_calls.cancel(request_id))
-
-    def health(self, service: str = "readiness") -> bool:
-        """Whether the server says SERVING for readiness, liveness or startup."""
-        return self._call(_calls.health(service))
-
-    def close(self) -> None:
+    @both
+    async def close(self) -> None:
         """Cancels what still runs and closes the connection."""
-        self._is_closed.set()
         with self._lock:
-            streams = list(self._streams)
-        for stream in streams:
-            stream.cancel()
-        self._channel.close()
+            self._is_closed = True
+            calls, channel = list(self._calls), self._channel
+        for call in calls:
+            call.cancel()
+        closing = None if channel is None else channel.close()
+        if inspect.isawaitable(closing):  # a channel of asyncio
+            await closing
+
+    def _stub(self, kind: Any = generation_pb2_grpc.GenerationServiceStub) -> Any:
+        """Returns a stub. Makes the channel at first use, because a channel of asyncio belongs to the running loop."""
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("the client is closed")
+            if self._channel is None and self._credentials is None:
+                self._channel = self._grpc.insecure_channel(self._address, self._options)
+            elif self._channel is None:
+                self._channel = self._grpc.secure_channel(self._address, self._credentials, self._options)
+            if kind not in self._stubs:
+                self._stubs[kind] = kind(self._channel)
+            return self._stubs[kind]
+
+    def _open(self, method: Any, request: Any, timeout: float | None, retry: RetryPolicy, is_stream: bool) -> Call:
+        begin = getattr(method, "future", method)  # the form of a blocking unary call that can be cancelled
+
+        def start(remaining: float | None) -> Any:
+            return begin(request, timeout=remaining, metadata=self._token.metadata())
+
+        call = self._call_type(start, is_stream, Attempts(retry, self._timeout if timeout is None else timeout))
+        with self._lock:
+            self._calls.add(call)
+            if self._is_closed:
+                call.cancel()
+        return call
+
+    async def _unary(self, method: Any, request: Any, timeout: float | None, retry: RetryPolicy | None = None) -> Any:
+        return await self._open(method, request, timeout, retry or self._retry, is_stream=False).read()
+
+    def _generate(self, request: v1.GenerateRequest, timeout: float | None, stream: bool) -> Call:
+        sent = v1.GenerateRequest()
+        sent.CopyFrom(request)
+        sent.output.stream = stream
+        return self._open(self._stub().Generate, sent, timeout, self._retry, is_stream=True)
+
+    def _batch(
+        self, requests: Iterable[v1.GenerateRequest], timeout: float | None
+    ) -> AsyncGenerator[BatchItem, None]:
+        prefix, commands, answers = uuid.uuid4().hex, [], {}
+        for index, request in enumerate(requests):
+            command = v1.BatchGenerateRequest(generate=request)
+            command.generate.output.stream = False
+            command.generate.request_id = request_id = request.request_id or f"{prefix}-{index}"
+            if request_id in answers:
+                raise ValueError(f"request_id {request_id} occurs twice in the batch")
+            commands.append(command)
+            answers[request_id] = index, Completion()
+        call = self._open(self._stub().BatchGenerate, iter(commands), timeout, _ONCE, is_stream=True)
+        return _read_batch(call, answers)
+
+
+async def _read_batch(call: Call, answers: dict[str, tuple[int, Completion]]) -> AsyncGenerator[BatchItem, None]:
+    try:
+        while (message := await call.read()) is not EOF:
+            index, completion = answers[message.request_id]
+            result = message.WhichOneof("result")
+            if result == "response":
+                completion.add(message.response)
+            elif result is not None:
+                del answers[message.request_id]
+                yield BatchItem(index, error_of_item(message.error) if result == "error" else completion)
+    finally:
+        call.cancel()
+
+
+class Client(_Client, Blocking):
+    """A connection to the data listener of quired. Leaving its `with` block cancels what still runs.
+
+    Methods take and return messages of quire_client.v1, and raise QuireError. `timeout` is in seconds and covers all
+    attempts of a call; the default is that of the client. Many threads may use one client.
+
+    address: HOST:PORT, or unix:PATH.
+    credentials: those of tls_credentials() or of gRPC itself; None means plain text.
+    token, token_file: a bearer token, or a file whose first line is one. The file is read for each call. A token is
+        sent without credentials only to Unix sockets and loopback addresses, unless allow_plaintext_token is true.
+    options: channel options of gRPC, such as ("grpc.ssl_target_name_override", NAME).
+    """
+
+    def generate(self, request: v1.GenerateRequest, timeout: float | None = None) -> GenerationStream:
+        """Starts a generation and returns its stream. Sets output.stream to true."""
+        return GenerationStream(self._generate(request, timeout, stream=True))
+
+    def batch(self, requests: Iterable[v1.GenerateRequest], timeout: float | None = None) -> Iterator[BatchItem]:
+        """Sends many requests over one call, and iterates over their outcomes in the order in which they end.
+
+        `timeout` covers the whole call. Nothing is repeated. Closing the iterator cancels what still runs.
+        """
+        return iterate(self._batch(requests, timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -252,45 +378,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _generate(self, prompt: Prompt, options: Options, *, stream: bool) -> GenerationStream:
-        attempts = Attempts(self._retry, options.pop("timeout", self._timeout))
-        request = to_request(prompt, options, stream=stream)
-        method = self._channel.unary_stream(_calls.GENERATE, serialize, generation_pb2.GenerateResponse.FromString)
-        messages = self._stream(
-            lambda timeout: method(request, timeout=timeout, metadata=self._connection.metadata()), attempts
-        )
-        return GenerationStream(messages, request.request_id)
 
-    def _stream(self, open_call: Callable[[Optional[float]], Any], attempts: Attempts) -> _Messages:
-        messages = _Messages(open_call, attempts)
-        with self._lock:
-            self._streams.add(messages)
-        return messages
+class AsyncClient(_Client, Asyncio):
+    """As Client, for use in one event loop. Cancelling a task cancels the call that it waits for."""
 
-    def _call(self, unary: Unary[T]) -> T:
-        attempts = Attempts(self._retry if unary.is_retried else RetryPolicy(attempts=1), self._timeout)
-        method = self._channel.unary_unary(unary.path, serialize, unary.response.FromString)
-        while True:
-            call = method.future(unary.request, timeout=attempts.remaining(), metadata=self._connection.metadata())
-            try:
-                return unary.convert(call.result())
-            except grpc.RpcError as error:
-                failure = error_of_call(error.code(), error.details(), error.trailing_metadata())
-            except BaseException:
-                call.cancel()
-                raise
-            delay = attempts.delay_after(failure)
-            if delay is None:
-                raise failure
-            if self._is_closed.wait(delay):
-                raise cancelled_here()
+    def generate(self, request: v1.GenerateRequest, timeout: float | None = None) -> AsyncGenerationStream:
+        """Starts a generation and returns its stream. Sets output.stream to true."""
+        return AsyncGenerationStream(self._generate(request, timeout, stream=True))
 
+    def batch(self, requests: Iterable[v1.GenerateRequest], timeout: float | None = None) -> AsyncIterator[BatchItem]:
+        """As Client.batch."""
+        return self._batch(requests, timeout)
 
-def _read_batch(batch: Batch, messages: _Messages) -> Iterator[BatchItem]:
-    try:
-        for response in messages:
-            item = batch.take(response)
-            if item is not None:
-                yield item
-    finally:
-        messages.cancel()
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
