@@ -66,6 +66,18 @@ struct alignas(64) TileShapes {
   }
 };
 
+// These two are assembly, because the intrinsics of g++ 12 name too little of what they read: 8 of
+// the 64 bytes of a configuration, and nothing of a tile. The compiler then removes stores to the
+// rest, or moves them past the instruction.
+QUIRE_OP void ConfigureTiles(const TileShapes& shapes) {
+  static_assert(sizeof(TileShapes) == 64);
+  asm volatile("ldtilecfg %0" : : "m"(shapes));
+}
+template <int kTile>
+QUIRE_OP void LoadTile(const void* from, std::size_t stride) {
+  asm volatile("tileloadd (%0,%1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+}
+
 // One step of one panel as [step / 4][16][4] bytes: where it lies, or unpacked into `buffer`.
 QUIRE_OP const std::uint8_t* StepWeights(const IntLinearArgs& args, std::size_t panel,
                                          std::size_t k0, std::size_t step, std::uint8_t* buffer) {
@@ -102,19 +114,19 @@ void Multiply(Block& block, std::size_t k0, std::size_t k1, std::size_t step) {
     const auto weights = [&](std::size_t i) {
       return StepWeights(args, block.begin + i, k0, step, buffer[i % 2]);
     };
-    _tile_loadd(4, args.x.q + block.row * args.k + k0, args.k);
-    _tile_loadd(5, weights(0), 64);
+    LoadTile<4>(args.x.q + block.row * args.k + k0, args.k);
+    LoadTile<5>(weights(0), 64);
     _tile_dpbsud(0, 4, 5);
     if (panels > 1) {
-      _tile_loadd(6, weights(1), 64);
+      LoadTile<6>(weights(1), 64);
       _tile_dpbsud(1, 4, 6);
     }
     if (panels > 2) {
-      _tile_loadd(5, weights(2), 64);
+      LoadTile<5>(weights(2), 64);
       _tile_dpbsud(2, 4, 5);
     }
     if (panels > 3) {
-      _tile_loadd(6, weights(3), 64);
+      LoadTile<6>(weights(3), 64);
       _tile_dpbsud(3, 4, 6);
     }
   }
@@ -198,7 +210,7 @@ void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t pa
       const std::size_t num_rows = left < kTileRows ? left : kTileRows;
       if (row == 0 || num_rows < kTileRows) {
         const TileShapes shapes(num_rows, step);
-        _tile_loadconfig(&shapes);
+        ConfigureTiles(shapes);
       }
       Block block = {
           args, row, num_rows, static_cast<std::size_t>(begin), static_cast<std::size_t>(end),
