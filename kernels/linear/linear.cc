@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/fp8_linear.h"
+#include "kernels/linear/int_linear_choice.h"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
 
@@ -318,7 +319,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   }
   const WeightFormat format = params.weight->format();
   if (format == WeightFormat::kInt8 || format == WeightFormat::kInt4) {
-    internal::LinearQuantized(backend, params);
+    internal::LinearQuantized(backend, params, internal::ChosenIntLinear());
     return absl::OkStatus();
   }
   if (format == WeightFormat::kFp8E4M3) {

@@ -17,7 +17,6 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "kernels/linear/int_linear.h"
-#include "kernels/linear/int_linear_choice.h"
 #include "kernels/linear/linear_reduction.h"
 
 namespace quire::kernels {
@@ -536,8 +535,8 @@ void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std:
 
 namespace internal {
 
-void LinearQuantized(const Backend& backend, const LinearParams& params) {
-  const IntLinearKernels& kernels = ChosenIntLinear();
+void LinearQuantized(const Backend& backend, const LinearParams& params,
+                     const IntLinearKernels& kernels) {
   IntLinearArgs args = ArgsOf(params);
   const std::uint32_t rows = params.num_rows;
   // A weight is streamed at about 20 GB/s per thread, or used at about 200 multiply-adds per

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend/backend.h"
+#include "kernels/linear/int_linear.h"
 #include "kernels/linear/linear.h"
 
 namespace quire::kernels {
@@ -80,8 +81,10 @@ std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k
 
 namespace internal {
 
-// Linear of a CPU backend and integer weights; arguments are checked.
-void LinearQuantized(const Backend& backend, const LinearParams& params);
+// Linear of a CPU backend and integer weights, with the kernels of one instruction set; arguments
+// are checked.
+void LinearQuantized(const Backend& backend, const LinearParams& params,
+                     const IntLinearKernels& kernels);
 
 // PackQuantizedRows on a GPU. REQUIRES: CheckCudaQuantizedShape accepts the shape.
 absl::StatusOr<PackedLinear> PackQuantizedCuda(
