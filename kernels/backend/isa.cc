@@ -2,8 +2,10 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #if defined(__linux__)
@@ -12,6 +14,7 @@
 #endif
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "hwy/highway.h"
 
 namespace quire::kernels::internal {
@@ -32,33 +35,32 @@ bool HasAvxVnni() {
   return false;
 #endif
 }
-// The kernel lends a process the tiles on request only.
 bool HasAmx() {
+#if defined(__x86_64__)
+  return HasVnni() && __builtin_cpu_supports("amx-tile") != 0 &&
+         __builtin_cpu_supports("amx-int8") != 0;
+#else
+  return false;
+#endif
+}
+// Linux enables the tile registers for a process on request only, for all of its threads.
+int RequestTiles() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
-  return HasVnni() && __builtin_cpu_supports("amx-tile") != 0 &&
-         __builtin_cpu_supports("amx-int8") != 0 &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
 #else
-  return false;
+  return ENOTSUP;
 #endif
 }
 bool Always() {
   return true;
 }
 
-struct Level {
-  absl::string_view name;
-  std::int64_t target;  // of Highway
-  bool (*available)();  // besides that target
-  // Its tests have run on such a machine; otherwise it is chosen by name only.
-  bool proven = true;
-};
-
 // In the order of CpuLevel, best first; a level may use itself and everything after it.
-constexpr std::array<Level, kNumCpuLevels> kLevels = {{
-    {"amx", HWY_AVX3, HasAmx, false},
+// AMX is not automatic: its speed has not been measured.
+constexpr std::array<IsaLevel, kNumCpuLevels> kLevels = {{
+    {"amx", HWY_AVX3, HasAmx, RequestTiles, false},
     {"avx512_vnni", HWY_AVX3, HasVnni},
     {"avx512", HWY_AVX3, Always},
     {"avx_vnni", HWY_AVX2, HasAvxVnni},
@@ -68,32 +70,42 @@ constexpr std::array<Level, kNumCpuLevels> kLevels = {{
     {"scalar", HWY_EMU128 | HWY_SCALAR, Always},
 }};
 
-bool IsUsable(const Level& level, std::int64_t targets) {
-  return (targets & level.target) != 0 && level.available();
-}
-
-// The best proven level of this CPU and build.
-std::size_t BestLevel() {
-  const std::int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
-  for (std::size_t i = 0; i < kLevels.size(); ++i) {
-    if (kLevels[i].proven && IsUsable(kLevels[i], targets)) return i;
-  }
-  return kLevels.size() - 1;
-}
-
 // The chosen level; the size of kLevels until a caller asks.
 std::atomic<std::size_t> chosen_level{kLevels.size()};
 
-const Level& Chosen() {
+const IsaLevel& Chosen() {
   std::size_t level = chosen_level.load(std::memory_order_relaxed);
   if (level == kLevels.size()) {
-    level = BestLevel();
+    level = BestLevel(kLevels, hwy::SupportedTargets() & HWY_TARGETS);
     chosen_level.store(level, std::memory_order_relaxed);
   }
   return kLevels[level];
 }
 
 }  // namespace
+
+absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets) {
+  if ((targets & level.target) == 0 || !level.has_features()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "instruction set ", level.name, " is not available on this CPU or in this build"));
+  }
+  const int error = level.request_registers == nullptr ? 0 : level.request_registers();
+  if (error == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("instruction set ", level.name,
+                   " is not available: the CPU has it, but the operating system denies this "
+                   "process its registers (",
+                   std::strerror(error), "); use auto"));
+}
+
+std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets) {
+  std::size_t best = 0;
+  while (best + 1 < levels.size() &&
+         !(levels[best].is_automatic && CheckLevel(levels[best], targets).ok())) {
+    ++best;
+  }
+  return best;
+}
 
 absl::string_view ChosenIsa() {
   return Chosen().name;
@@ -106,18 +118,15 @@ CpuLevel ChosenLevel() {
 absl::Status ChooseIsa(absl::string_view isa) {
   hwy::SetSupportedTargetsForTest(0);
   const std::int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
-  std::size_t choice = isa == "auto" ? BestLevel() : 0;
+  std::size_t choice = isa == "auto" ? BestLevel(kLevels, usable) : 0;
   while (isa != "auto" && choice < kLevels.size() && kLevels[choice].name != isa) ++choice;
   if (choice == kLevels.size()) {
     std::string known = "auto";
-    for (const Level& level : kLevels) absl::StrAppend(&known, ", ", level.name);
+    for (const IsaLevel& level : kLevels) absl::StrAppend(&known, ", ", level.name);
     return absl::InvalidArgumentError(
         absl::StrCat("instruction set ", isa, " is not one of ", known));
   }
-  if (isa != "auto" && !IsUsable(kLevels[choice], usable)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("instruction set ", isa, " is not available on this CPU or in this build"));
-  }
+  if (isa != "auto") QUIRE_RETURN_IF_ERROR(CheckLevel(kLevels[choice], usable));
   std::int64_t allowed = 0;
   for (std::size_t i = choice; i < kLevels.size(); ++i) allowed |= usable & kLevels[i].target;
   hwy::SetSupportedTargetsForTest(allowed);

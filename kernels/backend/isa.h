@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -22,6 +23,23 @@ enum class CpuLevel : std::uint8_t {
   kScalar,
 };
 inline constexpr std::size_t kNumCpuLevels = 8;
+
+// An instruction set and the conditions under which this process can use it.
+struct IsaLevel {
+  absl::string_view name;
+  std::int64_t target;     // the Highway target that the level needs
+  bool (*has_features)();  // true if the CPU and the build have what the level needs besides it
+  // Asks the operating system for registers that a process gets on request only. Returns 0 or the
+  // errno of the denial. Null: the level needs no such registers.
+  int (*request_registers)() = nullptr;
+  bool is_automatic = true;  // "auto" may choose the level
+};
+
+// Requests the registers of `level` if `targets`, a set of Highway targets, and the CPU allow the
+// level. Returns FAILED_PRECONDITION with the cause if the level cannot be used.
+absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets);
+// Returns the index of the first automatic level that CheckLevel accepts, else of the last level.
+std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets);
 
 // Place: under backend.h, which documents all of these.
 absl::string_view ChosenIsa();

@@ -1,12 +1,17 @@
 #include "kernels/backend/backend.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "hwy/highway.h"
+#include "kernels/backend/isa.h"
 #include "kernels/backend/proven.h"
 #include "tests/kernels/kernel_test_util.h"
 
@@ -118,6 +123,47 @@ TEST(IsaTest, SelectsByNameAndRefusesTheRest) {
   // A machine is x86 or Arm, never both.
   EXPECT_TRUE(!SelectCpuIsa("sse4").ok() || !SelectCpuIsa("neon").ok());
   EXPECT_TRUE(SelectCpuIsa("auto").ok());
+}
+
+// The errnos of an operating system without support for the tiles of AMX, of a filter of system
+// calls, and of a signal stack that is too small for the tiles.
+TEST(IsaTest, ADenialOfRegistersIsReportedAndAutoSkipsTheLevel) {
+  constexpr auto kTrue = [] { return true; };
+  for (const internal::IsaLevel& amx :
+       {internal::IsaLevel{"amx", HWY_AVX3, kTrue, [] { return EINVAL; }},
+        internal::IsaLevel{"amx", HWY_AVX3, kTrue, [] { return EPERM; }},
+        internal::IsaLevel{"amx", HWY_AVX3, kTrue, [] { return ENOSPC; }}}) {
+    const absl::Status status = internal::CheckLevel(amx, HWY_AVX3);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(),
+                testing::HasSubstr("operating system denies this process its registers"));
+    EXPECT_THAT(status.message(), testing::HasSubstr(std::strerror(amx.request_registers())));
+    const internal::IsaLevel vnni = {"avx512_vnni", HWY_AVX3, kTrue};
+    const internal::IsaLevel scalar = {"scalar", HWY_SCALAR, kTrue};
+    EXPECT_EQ(internal::BestLevel(std::array{amx, vnni, scalar}, HWY_AVX3 | HWY_SCALAR), 1u);
+    EXPECT_EQ(internal::BestLevel(std::array{amx, vnni, scalar}, HWY_SCALAR), 2u);
+  }
+}
+
+TEST(IsaTest, RegistersAreRequestedOnlyIfTheLevelCanBeChosen) {
+  static int requests;
+  requests = 0;
+  const auto request = [] {
+    ++requests;
+    return 0;
+  };
+  internal::IsaLevel amx = {"amx", HWY_AVX3, [] { return false; }, request, false};
+  const internal::IsaLevel scalar = {"scalar", HWY_SCALAR, [] { return true; }};
+  EXPECT_THAT(internal::CheckLevel(amx, HWY_AVX3).message(),
+              testing::HasSubstr("not available on this CPU"));
+  EXPECT_EQ(requests, 0);
+  amx.has_features = [] { return true; };
+  EXPECT_EQ(internal::BestLevel(std::array{amx, scalar}, HWY_AVX3 | HWY_SCALAR), 1u);
+  EXPECT_EQ(requests, 0);
+  EXPECT_TRUE(internal::CheckLevel(amx, HWY_AVX3).ok());
+  EXPECT_EQ(requests, 1);
+  amx.is_automatic = true;
+  EXPECT_EQ(internal::BestLevel(std::array{amx, scalar}, HWY_AVX3 | HWY_SCALAR), 0u);
 }
 
 }  // namespace
