@@ -93,6 +93,8 @@ constexpr ReasonRow kReasons[] = {
      ErrorDetail::kNone, "a defect; the log has the text under the id"},
     {Reason::kBadRequest, "BAD_REQUEST", StatusCode::kInvalidArgument, 400, Retry::kNo,
      ErrorDetail::kNone, "not HTTP that this server speaks"},
+    {Reason::kUnsupportedEncoding, "UNSUPPORTED_ENCODING", StatusCode::kInvalidArgument, 415,
+     Retry::kNo, ErrorDetail::kNone, "the body has a `Content-Encoding` other than identity"},
     {Reason::kUnknownEndpoint, "UNKNOWN_ENDPOINT", StatusCode::kNotFound, 404, Retry::kNo,
      ErrorDetail::kNone, "no such path"},
     {Reason::kMethodNotAllowed, "METHOD_NOT_ALLOWED", StatusCode::kUnimplemented, 405, Retry::kNo,

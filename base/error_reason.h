@@ -65,6 +65,7 @@ enum class Reason : std::uint8_t {
   kEngineError,
   // Only HTTP gives the next ones.
   kBadRequest,
+  kUnsupportedEncoding,
   kUnknownEndpoint,
   kMethodNotAllowed,
   kRequestTimeout,

@@ -11,6 +11,31 @@
 #include "absl/strings/strip.h"
 
 namespace quire::server {
+namespace {
+
+// A reg-name of RFC 3986, section 3.2.2, which is not empty. An IPv4 address is one too.
+bool IsHostName(absl::string_view text) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte == '%') {
+      if (i + 2 >= text.size() || !absl::ascii_isxdigit(static_cast<unsigned char>(text[i + 1])) ||
+          !absl::ascii_isxdigit(static_cast<unsigned char>(text[i + 2]))) {
+        return false;
+      }
+      i += 2;
+    } else if (!absl::ascii_isalnum(byte) && !absl::StrContains("-._~!$&'()*+,;=", text[i])) {
+      return false;
+    }
+  }
+  return !text.empty();
+}
+
+bool IsIpv6(absl::string_view text) {
+  in6_addr address = {};
+  return inet_pton(AF_INET6, std::string(text).c_str(), &address) == 1;
+}
+
+}  // namespace
 
 bool IsLocalName(absl::string_view host) {
   const std::string text = absl::AsciiStrToLower(host);
@@ -27,17 +52,19 @@ std::optional<Authority> ParseAuthority(absl::string_view text) {
     const std::size_t bracket = text.find(']');
     if (bracket == text.npos) return std::nullopt;
     authority.host = text.substr(0, bracket);
+    if (!IsIpv6(authority.host)) return std::nullopt;
     rest = text.substr(bracket + 1);
   } else {
     const std::size_t colon = std::min(text.find(':'), text.size());
     authority.host = text.substr(0, colon);
+    if (!IsHostName(authority.host)) return std::nullopt;
     rest = text.substr(colon);
   }
-  if (authority.host.empty()) return std::nullopt;
-  if (rest.empty()) return authority;
+  if (rest.empty() || rest == ":") return authority;
   int port = 0;
-  if (!absl::ConsumePrefix(&rest, ":") || rest.empty() || rest.size() > 5 ||
-      rest.find_first_not_of("0123456789") != rest.npos || !absl::SimpleAtoi(rest, &port)) {
+  if (!absl::ConsumePrefix(&rest, ":") || rest.size() > 5 ||
+      rest.find_first_not_of("0123456789") != rest.npos || !absl::SimpleAtoi(rest, &port) ||
+      port > 65535) {
     return std::nullopt;
   }
   authority.port = port;

@@ -21,13 +21,14 @@ namespace quire::server {
 // here by the owner of that name.
 bool IsLocalName(absl::string_view host);
 
-// What stands in the header Host, or behind the scheme of an Origin: `host`, `host:port`, `[v6]` or
-// `[v6]:port`.
+// The value of the header Host, or the part of an Origin behind its scheme: `host`, `host:port`,
+// `[v6]` or `[v6]:port`.
 struct Authority {
   absl::string_view host;  // without brackets, not empty
   std::optional<int> port;
 };
-// Nothing when `text` is none of these.
+// Returns nothing when `text` is not a host and port of RFC 3986, section 3.2, with a host that is
+// not empty (RFC 9110, section 4.2.1) and a port below 65536.
 std::optional<Authority> ParseAuthority(absl::string_view text);
 
 // Whether the header Host is absent or IsLocalName, with any port.

@@ -46,15 +46,16 @@ struct HttpServerOptions {
   absl::Duration idle_time = absl::Seconds(60);          // between requests of a connection
   // Of one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
-  // Asked with the head alone when a body is still to come; an answer refuses it, so that a
-  // client that may not ask for anything fills no memory. The handler decides again about the
-  // whole. Null: all are read.
+  // Called with the head alone when the request has a body. An answer refuses the request before
+  // its body is read, so that a client without permission fills no memory. The handler decides
+  // again about the whole request. Null: all bodies are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
   // Whether a request without body is answered though there is no place for its connection. Null:
   // none is.
   std::function<bool(const HttpRequest& head)> is_probe;
-  // Answers that the server gives itself, for a reason that HTTP alone gives, kInputTooLarge or
-  // kNoMemory. The request is empty where not even its head is known. Null: plain text.
+  // Answers that the server gives itself, for a reason that HTTP alone gives, kInputTooLarge,
+  // kFeatureUnsupported or kNoMemory. The request is empty where not even its head is known. Null:
+  // plain text.
   std::function<HttpAnswer(Reason reason, absl::string_view message, const HttpRequest& request)>
       refuse;
   const CertificateStore* certificates = nullptr;  // null: plain text

@@ -11,13 +11,13 @@
 #include <new>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/logging.h"
 #include "server/edge/wait_for_memory.h"
+#include "server/http/request_head.h"
 
 namespace quire::server {
 namespace {
@@ -28,32 +28,6 @@ namespace http = boost::beast::http;
 // What a peer may still send after an answer that ends the connection, and how long.
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
-
-absl::string_view View(boost::beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  const char lower = absl::ascii_tolower(static_cast<unsigned char>(c));
-  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
-}
-
-// A percent sign without two digits stands for itself.
-std::string DecodePercent(absl::string_view text) {
-  std::string decoded;
-  decoded.reserve(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && HexDigit(text[i + 1]) >= 0 &&
-        HexDigit(text[i + 2]) >= 0) {
-      decoded.push_back(static_cast<char>(HexDigit(text[i + 1]) * 16 + HexDigit(text[i + 2])));
-      i += 2;
-    } else {
-      decoded.push_back(text[i]);
-    }
-  }
-  return decoded;
-}
 
 }  // namespace
 
@@ -170,10 +144,11 @@ void HttpSession::BeginRequest() {
   const HttpServerOptions& options = host_->options();
   state_ = State::kReading;
   parser_.emplace();
-  parser_->eager(true);
+  // The parser stops behind the head, so that trailers are not taken for headers.
+  parser_->eager(false);
   parser_->header_limit(options.max_head_bytes);
   parser_->body_limit(static_cast<std::uint64_t>(options.max_body_bytes()));
-  has_begun_ = !input_.empty();
+  has_begun_ = SkipEmptyLines();
   is_head_parsed_ = false;
   has_answer_ = false;
   std::string certificate_name = std::move(request_.certificate_name);
@@ -183,6 +158,15 @@ void HttpSession::BeginRequest() {
   if (served_ > 0) Enter(has_begun_ ? Phase::kStalled : Phase::kIdle);
   if (has_begun_) return Parse();
   ReadMore();
+}
+
+// Drops empty lines before a request line (RFC 9112, section 2.2) and returns whether anything else
+// has arrived. Empty lines do not begin a request: some clients send one after a body.
+bool HttpSession::SkipEmptyLines() {
+  std::size_t size = 0;
+  while (input_.compare(size, 2, "\r\n") == 0) size += 2;
+  input_.erase(0, size);
+  return !input_.empty() && input_ != "\r";
 }
 
 void HttpSession::ReadMore() {
@@ -207,7 +191,8 @@ void HttpSession::OnRead(Error error, std::size_t size) {
       if (error) return Close();
       input_.append(chunk_.data(), size);
       if (!has_begun_) {
-        has_begun_ = true;
+        has_begun_ = SkipEmptyLines();
+        if (!has_begun_) return ReadMore();
         if (served_ > 0) Enter(Phase::kStalled);
         Arm(host_->options().head_time);
       } else if (is_head_parsed_) {
@@ -235,14 +220,17 @@ void HttpSession::Parse() {
     const std::size_t used = parser_->put(net::buffer(input_), error);
     input_.erase(0, used);
     if (error && error != http::error::need_more) return Refuse(error);
-    if (parser_->is_done()) return Handle();
     if (!is_head_parsed_ && parser_->is_header_done()) {
       is_head_parsed_ = true;
-      body_deadline_ = MonotonicNow() + host_->options().body_time;
-      ArmForBody();
       if (!TakeHead()) return;
-      if (absl::EqualsIgnoreCase(request_.Header("expect"), "100-continue")) return SendContinue();
+      parser_->eager(true);
+      if (!parser_->is_done()) {
+        body_deadline_ = MonotonicNow() + host_->options().body_time;
+        ArmForBody();
+        if (AwaitsContinue()) return SendContinue();
+      }
     }
+    if (parser_->is_done()) return Handle();
     if (used == 0) break;
   }
   // The parser takes the head of a chunk, and all trailers, only once they are whole.
@@ -253,6 +241,12 @@ void HttpSession::Parse() {
 // A body has a time as a whole, and its next bytes have one.
 void HttpSession::ArmForBody() {
   Arm(std::min(body_deadline_ - MonotonicNow(), host_->options().body_silence_time));
+}
+
+// RFC 9110, section 10.1.1: no 100 is sent to HTTP/1.0, or once part of the body has arrived.
+bool HttpSession::AwaitsContinue() const {
+  return parser_->get().version() >= 11 && input_.empty() &&
+         absl::EqualsIgnoreCase(request_.Header("expect"), "100-continue");
 }
 
 void HttpSession::SendContinue() {
@@ -270,7 +264,10 @@ void HttpSession::SendContinue() {
 void HttpSession::Refuse(Error error) {
   if (error == http::error::body_limit) {
     // The head alone may tell that the body is too large; it is whole then.
-    if (!is_head_parsed_) ReadHead();
+    if (!is_head_parsed_) {
+      const absl::Status head = ReadHead();
+      if (!head.ok()) return RefuseWith(head);
+    }
     return RefuseWith(
         Reason::kInputTooLarge,
         absl::StrCat("the body has more than ", host_->options().max_body_bytes(), " bytes"));
@@ -288,9 +285,19 @@ void HttpSession::Refuse(Error error) {
 // Answers what never became a request.
 void HttpSession::RefuseWith(Reason reason, absl::string_view message) {
   const auto& refuse = host_->options().refuse;
-  RefuseWith(refuse ? refuse(reason, message, request_)
-                    : HttpAnswer{.status = RowOf(reason).http_status,
-                                 .body = absl::StrCat(message, "\n")});
+  HttpAnswer answer =
+      refuse ? refuse(reason, message, request_)
+             : HttpAnswer{.status = RowOf(reason).http_status, .body = absl::StrCat(message, "\n")};
+  // RFC 9110, section 12.5.3.
+  if (reason == Reason::kUnsupportedEncoding) {
+    answer.headers.emplace_back("Accept-Encoding", "identity");
+  }
+  RefuseWith(std::move(answer));
+}
+
+// REQUIRES: `error` has a reason.
+void HttpSession::RefuseWith(const absl::Status& error) {
+  RefuseWith(GetErrorReason(error)->reason, error.message());
 }
 
 // What follows on the connection belongs to the refused request or cannot be understood.
@@ -303,7 +310,11 @@ void HttpSession::RefuseWith(HttpAnswer answer) {
 
 // Reads the head that the parser has; false when the request was refused for it.
 bool HttpSession::TakeHead() {
-  ReadHead();
+  const absl::Status head = ReadHead();
+  if (!head.ok()) {
+    RefuseWith(head);
+    return false;
+  }
   if (!surplus_.empty()) {
     const auto& is_probe = host_->options().is_probe;
     keep_alive_ = false;
@@ -311,32 +322,34 @@ bool HttpSession::TakeHead() {
     RefuseWith(Reason::kTooManyConnections, surplus_);
     return false;
   }
-  const auto& admit = host_->options().admit;
-  if (!admit || parser_->is_done()) return true;
-  std::optional<HttpAnswer> refusal = admit(request_);
-  if (refusal) RefuseWith(*std::move(refusal));
-  return !refusal.has_value();
+  return parser_->is_done() || TakeHeadOfBody();
 }
 
-void HttpSession::ReadHead() {
+// Decides about a request with a body; false when it was refused.
+bool HttpSession::TakeHeadOfBody() {
+  const auto& admit = host_->options().admit;
+  std::optional<HttpAnswer> refusal = admit ? admit(request_) : std::nullopt;
+  if (refusal) {
+    RefuseWith(*std::move(refusal));
+    return false;
+  }
+  const absl::Status encoding = CheckContentEncoding(request_);
+  if (!encoding.ok()) RefuseWith(encoding);
+  return encoding.ok();
+}
+
+absl::Status HttpSession::ReadHead() {
   Enter(Phase::kStalled);
   const auto& message = parser_->get();
-  request_.method = std::string(View(message.method_string()));
-  const absl::string_view target = View(message.target());
-  const std::size_t mark = target.find('?');
-  request_.path = DecodePercent(target.substr(0, mark));
-  request_.query = mark == target.npos ? "" : std::string(target.substr(mark + 1));
-  request_.headers.clear();
-  for (const auto& field : message) {
-    request_.headers.emplace_back(absl::AsciiStrToLower(View(field.name_string())),
-                                  std::string(View(field.value())));
-  }
   is_chunked_ = message.version() >= 11;
   keep_alive_ = message.keep_alive() && host_->options().keep_alive;
+  return ReadRequestHead(
+      message,
+      {.has_tls = host_->options().certificates != nullptr, .is_chunked = parser_->chunked()},
+      &request_);
 }
 
 void HttpSession::Handle() {
-  if (!is_head_parsed_ && !TakeHead()) return;
   request_.body = std::move(parser_->get().body());
   parser_.reset();
   ++served_;
@@ -350,7 +363,7 @@ void HttpSession::Handle() {
 std::string HttpSession::Head(const HttpAnswer& answer, bool has_length) const {
   const auto reason = http::obsolete_reason(static_cast<http::status>(answer.status));
   std::string head = absl::StrCat(
-      "HTTP/1.1 ", answer.status, " ", View(reason),
+      "HTTP/1.1 ", answer.status, " ", absl::string_view(reason.data(), reason.size()),
       "\r\nDate: ", absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
       "\r\nContent-Type: ", answer.content_type, "\r\nCache-Control: no-store\r\n");
   for (const auto& [name, value] : answer.headers)

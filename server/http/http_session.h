@@ -27,6 +27,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/error_reason.h"
 #include "server/edge/connection_places.h"
@@ -82,16 +83,20 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   bool RefuseForMemory();
   void Enter(Phase phase);
   void BeginRequest();
+  bool SkipEmptyLines();
   void ReadMore();
   void ReadAhead();
   void OnRead(Error error, std::size_t size);
   void Parse();
+  bool AwaitsContinue() const;
   void SendContinue();
   void Refuse(Error error);
   void RefuseWith(Reason reason, absl::string_view message);
+  void RefuseWith(const absl::Status& error);
   void RefuseWith(HttpAnswer answer);
   bool TakeHead();
-  void ReadHead();
+  bool TakeHeadOfBody();
+  absl::Status ReadHead();
   void ArmForBody();
   void Handle();
   std::string Head(const HttpAnswer& answer, bool has_length) const;

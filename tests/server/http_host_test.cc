@@ -13,13 +13,28 @@ TEST(HttpHostTest, AuthoritiesAreTakenApart) {
     const char* host;  // empty: refused
     int port;          // -1: none
   };
-  for (const Case& wanted :
-       {Case{"a.example", "a.example", -1}, Case{"a.example:80", "a.example", 80},
-        Case{"127.0.0.1:65535", "127.0.0.1", 65535}, Case{"[::1]", "::1", -1},
-        Case{"[::1]:8000", "::1", 8000}, Case{"", "", -1}, Case{":80", "", -1}, Case{"[]", "", -1},
-        Case{"[::1", "", -1}, Case{"[::1]8000", "", -1}, Case{"::1", "", -1}, Case{"a:", "", -1},
-        Case{"a:b", "", -1}, Case{"a:80:80", "", -1}, Case{"a:-1", "", -1},
-        Case{"a:999999", "", -1}}) {
+  for (const Case& wanted : {Case{"a.example", "a.example", -1},
+                             Case{"a.example:80", "a.example", 80},
+                             Case{"127.0.0.1:65535", "127.0.0.1", 65535},
+                             Case{"[::1]", "::1", -1},
+                             Case{"[::1]:8000", "::1", 8000},
+                             Case{"", "", -1},
+                             Case{":80", "", -1},
+                             Case{"[]", "", -1},
+                             Case{"[::1", "", -1},
+                             Case{"[::1]8000", "", -1},
+                             Case{"::1", "", -1},
+                             Case{"a:", "a", -1},
+                             Case{"a:b", "", -1},
+                             Case{"a:80:80", "", -1},
+                             Case{"a:-1", "", -1},
+                             Case{"a:999999", "", -1},
+                             Case{"a:65536", "", -1},
+                             Case{"a b", "", -1},
+                             Case{"[a]", "", -1},
+                             Case{"a@b", "", -1},
+                             Case{"a%41", "a%41", -1},
+                             Case{"a%4", "", -1}}) {
     const std::optional<Authority> found = ParseAuthority(wanted.text);
     ASSERT_EQ(found.has_value(), *wanted.host != 0) << wanted.text;
     if (!found) continue;

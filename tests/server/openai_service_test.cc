@@ -301,22 +301,55 @@ TEST_F(OpenAiServiceTest, RequestIdsComeBackAndAreUnique) {
   EXPECT_TRUE(BecomesIdle());
 }
 
-// A name of another site that leads to 127.0.0.1 would let its page read the answers.
+// A name of another site that leads to 127.0.0.1 would let its page read the answers. The host of
+// an absolute-form target counts, not Host (RFC 9112, section 3.2.2).
 TEST_F(OpenAiServiceTest, ANameThatLeadsHereIsRefused) {
-  const auto status = [&](const std::string& host) {
+  const auto status = [&](absl::string_view target, absl::string_view host) {
     HttpClient client(openai_->address());
-    EXPECT_TRUE(client.Send("GET /v1/models HTTP/1.1\r\n" + host + "\r\n"));
+    EXPECT_TRUE(client.Send(absl::StrCat("GET ", target, " HTTP/1.1\r\nHost: ", host, "\r\n\r\n")));
     return client.Read().status;
   };
   for (const char* const host : {"evil.example", "evil.example:80", "127.0.0.1.evil.example",
-                                 "localhost.evil.example:1", "[evil]:1"}) {
-    EXPECT_EQ(status(absl::StrCat("Host: ", host, "\r\n")), 403) << host;
+                                 "localhost.evil.example:1", "%6cocalhost"}) {
+    EXPECT_EQ(status("/v1/models", host), 403) << host;
+    EXPECT_EQ(status(absl::StrCat("http://", host, "/v1/models"), "localhost"), 403) << host;
   }
   for (const char* const host : {"localhost", "LocalHost:80", "127.0.0.1", "127.0.0.1:80", "[::1]",
                                  "[::1]:80", "a.localhost:1"}) {
-    EXPECT_EQ(status(absl::StrCat("Host: ", host, "\r\n")), 200) << host;
+    EXPECT_EQ(status("/v1/models", host), 200) << host;
+    EXPECT_EQ(status(absl::StrCat("http://", host, "/v1/models"), "evil.example"), 200) << host;
   }
-  EXPECT_EQ(status(""), 200);
+  EXPECT_EQ(status("/v1/models", "[evil]:1"), 400);
+  HttpClient old(openai_->address());
+  EXPECT_TRUE(old.Send("GET /v1/models HTTP/1.0\r\n\r\n"));
+  EXPECT_EQ(old.Read().status, 200);
+}
+
+TEST_F(OpenAiServiceTest, WhatHttpForbidsIsAnErrorObject) {
+  const auto ask = [&](const std::string& head) {
+    HttpClient client(openai_->address());
+    EXPECT_TRUE(client.Send(head + "Content-Length: 2\r\n\r\n{}"));
+    return client.Read();
+  };
+  struct Case {
+    const char* head;
+    int status;
+    const char* code;
+  };
+  const Case cases[] = {
+      {"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n", 415,
+       "UNSUPPORTED_ENCODING"},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: zstd\r\n", 415,
+       "UNSUPPORTED_ENCODING"},
+      {"POST /v1/completions HTTP/1.1\r\n", 400, "BAD_REQUEST"},
+      {"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n", 400,
+       "BAD_REQUEST"},
+      {"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n", 501, "FEATURE_UNSUPPORTED"}};
+  for (const Case& one : cases) {
+    const HttpReply reply = ask(one.head);
+    EXPECT_EQ(reply.status, one.status) << one.head;
+    EXPECT_EQ(Parsed(reply)["error"]["code"], one.code) << reply.body;
+  }
 }
 
 TEST_F(OpenAiServiceTest, PeersThatGoAwayEndTheirRequests) {

@@ -25,7 +25,7 @@ namespace {
 // HTTP statuses that a code may have (docs/api.md, Errors).
 const std::set<int>& HttpOf(absl::StatusCode code) {
   static const auto* table = new std::map<absl::StatusCode, std::set<int>>{
-      {absl::StatusCode::kInvalidArgument, {400, 413, 431}},
+      {absl::StatusCode::kInvalidArgument, {400, 413, 415, 431}},
       {absl::StatusCode::kNotFound, {404}},
       {absl::StatusCode::kAlreadyExists, {409}},
       {absl::StatusCode::kResourceExhausted, {429, 503}},

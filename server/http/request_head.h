@@ -1,0 +1,35 @@
+#pragma once
+
+// The head of a request as RFC 9110 and RFC 9112 define it, beyond the grammar that Beast's parser
+// checks: the forms of the request target, the header Host, and transfer and content codings.
+//
+// Place:   between Beast's parser and HttpRequest, called by HttpSession.
+// Threads: pure.
+
+#include <boost/beast/http/message.hpp>
+
+#include "absl/status/status.h"
+#include "server/http/http_message.h"
+
+namespace quire::server {
+
+struct ConnectionTraits {
+  bool has_tls = false;
+  bool is_chunked = false;  // the parser reads the body of this request in chunks
+};
+
+// Fills method, path, query and headers of `request`. An absolute-form target replaces the header
+// Host by its own host and port, and an absent path by "/" ("*" for OPTIONS). Headers are filled on
+// failure too.
+//
+// Returns INVALID_ARGUMENT with BAD_REQUEST for a target, Host or Transfer-Encoding that a server
+// has to refuse, and UNIMPLEMENTED with FEATURE_UNSUPPORTED for CONNECT and for transfer codings
+// other than chunked.
+absl::Status ReadRequestHead(const boost::beast::http::request_header<>& head,
+                             const ConnectionTraits& traits, HttpRequest* request);
+
+// Returns INVALID_ARGUMENT with UNSUPPORTED_ENCODING unless the body is sent as it is: without
+// Content-Encoding, or with identity only.
+absl::Status CheckContentEncoding(const HttpRequest& request);
+
+}  // namespace quire::server
