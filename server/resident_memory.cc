@@ -10,14 +10,16 @@ namespace quire::server {
 namespace {
 
 constexpr absl::Duration kBetweenLooks = absl::Seconds(5);
+// The least time between two trims if the second one follows for freed blocks alone.
+constexpr absl::Duration kBetweenTrims = absl::Seconds(15);
 constexpr std::int64_t kWorthIt = 4 << 20;
+// An idle daemon frees and allocates fewer bytes than this.
+constexpr std::int64_t kFreedBytes = 64 << 10;
 constexpr int kMaxHeapEnd = 512 << 10;
 
-// What is resident and not in use by its owners: program, stacks, mapped files, and free blocks
-// whose pages have not gone back. Blocks that are not written to yet make it less.
-std::int64_t UnusedBytes() {
+std::int64_t BytesInUse() {
   const struct mallinfo2 heap = mallinfo2();
-  return ResidentBytes() - static_cast<std::int64_t>(heap.uordblks + heap.hblkhd);
+  return static_cast<std::int64_t>(heap.uordblks + heap.hblkhd);
 }
 
 }  // namespace
@@ -32,17 +34,29 @@ std::int64_t ResidentBytes() {
 
 void KeepHeapsSmall() {
   mallopt(M_TRIM_THRESHOLD, kMaxHeapEnd);
+  mallopt(M_MXFAST, 0);
 }
 
+// Resident memory beside the blocks in use: program, stacks, mapped files, and free blocks whose
+// pages have not gone back. Blocks that are not written to yet make it less.
 void FreeMemory::Tick(absl::Time now) {
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
-  if (const std::int64_t unused = UnusedBytes(); unused <= least_unused_bytes_ + kWorthIt) {
-    least_unused_bytes_ = std::min(least_unused_bytes_, unused);
-    return;
+  const std::int64_t in_use = BytesInUse();
+  const std::int64_t unused = ResidentBytes() - in_use;
+  most_bytes_in_use_ = std::max(most_bytes_in_use_, in_use);
+  const bool has_freed = in_use + kFreedBytes < most_bytes_in_use_;
+  if (unused > least_unused_bytes_ + kWorthIt || (has_freed && now >= last_trim_ + kBetweenTrims)) {
+    return Trim(now);
   }
+  least_unused_bytes_ = std::min(least_unused_bytes_, unused);
+}
+
+void FreeMemory::Trim(absl::Time now) {
   malloc_trim(0);
-  least_unused_bytes_ = UnusedBytes();
+  last_trim_ = now;
+  most_bytes_in_use_ = BytesInUse();
+  least_unused_bytes_ = ResidentBytes() - most_bytes_in_use_;
 }
 
 }  // namespace quire::server

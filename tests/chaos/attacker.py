@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import select
+import struct
 import sys
 import threading
 
@@ -17,7 +18,7 @@ sys.path[:0] = [str(HERE.parent / "e2e"), str(HERE.parent / "testing")]
 
 import attacks  # noqa: E402
 from attacks import MIB, begin, begin_known, connect, send_quietly  # noqa: E402
-from http2_client import Http2Client  # noqa: E402
+from http2_client import (ACK, INITIAL_WINDOW_SIZE, PREFACE, SETTINGS, Http2Client, frame)  # noqa: E402
 from waiting import pace  # noqa: E402
 
 ROUND = 0.02  # seconds between two looks of an attacker whose threads or connections do the work
@@ -31,6 +32,7 @@ class Target:
         self.grpc, self.http, self.openai = fields["grpc"], fields["http"], fields["openai"]
         self.token = fields["token"]
         self.long_request = bytes.fromhex(fields["long_request"])
+        self.logprobs_request = bytes.fromhex(fields["logprobs_request"])
         self.is_over = False
 
     @property
@@ -194,6 +196,26 @@ def unread_answers(target):
         pace(ROUND)
 
 
+def unread_short_answers(target):
+    """900 on each of three connections without a window: nothing of an answer can be sent, and
+    stream.slow_client_timeout (2 s here) ends each. The connections stay open."""
+    def opened():
+        connection = connect(target.grpc)
+        window = struct.pack(">HI", INITIAL_WINDOW_SIZE, 0)
+        send_quietly(connection, PREFACE + frame(SETTINGS, payload=window) + frame(SETTINGS, ACK))
+        for stream in range(1, 1801, 2):
+            send_quietly(connection, attacks.whole_call(stream, target.headers, target.logprobs_request))
+        return connection
+
+    with contextlib.ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(opened())
+        pace(6)  # most answers have ended
+        while True:
+            yield
+            pace(ROUND)
+
+
 def large_prompts(target):
     """24 at once, each as long as the context allows and each another one."""
     numbers = iter(range(1 << 30))
@@ -234,7 +256,8 @@ ATTACKS = {
     attack.__name__: attack
     for attack in (silent_connections, idle_connections, known_connections, disconnects, unacknowledged_streams,
                    large_headers, header_references, endless_headers, rapid_resets, unfinished_messages,
-                   compressed_messages, chunked_heads, large_json, unread_answers, large_prompts, urgent_priorities)
+                   compressed_messages, chunked_heads, large_json, unread_answers, unread_short_answers,
+                   large_prompts, urgent_priorities)
 }
 
 LONG = {"overload": overload}

@@ -23,6 +23,8 @@ from waiting import comes_true, pace  # noqa: E402
 CASES = {name: name for name in attacker.ATTACKS}
 CASES |= {"silent_tls_connections": "silent_connections", "unread_log": "silent_connections"}
 
+SETTINGS = {"unread_short_answers": ["stream.slow_client_timeout=2s", "limits.max_queued_requests=4096"]}
+
 SECONDS_BETWEEN_CALLS = 0.05  # with an attack and without: a machine that slept in between answers later
 SECONDS_TO_CALM_DOWN = 30
 IDLE_SHARE = 0.1  # of a core, over a second
@@ -58,7 +60,7 @@ class Scene:
     def __init__(self, api, folder, case, settings=(), prefix=()):
         self.api, self.folder, self.case = api, folder, case
         self.files = Files(folder)
-        self.settings, self.prefix = list(settings), prefix
+        self.settings, self.prefix = [*SETTINGS.get(case, ()), *settings], prefix
         self.authority = Authority() if case == "silent_tls_connections" else None
 
     @contextlib.contextmanager
@@ -116,9 +118,12 @@ class Scene:
         long_request = request_of(self.api, tokens=400)
         long_request.sampling.choice_count = 4
         long_request.output.logprobs = 20
+        logprobs_request = request_of(self.api, text="Once")
+        logprobs_request.output.logprobs = 20
         entry = next(json.loads(line) for line in self.daemon.lines if '"listening"' in line)
         return json.dumps({"grpc": self.daemon.grpc_address, "http": self.daemon.http_address, "openai": entry["openai"],
                            "token": "a", "long_request": long_request.SerializeToString().hex(),
+                           "logprobs_request": logprobs_request.SerializeToString().hex(),
                            "short_request": request_of(self.api).SerializeToString().hex()})
 
     @contextlib.contextmanager
