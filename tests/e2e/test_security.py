@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import stat
@@ -317,8 +318,16 @@ def open_folder():
         yield folder
 
 
+@pytest.fixture(scope="module")
+def programs_for_all():
+    """quired and quire where every user reaches them, since the checkout may lie below a folder of one user alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield [shutil.copy(program, folder) for program in (QUIRED, QUIRE)]
+
+
 @pytest.mark.parametrize("kind", ["own", "open", "link", "file", "foreign"])
-def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_folder, kind):
+def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_folder, programs_for_all, kind):
     # Root would take /run/quire.
     user = 65534 if os.geteuid() == 0 else os.geteuid()
     if kind == "foreign" and user == os.geteuid():
@@ -337,7 +346,12 @@ def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_fol
     as_user = {"env": {"TMPDIR": open_folder, "PATH": "/usr/bin:/bin"}, "cwd": open_folder, "text": True}
     if user != os.geteuid():
         as_user |= {"user": user, "group": 65534, "extra_groups": []}
-    command = [str(QUIRED), "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]",
+    quired, quire = programs_for_all
+    try:
+        subprocess.run([quired, "--help"], check=True, stdout=subprocess.DEVNULL, **as_user)
+    except PermissionError as error:
+        pytest.skip(f"user {user} cannot start a program in the folder for temporary files: {error}")
+    command = [quired, "--set", "server.http.listen=127.0.0.1:0", "--set", "server.grpc.listen=[127.0.0.1:0]",
                "--set", "logging.format=json"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, **as_user) as process:
         try:
@@ -346,7 +360,7 @@ def test_a_folder_for_the_admin_socket_that_others_may_enter_is_refused(open_fol
                 assert json.loads(line)["admin"] == f"unix:{place}/admin.sock"
 
                 def stats():
-                    answer = subprocess.run([str(QUIRE), "stats"], capture_output=True, timeout=30, **as_user)
+                    answer = subprocess.run([quire, "stats"], capture_output=True, timeout=30, **as_user)
                     print(answer.returncode, answer.stderr)  # shown if the test fails
                     return answer
 
