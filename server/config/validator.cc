@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "quire/config/v1/config.pb.h"
+#include "server/config/quoting.h"
 
 namespace quire::server {
 namespace {
@@ -125,7 +126,8 @@ class Rules {
     const auto add = [&](const std::string& path, const std::string& text, bool is_admin) {
       ListenAddress address;
       if (!ParseListenAddress(text, &address)) {
-        return Error(path, absl::StrCat(path, ": \"", text, "\" is not host:port or unix:PATH"));
+        return Error(path, absl::StrCat(path, ": \"", text, "\" is not host:port or unix:PATH",
+                                        Ipv6Hint(path, text)));
       }
       if (is_admin && !address.is_loopback() && !IsGuarded()) {
         Error(path, absl::StrCat(path, ": \"", text,
@@ -293,6 +295,17 @@ class Rules {
     const bool is_secret = path != "tls.cert_file" && path != "tls.client_ca_file";
     const std::string name = is_secret ? "the file" : absl::StrCat("\"", file, "\"");
     Error(path, absl::StrCat(path, ": ", name, " cannot be read: ", std::strerror(errno)));
+  }
+
+  // How to write the IPv6 address that `text` may stand for, or "".
+  std::string Ipv6Hint(const std::string& path, const std::string& text) const {
+    const std::string address = GuessIpv6Address(text);
+    if (address.empty()) return "";
+    const bool is_list = path == "server.grpc.listen" || path == "server.admin.listen";
+    const auto origin = origins_.find(path);
+    const std::string layer = origin == origins_.end() ? "" : origin->second.layer;
+    return absl::StrCat("; write an IPv6 address in brackets and quotes: ",
+                        WriteTexts(layer, path, {address}, is_list));
   }
 
   std::string OriginOf(const std::string& path) const {

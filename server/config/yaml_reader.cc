@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "base/utf8.h"
 #include "quire/config/v1/options.pb.h"
+#include "server/config/quoting.h"
 #include "server/config/scalar_value.h"
 
 namespace quire::server {
@@ -86,6 +87,14 @@ std::string UnknownField(const Descriptor* root, const Descriptor* section,
       suggestion.empty() ? "" : absl::StrCat("; did you mean \"", suggestion, "\"?"));
 }
 
+// For messages about a file, where the value itself is not repeated.
+constexpr absl::string_view kQuoteHint =
+    "; write a text with brackets in quotes, as in [\"[::1]:50051\"]";
+
+bool IsText(const FieldDescriptor* field) {
+  return field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+}
+
 // Values of one layer into one message.
 class Walker {
  public:
@@ -132,7 +141,13 @@ class Walker {
     }
     if (IsEntryList(field)) return ReadEntries(node, key_mark, path, field, message);
     if (field->is_repeated()) return ReadList(node, key_mark, path, field, message);
-    if (!node.IsScalar()) return Error(key_mark, path, "is one value, not a list or a section");
+    if (!node.IsScalar()) {
+      return Error(key_mark, path,
+                   absl::StrCat("is one value, not a list or a section",
+                                IsText(field) ? "; write a text with brackets in quotes, as in "
+                                                "\"[::1]:9464\""
+                                              : ""));
+    }
     const absl::Status status = SetScalar(message, field, node.Scalar(), IsQuoted(node));
     if (!status.ok()) return Error(node.Mark(), path, status.message());
     SetOrigin(path, node.Mark());
@@ -160,7 +175,10 @@ class Walker {
     }
     const std::unique_ptr<Message> fresh(message->New());
     for (const YAML::Node& element : elements) {
-      if (!element.IsScalar()) return Error(element.Mark(), path, "element is not a plain value");
+      if (!element.IsScalar()) {
+        return Error(element.Mark(), path,
+                     absl::StrCat("element is not a plain value", IsText(field) ? kQuoteHint : ""));
+      }
       const absl::Status status =
           SetScalar(fresh.get(), field, element.Scalar(), IsQuoted(element));
       if (!status.ok()) return Error(element.Mark(), path, status.message());
@@ -341,21 +359,34 @@ class DocumentPlace final : public YAML::EventHandler {
   bool has_node_ = false;
 };
 
-// Reports what follows the first document; false when nothing does. Two documents are asked for and
-// no more: at a stray comma yaml-cpp 0.7 makes documents of nothing for ever, of which
-// YAML::LoadAll would fill the memory.
-bool FindSecondDocument(const std::string& text, absl::string_view file_name,
-                        std::vector<std::string>* errors) {
+// Where the text behind the first document begins, or nothing. Two documents are asked for and no
+// more: at a stray comma yaml-cpp 0.7 makes documents of nothing for ever, of which YAML::LoadAll
+// would fill the memory.
+std::optional<DocumentPlace> FindSecondDocument(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);
   DocumentPlace place;
-  if (!parser.HandleNextDocument(place) || !parser.HandleNextDocument(place)) return false;
-  const bool is_marked = place.start().pos != place.node().pos;
-  errors->push_back(
-      absl::StrCat(file_name, ":", place.node().line + 1, ":", place.node().column + 1,
-                   is_marked ? ": second YAML document; a configuration file has exactly one"
-                             : ": this text is behind the end of the YAML document"));
-  return true;
+  if (!parser.HandleNextDocument(place) || !parser.HandleNextDocument(place)) return std::nullopt;
+  return place;
+}
+
+// Whether `node` is a text or, for a list, texts. Null is left to the Walker.
+bool HoldsText(const YAML::Node& node, bool is_list) {
+  if (node.IsScalar() || node.IsNull()) return true;
+  return is_list && node.IsSequence() &&
+         std::all_of(node.begin(), node.end(), [](const auto& item) { return item.IsScalar(); });
+}
+
+// The message for an override that YAML does not read as a text: `why`, and the value in quotes.
+std::string QuotingError(absl::string_view path, absl::string_view value, const Origin& origin,
+                         const FieldDescriptor* field, absl::string_view why) {
+  constexpr std::size_t kMaxShownBytes = 256;
+  if (!IsText(field) || RuleOf(field).sensitive() || value.size() > kMaxShownBytes) {
+    return std::string(why);
+  }
+  const bool is_list = field->is_repeated();
+  return absl::StrCat(why, "; quote ", is_list ? "each text: " : "the text: ",
+                      WriteTexts(origin.layer, path, GuessTexts(value, is_list), is_list));
 }
 
 }  // namespace
@@ -373,7 +404,14 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
               Origins* origins, std::vector<std::string>* errors) {
   if (!CheckText(text, file_name, errors)) return;
   try {
-    if (FindSecondDocument(std::string(text), file_name, errors)) return;
+    if (const std::optional<DocumentPlace> second = FindSecondDocument(std::string(text))) {
+      const bool is_marked = second->start().pos != second->node().pos;
+      errors->push_back(
+          absl::StrCat(file_name, ":", second->node().line + 1, ":", second->node().column + 1,
+                       is_marked ? ": second YAML document; a configuration file has exactly one"
+                                 : ": this text is behind the end of the YAML document"));
+      return;
+    }
     const YAML::Node document = YAML::Load(std::string(text));
     if (document.IsNull()) return;
     if (!document.IsMap()) {
@@ -407,11 +445,22 @@ void ReadOverride(absl::string_view path, absl::string_view value, const Origin&
   }
   std::vector<std::string> found;
   Origins changed;
+  const auto refuse = [&](absl::string_view why) {
+    found.push_back(absl::StrCat(place.layer, ": ", QuotingError(path, value, origin, field, why)));
+  };
   try {
-    Walker(place, /*named=*/false, root, &changed, &found)
-        .ReadField(YAML::Load(std::string(value)), YAML::Mark(), std::string(path), field, message);
+    const YAML::Node node = YAML::Load(std::string(value));
+    if (FindSecondDocument(std::string(value)).has_value()) {
+      refuse("the value is more than one YAML value");
+    } else if (IsText(field) && !HoldsText(node, field->is_repeated())) {
+      refuse(field->is_repeated() ? "YAML reads the value as a list of something else than texts"
+                                  : "YAML reads the value as a list or a section, not as a text");
+    } else {
+      Walker(place, /*named=*/false, root, &changed, &found)
+          .ReadField(node, YAML::Mark(), std::string(path), field, message);
+    }
   } catch (const YAML::Exception& error) {
-    found.push_back(absl::StrCat(place.layer, ": ", error.msg));
+    refuse(absl::StrCat("the value is not YAML: ", error.msg));
   }
   if (!changed.empty()) (*origins)[std::string(path)] = origin;
   errors->insert(errors->end(), found.begin(), found.end());

@@ -11,9 +11,13 @@
 namespace quire::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 // The defaults with `yaml` laid over them.
 struct Loaded {
@@ -198,6 +202,79 @@ TEST(ConfigReaderTest, OverrideOfAListTakesAScalarOrAFlowList) {
   EXPECT_THAT(loaded.config.server().grpc().listen(), ElementsAre("127.0.0.1:1", "unix:/tmp/x"));
   EXPECT_EQ(loaded.origins.at("server.grpc.listen").ToString(), "--set");
   EXPECT_THAT(loaded.errors, IsEmpty());
+}
+
+// `[` begins a flow sequence and `*` an alias (YAML 1.2.2, sections 7.4.1 and 7.1); an IPv6 address
+// stands in brackets (RFC 3986, section 3.2.2).
+TEST(ConfigReaderTest, AnOverrideThatNeedsQuotesShowsThem) {
+  struct Override {
+    const char* path;
+    const char* value;
+    const char* hint;
+  };
+  const Override cases[] = {
+      {"server.grpc.listen", "[::1]:50051", R"(--set 'server.grpc.listen=["[::1]:50051"]')"},
+      {"server.grpc.listen", "[::]:50051", R"(--set 'server.grpc.listen=["[::]:50051"]')"},
+      {"server.grpc.listen", "[[::1]:50051]", R"(--set 'server.grpc.listen=["[::1]:50051"]')"},
+      {"server.grpc.listen", "[127.0.0.1:1, [2001:db8::7]:2]",
+       R"(--set 'server.grpc.listen=["127.0.0.1:1", "[2001:db8::7]:2"]')"},
+      {"server.grpc.listen", "[::1]:1,[fe80::1%eth0]:2",
+       R"(--set 'server.grpc.listen=["[::1]:1", "[fe80::1%eth0]:2"]')"},
+      {"server.grpc.listen", "\"[::1]:1\",\"[::1]:2\"",
+       R"(--set 'server.grpc.listen=["[::1]:1", "[::1]:2"]')"},
+      {"server.grpc.listen", "[\"[::1]:50051]", R"(--set 'server.grpc.listen=["[::1]:50051"]')"},
+      {"server.admin.listen", "[::1]:7", R"(--set 'server.admin.listen=["[::1]:7"]')"},
+      {"server.http.listen", "[::1]:9464", R"(--set 'server.http.listen="[::1]:9464"')"},
+      {"server.http.listen", "[\"[::1]:9464\"]", R"(--set 'server.http.listen="[::1]:9464"')"},
+      {"openai.listen", "[::]:8000", R"(--set 'openai.listen="[::]:8000"')"},
+      {"openai.listen", "*:8000", R"(--set 'openai.listen="*:8000"')"},
+      {"model.path", "[it's]/x", R"(--set 'model.path="[it'\''s]/x"')"},
+  };
+  for (const Override& one : cases) {
+    Loaded loaded("");
+    ReadOverride(one.path, one.value, {.layer = "--set"}, &loaded.config, &loaded.origins,
+                 &loaded.errors);
+    EXPECT_THAT(loaded.errors, ElementsAre(AllOf(StartsWith(absl::StrCat("--set ", one.path, ": ")),
+                                                 EndsWith(one.hint))))
+        << one.value;
+  }
+  Loaded loaded("");
+  ReadOverride("openai.listen", "[::1]:1", {.layer = "env QUIRE__OPENAI__LISTEN"}, &loaded.config,
+               &loaded.origins, &loaded.errors);
+  EXPECT_THAT(loaded.errors, ElementsAre(EndsWith(R"(: QUIRE__OPENAI__LISTEN='"[::1]:1"')")));
+}
+
+TEST(ConfigReaderTest, WhatAHintShowsIsRead) {
+  Loaded loaded("");
+  const Origin set{.layer = "--set"};
+  ReadOverride("server.grpc.listen", R"(["[::1]:50051", "[::]:0"])", set, &loaded.config,
+               &loaded.origins, &loaded.errors);
+  ReadOverride("openai.listen", R"("[2001:db8::7]:8000")", set, &loaded.config, &loaded.origins,
+               &loaded.errors);
+  ReadOverride("server.http.listen", R"("*:9464" # all)", set, &loaded.config, &loaded.origins,
+               &loaded.errors);
+  EXPECT_THAT(loaded.errors, IsEmpty());
+  EXPECT_THAT(loaded.config.server().grpc().listen(), ElementsAre("[::1]:50051", "[::]:0"));
+  EXPECT_EQ(loaded.config.openai().listen(), "[2001:db8::7]:8000");
+  EXPECT_EQ(loaded.config.server().http().listen(), "*:9464");
+}
+
+TEST(ConfigReaderTest, TextBehindTheValueOfAnOverrideIsNotDropped) {
+  for (const auto& [path, value] :
+       {std::pair("limits.max_choices", "\"4\" 5"), std::pair("limits.max_choices", "[4] 5"),
+        std::pair("model.id", "\"a\" b"), std::pair("tls.key_file", "\"a\" secret")}) {
+    Loaded loaded("");
+    ReadOverride(path, value, {.layer = "--set"}, &loaded.config, &loaded.origins, &loaded.errors);
+    EXPECT_THAT(loaded.errors, ElementsAre(HasSubstr("more than one YAML value"))) << value;
+    EXPECT_THAT(loaded.errors, ElementsAre(Not(HasSubstr("secret"))));
+  }
+}
+
+TEST(ConfigReaderTest, ABracketInAFileIsExplained) {
+  const Loaded list("server: {grpc: {listen: [[::1]:50051]}}\n");
+  EXPECT_THAT(list.errors, ElementsAre(HasSubstr(R"(in quotes, as in ["[::1]:50051"])")));
+  const Loaded text("openai: {listen: [::1]}\n");
+  EXPECT_THAT(text.errors, ElementsAre(HasSubstr(R"(in quotes, as in "[::1]:9464")")));
 }
 
 }  // namespace

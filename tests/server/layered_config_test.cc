@@ -503,5 +503,30 @@ TEST(ListenAddressTest, TakesAddressesApart) {
   }
 }
 
+TEST_F(LayeredConfigTest, AnIpv6AddressWithoutBracketsOrPortIsShownWithThem) {
+  struct Case {
+    const char* set;
+    const char* hint;  // nullptr: the address is none of IPv6
+  };
+  const Case cases[] = {
+      {"server.grpc.listen=::1:50051", R"(--set 'server.grpc.listen=["[::1]:50051"]')"},
+      {"server.grpc.listen=[::1]", R"(--set 'server.grpc.listen=["[::1]:PORT"]')"},
+      {"server.grpc.listen=[2001:db8::7]", R"(--set 'server.grpc.listen=["[2001:db8::7]:PORT"]')"},
+      {"server.http.listen=:::9464", R"(--set 'server.http.listen="[::]:9464"')"},
+      {"server.http.listen=2001:db8::7:80", R"(--set 'server.http.listen="[2001:db8::7]:80"')"},
+      {"server.http.listen=host", nullptr},
+      {"server.http.listen=host:1:2", nullptr},
+      {"server.http.listen=127.0.0.1", nullptr}};
+  for (const Case& one : cases) {
+    EXPECT_EQ(Load({.sets = {one.set}}), nullptr);
+    ASSERT_EQ(errors_.size(), 1u) << one.set;
+    EXPECT_THAT(errors_[0], HasSubstr("is not host:port or unix:PATH")) << one.set;
+    EXPECT_THAT(errors_[0], ::testing::EndsWith(one.hint == nullptr ? "unix:PATH" : one.hint));
+  }
+  EXPECT_EQ(Load({.files = {File("v6.yaml", "openai: {enabled: true, listen: \"::1:80\"}\n")}}),
+            nullptr);
+  EXPECT_THAT(errors_, ElementsAre(::testing::EndsWith(R"(quotes: listen: "[::1]:80")")));
+}
+
 }  // namespace
 }  // namespace quire::server
