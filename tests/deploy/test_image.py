@@ -20,6 +20,23 @@ def test_stages_stand_in_the_order_that_the_legacy_builder_needs():
     assert stages == ["sources", "build", "test", "runtime", "cpu", "cuda-build", "cuda"]
 
 
+def test_only_the_cuda_toolkit_is_fetched_over_tls_inside():
+    """A proxy that inspects TLS is unknown inside: sources come with the context, and pip gets the host's bundle."""
+    fetched = re.search(r"^version=(\S+)$", (ROOT / "scripts" / "fetch_xgrammar").read_text(), re.M)[1]
+    folder = f"build/xgrammar-{fetched}"
+    steps = dockerfile()
+    assert ("sources", "COPY", f"{folder} {folder}") in steps
+    fetching = [(stage, text) for stage, instruction, text in steps
+                if instruction == "RUN" and re.search(r"pip|curl|wget|git clone|fetch_", text)]
+    assert [stage for stage, _ in fetching] == ["cuda-build"]
+    assert "PIP_CERT=/src/build/host-ca.crt" in fetching[0][1]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "build" not in ignored and {"build/*", f"!{folder}", "!build/host-ca.crt"} <= set(ignored)
+    shipped = [text for stage, instruction, text in steps
+               if instruction == "COPY" and stage in ("runtime", "cpu", "cuda")]
+    assert all(text.startswith(("scripts/", "--from=")) for text in shipped), shipped
+
+
 def test_only_instructions_that_every_builder_knows():
     text = (ROOT / "docker" / "Dockerfile").read_text()
     for unknown in (r"^#\s*syntax=", r"<<[A-Z]", r"--mount=", r"--link\b", r"--chmod="):
