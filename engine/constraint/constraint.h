@@ -20,6 +20,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -50,6 +51,12 @@ enum class JsonWhitespace : std::uint8_t {
   kCompact,  // what Python's json.dumps writes: ", " and ": "
 };
 
+// The treatment of keywords of a schema that cannot be enforced exactly.
+enum class UnenforcedPolicy : std::uint8_t {
+  kRefuse,    // the constraint is refused
+  kAnnotate,  // they are left out, and CompiledConstraint::unenforced() names them
+};
+
 struct ConstraintTag {
   std::string begin = {};
   ConstraintKind kind = ConstraintKind::kJsonSchema;  // kJsonSchema, kRegex or kGrammar
@@ -65,6 +72,7 @@ struct ConstraintSpec {
   ConstraintKind kind = ConstraintKind::kJsonObject;
   std::string text;
   JsonWhitespace whitespace = JsonWhitespace::kBounded;
+  UnenforcedPolicy unenforced = UnenforcedPolicy::kRefuse;
   std::vector<std::string> choices;
   std::vector<ConstraintTag> tags;    // of tool calls: the name and the arguments of each tool
   std::vector<std::string> triggers;  // free text ends where one begins; each tag begins with one
@@ -128,6 +136,8 @@ class ConstraintMatcher {
 
 class CompiledConstraint {
  public:
+  explicit CompiledConstraint(std::vector<std::string> unenforced = {})
+      : unenforced_(std::move(unenforced)) {}
   virtual ~CompiledConstraint() = default;
 
   // A matcher before the first token. `end_tokens` are the ids that end an answer: the model's set
@@ -138,6 +148,14 @@ class CompiledConstraint {
   virtual std::uint32_t vocab_size() const = 0;  // rows of the output matrix
   virtual std::int64_t MemoryBytes() const = 0;  // what keeping it costs
   std::uint32_t mask_words() const { return MaskWords(vocab_size()); }
+
+  // JSON pointers to the keywords of its schemas that it does not enforce, as URI fragments:
+  // "#/properties/a/not". The field of the schema comes before those of a tag or a tool. Empty
+  // unless the spec has UnenforcedPolicy::kAnnotate.
+  const std::vector<std::string>& unenforced() const { return unenforced_; }
+
+ private:
+  const std::vector<std::string> unenforced_;
 };
 
 // INVALID_ARGUMENT / BAD_CONSTRAINT with metadata `stage`. A message that repeats much of what a

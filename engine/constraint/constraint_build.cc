@@ -25,8 +25,8 @@ absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabula
   return ConstraintCompiler::Build(
       [library = std::move(library), special = SpecialTokens(vocabulary.special)](
           const ConstraintSpec& spec, const std::stop_token& stop) -> ConstraintCompiler::Result {
-        QUIRE_ASSIGN_OR_RETURN(const std::string grammar, WriteConstraint(spec, special));
-        return library->Compile(grammar, stop);
+        QUIRE_ASSIGN_OR_RETURN(ConstraintGrammar grammar, WriteConstraint(spec, special));
+        return library->Compile(grammar.text, stop, std::move(grammar.unenforced));
       });
 }
 

@@ -90,7 +90,8 @@ std::string WithoutJsonSpace(absl::string_view text) {
 std::string KeyOf(const ConstraintSpec& spec) {
   std::string key =
       absl::StrCat(static_cast<int>(spec.kind), " ", static_cast<int>(spec.whitespace), " ",
-                   spec.at_least_one_tag, spec.stop_after_first_tag, " ");
+                   static_cast<int>(spec.unenforced), " ", spec.at_least_one_tag,
+                   spec.stop_after_first_tag, " ");
   const auto add = [&](const std::string& text) { absl::StrAppend(&key, text.size(), ":", text); };
   const auto add_content = [&](ConstraintKind kind, const std::string& text) {
     add(kind == ConstraintKind::kJsonSchema ? WithoutJsonSpace(text) : text);

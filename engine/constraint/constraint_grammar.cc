@@ -30,13 +30,26 @@ absl::Status Bad(ConstraintKind kind, absl::string_view why) {
   return BadConstraint("compile", absl::StrCat("constraint.", ConstraintKindName(kind), ": ", why));
 }
 
-absl::StatusOr<Expression> WriteSchemaText(absl::string_view text, JsonWhitespace whitespace,
-                                           GrammarText* grammar) {
+// The schema, checked. Appends the keywords that it does not enforce, each behind `field`.
+absl::StatusOr<std::unique_ptr<SchemaDocument>> ReadSchema(absl::string_view text,
+                                                           UnenforcedPolicy policy,
+                                                           absl::string_view field,
+                                                           std::vector<std::string>* unenforced) {
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SchemaDocument> document, SchemaDocument::Parse(text));
+  QUIRE_RETURN_IF_ERROR(document->Check(policy));
+  for (const std::string& pointer : document->unenforced()) {
+    unenforced->push_back(absl::StrCat(field, pointer));
+  }
+  return document;
+}
+
+absl::StatusOr<Expression> WriteSchemaText(absl::string_view text, const ConstraintSpec& spec,
+                                           absl::string_view field, GrammarText* grammar,
+                                           std::vector<std::string>* unenforced) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
-                         SchemaDocument::Parse(text));
-  QUIRE_RETURN_IF_ERROR(document->Check());
+                         ReadSchema(text, spec.unenforced, field, unenforced));
   const SchemaId root = document->root();
-  return WriteSchemas(*document, {&root, 1}, whitespace, grammar)[0];
+  return WriteSchemas(*document, {&root, 1}, spec.whitespace, grammar)[0];
 }
 
 absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) {
@@ -60,17 +73,19 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
   return GrammarText::Choice(options);
 }
 
-// A spec without tags.
-absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, GrammarText* grammar) {
+// A spec without tags. `field`: of a schema within a tag, else empty.
+absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
+                                          GrammarText* grammar,
+                                          std::vector<std::string>* unenforced) {
   const auto named = [&](absl::StatusOr<Expression> written) -> absl::StatusOr<Expression> {
     if (written.ok()) return written;
     return Bad(spec.kind, written.status().message());
   };
   switch (spec.kind) {
     case ConstraintKind::kJsonSchema:
-      return WriteSchemaText(spec.text, spec.whitespace, grammar);
+      return WriteSchemaText(spec.text, spec, field, grammar, unenforced);
     case ConstraintKind::kJsonObject:
-      return WriteSchemaText(R"({"type": "object"})", spec.whitespace, grammar);
+      return WriteSchemaText(R"({"type": "object"})", spec, field, grammar, unenforced);
     case ConstraintKind::kRegex: {
       auto regex = ParseRegex(spec.text, RegexMeaning::kWhole);
       if (!regex.ok()) return Bad(spec.kind, regex.status().message());
@@ -101,11 +116,17 @@ absl::Status InTag(const absl::Status& status, absl::string_view field, absl::st
 
 // Arguments of a format in which they are no JSON.
 absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const ConstraintTag& tag,
-                                       const SpecialTokens& special, GrammarText* grammar) {
+                                       const SpecialTokens& special, GrammarText* grammar,
+                                       std::vector<std::string>* unenforced) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
-                         SchemaDocument::Parse(tag.text));
-  QUIRE_RETURN_IF_ERROR(document->Check());
-  const MarkedSpec marked{tag.text, *document, spec.tool_format->writing, spec.whitespace};
+                         ReadSchema(tag.text, spec.unenforced, tag.field, unenforced));
+  const bool annotates = spec.unenforced == UnenforcedPolicy::kAnnotate;
+  const MarkedSpec marked{.schema = tag.text,
+                          .document = *document,
+                          .writing = spec.tool_format->writing,
+                          .whitespace = spec.whitespace,
+                          .unenforced = annotates ? unenforced : nullptr,
+                          .field = tag.field};
   return WriteMarkedArguments(marked, special, grammar);
 }
 
@@ -118,10 +139,10 @@ absl::Status CheckArgumentName(absl::string_view name) {
 
 // Arguments of a format in which they are those of a call in Python.
 absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const ConstraintTag& tag,
-                                         GrammarText* grammar) {
+                                         GrammarText* grammar,
+                                         std::vector<std::string>* unenforced) {
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
-                         SchemaDocument::Parse(tag.text));
-  QUIRE_RETURN_IF_ERROR(document->Check());
+                         ReadSchema(tag.text, spec.unenforced, tag.field, unenforced));
   for (const Shape& shape : document->ShapesOf(document->root())) {
     for (const OrderedJson& value : shape.values) {
       if (!value.is_object()) continue;
@@ -143,21 +164,23 @@ absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const Const
 }
 
 absl::StatusOr<Expression> WriteTagContent(const ConstraintSpec& spec, const ConstraintTag& tag,
-                                           const SpecialTokens& special, GrammarText* grammar) {
+                                           const SpecialTokens& special, GrammarText* grammar,
+                                           std::vector<std::string>* unenforced) {
   const auto write = [&]() -> absl::StatusOr<Expression> {
     const text::ToolFormat* const format =
         spec.kind == ConstraintKind::kToolCalls ? spec.tool_format : nullptr;
     if (format != nullptr && !format->writing.key_begin.empty()) {
-      return WriteMarked(spec, tag, special, grammar);
+      return WriteMarked(spec, tag, special, grammar, unenforced);
     }
     if (format != nullptr && format->shape == text::CallShape::kPythonAtStart) {
-      return WritePythonic(spec, tag, grammar);
+      return WritePythonic(spec, tag, grammar, unenforced);
     }
     ConstraintSpec inner;
     inner.kind = tag.kind;
     inner.text = tag.text;
     inner.whitespace = spec.whitespace;
-    return WritePlainSpec(inner, grammar);
+    inner.unenforced = spec.unenforced;
+    return WritePlainSpec(inner, tag.field, grammar, unenforced);
   };
   auto written = write();
   if (written.ok()) return written;
@@ -165,9 +188,9 @@ absl::StatusOr<Expression> WriteTagContent(const ConstraintSpec& spec, const Con
 }
 
 absl::StatusOr<Expression> WriteSpec(const ConstraintSpec& spec, const SpecialTokens& special,
-                                     GrammarText* grammar) {
+                                     GrammarText* grammar, std::vector<std::string>* unenforced) {
   const WriteContent content = [&](std::size_t i) {
-    return WriteTagContent(spec, spec.tags[i], special, grammar);
+    return WriteTagContent(spec, spec.tags[i], special, grammar, unenforced);
   };
   switch (spec.kind) {
     case ConstraintKind::kStructuralTags:
@@ -175,20 +198,28 @@ absl::StatusOr<Expression> WriteSpec(const ConstraintSpec& spec, const SpecialTo
     case ConstraintKind::kToolCalls:
       return WriteToolCalls(spec, special, content, grammar);
     default:
-      return WritePlainSpec(spec, grammar);
+      return WritePlainSpec(spec, /*field=*/"", grammar, unenforced);
   }
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> WriteConstraint(const ConstraintSpec& spec,
-                                            const SpecialTokens& special) {
+absl::StatusOr<ConstraintGrammar> WriteConstraint(const ConstraintSpec& spec,
+                                                  const SpecialTokens& special) {
   GrammarText grammar;
-  QUIRE_ASSIGN_OR_RETURN(Expression root, WriteSpec(spec, special, &grammar));
+  std::vector<std::string> unenforced;
+  QUIRE_ASSIGN_OR_RETURN(Expression root, WriteSpec(spec, special, &grammar, &unenforced));
+  std::size_t bytes = 0;
+  for (const std::string& keyword : unenforced) bytes += keyword.size();
+  if (unenforced.size() > kMaxUnenforcedKeywords || bytes > kMaxUnenforcedBytes) {
+    return Bad(spec.kind, absl::StrCat(unenforced.size(), " keywords of ", bytes,
+                                       " bytes cannot be enforced, the limits are ",
+                                       kMaxUnenforcedKeywords, " and ", kMaxUnenforcedBytes));
+  }
   if (spec.starts_after_reasoning) root = WriteAfterReasoning(spec, special, root, &grammar);
   auto text = grammar.Finish(root);
   if (!text.ok()) return Bad(spec.kind, text.status().message());
-  return text;
+  return ConstraintGrammar{.text = *std::move(text), .unenforced = std::move(unenforced)};
 }
 
 }  // namespace quire::engine

@@ -49,9 +49,11 @@ class GrammarLibrary {
   // `grammar` is in the library's EBNF, its start is `root`. BAD_CONSTRAINT, stage `compile`, with
   // the library's words, or the limit that it exceeds; what its matchers exceed is of stage
   // `limit`. CANCELLED when it was told to stop, which it sees where it counts steps: within some
-  // ms, but for the reading of a grammar that is very long.
+  // ms, but for the reading of a grammar that is very long. `unenforced` is what
+  // unenforced() of the constraint returns.
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
-      absl::string_view grammar, const std::stop_token& stop = {}) const;
+      absl::string_view grammar, const std::stop_token& stop = {},
+      std::vector<std::string> unenforced = {}) const;
 
  private:
   class Impl;

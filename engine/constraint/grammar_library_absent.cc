@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<GrammarLibrary>> GrammarLibrary::Create(std::vect
 }
 
 absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compile(
-    absl::string_view, const std::stop_token&) const {
+    absl::string_view, const std::stop_token&, std::vector<std::string>) const {
   return absl::UnimplementedError("this build has no structured output");
 }
 

@@ -266,11 +266,16 @@ class XgrammarMatcher final : public ConstraintMatcher {
 class XgrammarConstraint final : public CompiledConstraint {
  public:
   XgrammarConstraint(xgrammar::CompiledGrammar grammar, const GrammarLimits& limits,
-                     std::uint32_t vocab_size)
-      : grammar_(std::move(grammar)),
+                     std::uint32_t vocab_size, std::vector<std::string> unenforced)
+      : CompiledConstraint(std::move(unenforced)),
+        grammar_(std::move(grammar)),
         limits_(limits),
         vocab_size_(vocab_size),
-        memory_bytes_(static_cast<std::int64_t>(grammar_.MemorySizeBytes())) {}
+        memory_bytes_(static_cast<std::int64_t>(grammar_.MemorySizeBytes())) {
+    for (const std::string& keyword : this->unenforced()) {
+      memory_bytes_ += static_cast<std::int64_t>(sizeof(keyword) + keyword.capacity());
+    }
+  }
 
   std::unique_ptr<ConstraintMatcher> NewMatcher(
       std::span<const std::int32_t> end_tokens) const override {
@@ -301,7 +306,8 @@ class GrammarLibrary::Impl {
         limits_(limits) {}
 
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
-      absl::string_view grammar, const std::stop_token& stop) const {
+      absl::string_view grammar, const std::stop_token& stop,
+      std::vector<std::string> unenforced) const {
     std::shared_ptr<const CompiledConstraint> constraint;
     LibraryBudget budget{.steps = {limits_.compile_steps},
                          .mask_bytes = {limits_.compile_bytes},
@@ -309,8 +315,9 @@ class GrammarLibrary::Impl {
                          .nesting = {kMaxNesting},
                          .stop = &stop};
     QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] {
-      constraint = std::make_shared<XgrammarConstraint>(
-          compiler_.CompileGrammar(std::string(grammar)), limits_, vocab_size_);
+      constraint =
+          std::make_shared<XgrammarConstraint>(compiler_.CompileGrammar(std::string(grammar)),
+                                               limits_, vocab_size_, std::move(unenforced));
     }));
     // A matcher takes as much for every answer as here, where it can be refused.
     budget.steps = {limits_.token_steps};
@@ -348,8 +355,9 @@ GrammarLibrary::GrammarLibrary(std::shared_ptr<const Impl> impl) : impl_(std::mo
 GrammarLibrary::~GrammarLibrary() = default;
 
 absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compile(
-    absl::string_view grammar, const std::stop_token& stop) const {
-  return impl_->Compile(grammar, stop);
+    absl::string_view grammar, const std::stop_token& stop,
+    std::vector<std::string> unenforced) const {
+  return impl_->Compile(grammar, stop, std::move(unenforced));
 }
 
 }  // namespace quire::engine

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -170,7 +171,11 @@ class MarkedWriter {
   }
 
   absl::StatusOr<Expression> String(const ordered_json& schema, const std::string& pointer) {
-    QUIRE_RETURN_IF_ERROR(CheckKeywords(schema, pointer, kOfStrings));
+    if (spec_.unenforced == nullptr) {
+      QUIRE_RETURN_IF_ERROR(CheckKeywords(schema, pointer, kOfStrings));
+    } else {
+      ListKeywords(schema, pointer);
+    }
     const auto constant = schema.find("const"), list = schema.find("enum");
     if (constant == schema.end() && list == schema.end()) return FreeString();
     std::vector<Expression> options;
@@ -191,6 +196,17 @@ class MarkedWriter {
       return Refused(pointer + "/enum", "enum", "must be a list with values");
     }
     return GrammarText::Sequence({GrammarText::Choice(options), End()});
+  }
+
+  // Lists the keywords of a string that are left out; reading the schema may have listed some.
+  void ListKeywords(const ordered_json& schema, const std::string& pointer) const {
+    for (const auto& [keyword, value] : schema.items()) {
+      if (IsAmong(keyword, kOfStrings) || IsSchemaAnnotation(keyword)) continue;
+      std::string listed =
+          absl::StrCat(spec_.field, PointerFragment(absl::StrCat(pointer, PointerStep(keyword))));
+      if (std::ranges::find(*spec_.unenforced, listed) != spec_.unenforced->end()) continue;
+      spec_.unenforced->push_back(std::move(listed));
+    }
   }
 
   Expression End() const {

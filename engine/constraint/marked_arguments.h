@@ -11,8 +11,10 @@
 // Threads:    pure.
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/constraint/constraint.h"
 #include "engine/constraint/grammar_text.h"
 #include "engine/constraint/schema_check.h"
@@ -26,6 +28,10 @@ struct MarkedSpec {
   const SchemaDocument& document;    // of the same text; Check() was OK
   const text::CallWriting& writing;  // with a key_begin
   JsonWhitespace whitespace;
+  // With UnenforcedPolicy::kAnnotate: gets the other keywords of strings, which are left out, each
+  // behind the field of the schema. Null: they are refused.
+  std::vector<std::string>* unenforced = nullptr;
+  absl::string_view field = {};
 };
 
 absl::StatusOr<GrammarText::Expression> WriteMarkedArguments(const MarkedSpec& spec,

@@ -14,8 +14,8 @@ namespace {
 
 using Expression = GrammarText::Expression;
 
-constexpr std::size_t kMaxSignificant = 17;
-constexpr std::int64_t kMaxPlaces = 18;
+constexpr std::size_t kMaxSignificant = 20;
+constexpr std::int64_t kMaxPlaces = 20;
 constexpr char kAnyFraction[] = "(\"\\u002e\" [0-9] [0-9]*)?";
 
 Expression Digit(char low, char high) {
@@ -332,43 +332,6 @@ std::optional<Expression> IntegersWithin(const NumberRange& range) {
 
 std::optional<Expression> NumbersWithin(const NumberRange& range) {
   return CutAtZero(range, MagnitudesWithin);
-}
-
-Expression MultiplesOf(std::int32_t divisor, GrammarText* grammar) {
-  // One rule a residue: what may follow digits of that residue.
-  std::vector<GrammarText::Rule> rules;
-  for (std::int32_t i = 0; i < divisor; ++i) rules.push_back(grammar->Reserve());
-  const auto step = [&](std::int32_t residue, std::int32_t digit) {
-    return GrammarText::Sequence(
-        {Digit(static_cast<char>('0' + digit), static_cast<char>('0' + digit)),
-         GrammarText::Reference(
-             rules[static_cast<std::size_t>((residue * 10 + digit) % divisor)])});
-  };
-  for (std::int32_t residue = 0; residue < divisor; ++residue) {
-    std::vector<Expression> options;
-    if (residue == 0) options.push_back(GrammarText::Empty());
-    for (std::int32_t digit = 0; digit < 10; ++digit) options.push_back(step(residue, digit));
-    grammar->Define(rules[static_cast<std::size_t>(residue)], GrammarText::Choice(options));
-  }
-  std::vector<Expression> first;
-  for (std::int32_t digit = 1; digit < 10; ++digit) first.push_back(step(0, digit));
-  return GrammarText::Choice(
-      {"\"0\"", GrammarText::Sequence({"\"-\"?", GrammarText::Choice(first)})});
-}
-
-Expression NumbersWithFraction(std::int32_t digits) {
-  std::vector<Expression> parts = {"\"\\u002e\""};
-  if (digits == 0) {
-    parts.push_back("\"0\" \"0\"*");
-  } else {
-    // At most so many digits, then zeros.
-    Expression more = "\"0\"*";
-    for (std::int32_t i = 1; i < digits; ++i) more = absl::StrCat("(\"0\"* | [0-9] ", more, ")");
-    parts.push_back(absl::StrCat("[0-9] ", more));
-  }
-  const Expression fraction = GrammarText::Sequence(parts);
-  return absl::StrCat("(\"-\"? [1-9] [0-9]* (", fraction, ")? | \"0\" (", fraction, ")? | \"-0\" ",
-                      fraction, ")");
 }
 
 }  // namespace quire::engine

@@ -1,6 +1,6 @@
 #pragma once
 
-// Grammars of JSON numbers within a range, without exponents, and of multiples.
+// Grammars of JSON numbers within a range, without exponents.
 //
 // Place:      below json_schema; above grammar_text.
 // Invariants: the language is exactly the numbers of the range, in the canonical form of
@@ -23,8 +23,8 @@ struct Decimal {
   std::string whole;      // digits without leading zeros, "0" for zero
   std::string fraction;   // digits without trailing zeros
 
-  // INVALID_ARGUMENT when it is no number of JSON, or has more than 17 significant digits or more
-  // than 18 before or behind the point.
+  // INVALID_ARGUMENT when it is no number of JSON, or has more than 20 significant digits or more
+  // than 20 before or behind the point. A 64-bit integer has at most 20.
   static absl::StatusOr<Decimal> Parse(absl::string_view text);
 
   bool is_integer() const { return fraction.empty(); }
@@ -48,10 +48,5 @@ struct NumberRange {
 // Absent when no integer, or no number, is in the range.
 std::optional<GrammarText::Expression> IntegersWithin(const NumberRange& range);
 std::optional<GrammarText::Expression> NumbersWithin(const NumberRange& range);
-
-// Integers that `divisor` divides. REQUIRES: 1 <= divisor <= 1000.
-GrammarText::Expression MultiplesOf(std::int32_t divisor, GrammarText* grammar);
-// Numbers with at most `digits` of fraction that count. REQUIRES: digits >= 0.
-GrammarText::Expression NumbersWithFraction(std::int32_t digits);
 
 }  // namespace quire::engine

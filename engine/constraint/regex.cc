@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/utf8.h"
@@ -28,6 +30,24 @@ const CodePoints kSpace({{0x09, 0x0D},
                          {0x205F, 0x205F},
                          {0x3000, 0x3000},
                          {0xFEFF, 0xFEFF}});
+// Non-ASCII letters that match s and k in expressions of ECMAScript and Python that ignore case.
+const CodePoints kLongS({{0x17F, 0x17F}}), kKelvin({{0x212A, 0x212A}});
+// Non-ASCII blocks that have letters with a case.
+const CodePoints kCased({{0x80, 0x58F},
+                         {0x10A0, 0x10FF},
+                         {0x13A0, 0x13FF},
+                         {0x1C80, 0x1FFF},
+                         {0x2100, 0x218F},
+                         {0x24B0, 0x24EF},
+                         {0x2C00, 0x2DFF},
+                         {0xA640, 0xA7FF},
+                         {0xAB30, 0xABBF},
+                         {0xFB00, 0xFB1F},
+                         {0xFF20, 0xFF5F},
+                         {0x10400, 0x10CFF},
+                         {0x118A0, 0x118DF},
+                         {0x16E40, 0x16E7F},
+                         {0x1E900, 0x1E95F}});
 const CodePoints kLineEnds({{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}});
 
 Regex Character(CodePoints set) {
@@ -60,6 +80,12 @@ class Parser {
   }
 
   absl::StatusOr<Regex> Parse() {
+    if (Peek() == '(' && Peek(1) == '?' && IsFlag(Peek(2))) {
+      at_ = 2;
+      QUIRE_RETURN_IF_ERROR(ParseFlags(0));
+      if (!Take(')')) at_ = 0;  // the flags of a group
+      if (at_ == 0) ignores_case_ = false;
+    }
     QUIRE_ASSIGN_OR_RETURN(const std::vector<Anchored> options, ParseChoice(0));
     if (at_ < chars_.size()) return Error("unmatched \")\"");
     std::vector<Regex> whole;
@@ -90,6 +116,82 @@ class Parser {
     if (AtEnd() || Peek() != c) return false;
     ++at_;
     return true;
+  }
+
+  static bool IsFlag(char32_t c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z' && c != 'P' && c != 'R') || c == '-';
+  }
+
+  // at_ is behind "(?". Sets ignores_case_.
+  absl::Status ParseFlags(std::size_t start) {
+    bool is_on = true;
+    for (; IsFlag(Peek()); ++at_) {
+      if (Peek() == '-') {
+        is_on = false;
+      } else if (Peek() == 'i') {
+        ignores_case_ = is_on;
+      } else {
+        return ErrorAt(start, absl::StrCat("the flag ", std::string(1, static_cast<char>(Peek())),
+                                           " is not supported, only i is"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Reads the beginning of a group. at_ is behind "(?".
+  absl::Status ParseGroupKind(std::size_t start) {
+    if (Peek() == 'P' && Peek(1) == '<') ++at_;  // Python's spelling of a name
+    const char32_t next = Peek(1);
+    if (Peek() == '<' && next != '=' && next != '!') {
+      while (!AtEnd() && Peek() != '>') ++at_;
+      return Take('>') ? absl::OkStatus() : ErrorAt(start, "a group name without end");
+    }
+    if (Take(':')) return absl::OkStatus();
+    if (IsFlag(Peek())) {
+      QUIRE_RETURN_IF_ERROR(ParseFlags(start));
+      if (Take(':')) return absl::OkStatus();
+      return ErrorAt(start,
+                     "flags of the rest are supported at the beginning of an expression alone; "
+                     "write (?i:...) for a part of it");
+    }
+    switch (Peek()) {
+      case '=':
+      case '!':
+      case '<':
+        return ErrorAt(start, "look-around is not supported");
+      case '>':
+        return ErrorAt(start, "an atomic group is not supported");
+      case '(':
+        return ErrorAt(start, "a conditional group is not supported");
+      case '#':
+        return ErrorAt(start, "a comment is not supported");
+      case 'P':
+        return ErrorAt(start, next == '=' ? "a back-reference is not supported"
+                                          : "a call of a group is not supported");
+      default:
+        return ErrorAt(start, "a group of an unknown kind is not supported");
+    }
+  }
+
+  // Returns the characters that match one of `written`, as the flags have it. `negated`: the caller
+  // complements the set, so that it must have all of them.
+  absl::StatusOr<CodePoints> CaseVariants(std::size_t start, const CodePoints& written,
+                                          bool negated) const {
+    if (!ignores_case_) return written;
+    if (!written.Intersect(kCased).empty()) {
+      return ErrorAt(start, "letters beyond ASCII are not supported where case is ignored");
+    }
+    CodePoints variants = written;
+    for (const auto& [first, last] : written.ranges()) {
+      for (char32_t c = first; c <= std::min<char32_t>(last, 0x7F); ++c) {
+        const char32_t lower = c | 0x20;
+        if (lower < 'a' || lower > 'z' || c < 'A') continue;
+        variants = variants.Union(CodePoints({{lower, lower}, {lower - 0x20, lower - 0x20}}));
+      }
+    }
+    if (negated && variants.Contains('s')) variants = variants.Union(kLongS);
+    if (negated && variants.Contains('k')) variants = variants.Union(kKelvin);
+    return variants;
   }
 
   absl::StatusOr<std::vector<Anchored>> ParseChoice(int depth) {
@@ -162,15 +264,10 @@ class Parser {
     const char32_t c = chars_[at_++];
     switch (c) {
       case '(': {
-        if (Take('?')) {
-          if (Peek() == '<' && Peek(1) != '=' && Peek(1) != '!') {
-            while (!AtEnd() && Peek() != '>') ++at_;
-            if (!Take('>')) return ErrorAt(start, "a group name without end");
-          } else if (!Take(':')) {
-            return ErrorAt(start, "look-around is not supported");
-          }
-        }
+        const bool outer = ignores_case_;
+        if (Take('?')) QUIRE_RETURN_IF_ERROR(ParseGroupKind(start));
         QUIRE_ASSIGN_OR_RETURN(std::vector<Anchored> options, ParseChoice(depth + 1));
+        ignores_case_ = outer;
         if (!Take(')')) return ErrorAt(start, "\"(\" without \")\"");
         return options;
       }
@@ -181,7 +278,10 @@ class Parser {
       case '.':
         return one(kLineEnds.Complement());
       case '\\': {
+        const bool is_class = IsClassEscape(Peek());
         QUIRE_ASSIGN_OR_RETURN(CodePoints set, ParseEscape(start, /*in_class=*/false));
+        if (is_class) return one(std::move(set));
+        QUIRE_ASSIGN_OR_RETURN(set, CaseVariants(start, set, /*negated=*/false));
         return one(std::move(set));
       }
       case '*':
@@ -192,9 +292,16 @@ class Parser {
       case '}':
       case ']':
         return ErrorAt(start, "a bracket that must be escaped");
-      default:
-        return one(CodePoints({{c, c}}));
+      default: {
+        QUIRE_ASSIGN_OR_RETURN(CodePoints set,
+                               CaseVariants(start, CodePoints({{c, c}}), /*negated=*/false));
+        return one(std::move(set));
+      }
     }
+  }
+
+  static bool IsClassEscape(char32_t c) {
+    return c <= 0x7F && absl::StrContains("dDwWsS", static_cast<char>(c));
   }
 
   // The classes \d and so on, and single characters. at_ is behind the backslash.
@@ -212,7 +319,7 @@ class Parser {
       case 'w':
         return kWord;
       case 'W':
-        return kWord.Complement();
+        return ignores_case_ ? kWord.Union(kLongS).Union(kKelvin).Complement() : kWord.Complement();
       case 's':
         return kSpace;
       case 'S':
@@ -248,9 +355,10 @@ class Parser {
       default:
         break;
     }
-    const bool alphanumeric =
-        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    if (alphanumeric) {
+    if (c == 'k' || (c >= '1' && c <= '9')) {
+      return ErrorAt(start, "a back-reference is not supported");
+    }
+    if (c <= 0x7F && absl::ascii_isalnum(static_cast<unsigned char>(c))) {
       return ErrorAt(start,
                      absl::StrCat("\\", std::string(1, static_cast<char>(c)), " is not supported"));
     }
@@ -314,9 +422,7 @@ class Parser {
         *single = true;
         return CodePoints({{'-', '-'}});
       }
-      *single = absl::string_view("dDwWsS").find(static_cast<char>(kind & 0x7F)) ==
-                    absl::string_view::npos ||
-                kind > 0x7F;
+      *single = !IsClassEscape(kind);
       return ParseEscape(at, /*in_class=*/true);
     };
     while (!AtEnd() && Peek() != ']') {
@@ -330,6 +436,9 @@ class Parser {
         const char32_t low = first.ranges()[0].first, high = last.ranges()[0].first;
         if (low > high) return ErrorAt(at, "a range that is out of order");
         first = CodePoints({{low, high}});
+      }
+      if (single) {
+        QUIRE_ASSIGN_OR_RETURN(first, CaseVariants(at, first, negated));
       }
       ranges.insert(ranges.end(), first.ranges().begin(), first.ranges().end());
     }
@@ -384,6 +493,7 @@ class Parser {
   const RegexMeaning meaning_;
   std::vector<char32_t> chars_;
   std::size_t at_ = 0;
+  bool ignores_case_ = false;
   int num_parts_ = 0;
   int num_repeats_ = 0;
 };
@@ -448,6 +558,12 @@ GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, Gramma
       return grammar->Character(regex.set, spelling);
     case Regex::Kind::kRepeat: {
       const Regex& body = regex.parts[0];
+      if (regex.max_chars) {
+        const std::int64_t once =
+            LengthOf(body).max.value_or(0);  // by which the last one may end beyond
+        return grammar->RepeatWithinChars(WriteRegex(body, spelling, grammar),
+                                          *regex.max_chars - once + 1);
+      }
       if (body.kind == Regex::Kind::kCharacter) {
         return grammar->RepeatCharacter(body.set, spelling, regex.min, regex.max);
       }
@@ -489,7 +605,9 @@ TextLength LengthOf(const Regex& regex) {
     case Regex::Kind::kRepeat: {
       const TextLength once = LengthOf(regex.parts[0]);
       TextLength length{Bounded(once.min * regex.min), std::nullopt};
-      if (once.max == 0) {
+      if (regex.max_chars) {
+        length.max = regex.max_chars;
+      } else if (once.max == 0) {
         length.max = 0;
       } else if (once.max && regex.max) {
         length.max = Bounded(*once.max * *regex.max);
@@ -498,6 +616,74 @@ TextLength LengthOf(const Regex& regex) {
     }
   }
   return {};
+}
+
+namespace {
+
+std::optional<Regex> SequenceWithoutFirst(const Regex& regex, const CodePoints& taken,
+                                          bool may_be_empty) {
+  constexpr std::size_t kMaxEmptyParts = 16;  // each makes a copy of what follows it
+  std::vector<Regex> options;
+  std::size_t at = 0;
+  for (; at < regex.parts.size() && at < kMaxEmptyParts; ++at) {
+    if (auto first = WithoutFirst(regex.parts[at], taken, /*may_be_empty=*/false)) {
+      std::vector<Regex> parts = {*std::move(first)};
+      parts.insert(parts.end(), regex.parts.begin() + static_cast<std::ptrdiff_t>(at) + 1,
+                   regex.parts.end());
+      options.push_back(Of(Regex::Kind::kSequence, std::move(parts)));
+    }
+    if (LengthOf(regex.parts[at]).min > 0) break;
+  }
+  if (at == regex.parts.size() && may_be_empty) options.push_back(Of(Regex::Kind::kSequence, {}));
+  if (options.empty()) return std::nullopt;
+  return Of(Regex::Kind::kChoice, std::move(options));
+}
+
+std::optional<Regex> RepeatWithoutFirst(const Regex& regex, const CodePoints& taken,
+                                        bool may_be_empty) {
+  const Regex& body = regex.parts[0];
+  std::vector<Regex> options;
+  if (may_be_empty && LengthOf(regex).min == 0) options.push_back(Of(Regex::Kind::kSequence, {}));
+  std::optional<Regex> first;
+  if (regex.max != 0) first = WithoutFirst(body, taken, /*may_be_empty=*/false);
+  Regex rest = regex;
+  rest.min = std::max<std::int64_t>(regex.min - 1, 0);
+  if (regex.max) rest.max = *regex.max - 1;
+  if (regex.max_chars) {
+    rest.max_chars = *regex.max_chars - LengthOf(body).max.value_or(0);
+    if (*rest.max_chars < LengthOf(body).max.value_or(0)) first.reset();
+  }
+  if (first) {
+    options.push_back(Of(Regex::Kind::kSequence, {*std::move(first), std::move(rest)}));
+  }
+  if (options.empty()) return std::nullopt;
+  return Of(Regex::Kind::kChoice, std::move(options));
+}
+
+}  // namespace
+
+std::optional<Regex> WithoutFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty) {
+  switch (regex.kind) {
+    case Regex::Kind::kCharacter: {
+      CodePoints others = regex.set.Minus(taken);
+      if (others.empty()) return std::nullopt;
+      return Character(std::move(others));
+    }
+    case Regex::Kind::kSequence:
+      return SequenceWithoutFirst(regex, taken, may_be_empty);
+    case Regex::Kind::kRepeat:
+      return RepeatWithoutFirst(regex, taken, may_be_empty);
+    case Regex::Kind::kChoice:
+      break;
+  }
+  std::vector<Regex> options;
+  for (const Regex& part : regex.parts) {
+    if (auto others = WithoutFirst(part, taken, may_be_empty)) {
+      options.push_back(*std::move(others));
+    }
+  }
+  if (options.empty()) return std::nullopt;
+  return Of(Regex::Kind::kChoice, std::move(options));
 }
 
 std::optional<bool> Matches(const Regex& regex, absl::string_view text, std::int64_t* steps) {

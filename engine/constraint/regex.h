@@ -6,8 +6,9 @@
 // Place:      below json_schema (`pattern`, formats) and what builds constraints; above
 //             grammar_text.
 // Invariants: what is not supported is refused by its position in characters: \b, look-around,
-//             back-references, \p, anchors within an expression. Marks of laziness say nothing
-//             about a language and are read over.
+//             back-references, \p, anchors within an expression, flags but i. Marks of laziness and
+//             names of groups say nothing about a language and are read over. Where case is
+//             ignored, letters match as ASCII has them, and others that have a case are refused.
 // Threads:    pure.
 
 #include <cstdint>
@@ -34,6 +35,9 @@ struct Regex {
   std::vector<Regex> parts;  // of kSequence and kChoice; one of kRepeat
   std::int64_t min = 0;      // kRepeat
   std::optional<std::int64_t> max;
+  // kRepeat without `min` and `max`, with a bounded body: limit for the characters of all
+  // repetitions together. Matches does not enforce it.
+  std::optional<std::int64_t> max_chars = std::nullopt;
 };
 
 // Whether an expression without anchors stands for texts that match it as a whole, or for texts
@@ -51,6 +55,11 @@ struct TextLength {
   std::optional<std::int64_t> max;
 };
 TextLength LengthOf(const Regex& regex);
+
+// Returns the texts of the language that do not begin with a character of `taken`. The empty text
+// is among them if it is in the language and `may_be_empty`. Behind many parts that may be empty,
+// texts that begin with a later part are lost. Absent if there is no text.
+std::optional<Regex> WithoutFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty);
 
 // Whether the text as a whole is in the language. Takes the steps that it needs from `steps`: about
 // the product of the lengths of both; absent when they run out.

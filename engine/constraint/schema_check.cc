@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
@@ -99,6 +100,19 @@ std::string PointerStep(absl::string_view name) {
   return absl::StrCat("/", absl::StrReplaceAll(name, {{"~", "~0"}, {"/", "~1"}}));
 }
 
+std::string PointerFragment(absl::string_view pointer) {
+  constexpr absl::string_view kPlain = "/~$-._!&'()*+,;=:@";  // RFC 3986, section 3.5, in part
+  std::string out = "#";
+  for (const char c : pointer) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains(kPlain, c)) {
+      out += c;
+    } else {
+      absl::StrAppendFormat(&out, "%%%02X", static_cast<unsigned char>(c));
+    }
+  }
+  return out;
+}
+
 SchemaDocument::SchemaDocument() = default;
 
 SchemaDocument::~SchemaDocument() = default;
@@ -146,7 +160,7 @@ void SchemaDocument::IndexAnchors(const OrderedJson& json, std::string* pointer)
       if (!first) at->second.first = nullptr;
     }
     for (const auto& [key, value] : json.items()) {
-      absl::StrAppend(pointer, "/", key);
+      absl::StrAppend(pointer, PointerStep(key));
       IndexAnchors(value, pointer);
       pointer->resize(size);
     }
@@ -159,7 +173,8 @@ void SchemaDocument::IndexAnchors(const OrderedJson& json, std::string* pointer)
   }
 }
 
-absl::Status SchemaDocument::Check() {
+absl::Status SchemaDocument::Check(UnenforcedPolicy policy) {
+  policy_ = policy;
   root_ = Intern({NodeAt(json_, nullptr, "")});
   // What is read names more schemas, which stand behind it.
   for (std::size_t i = 0; i < schemas_.size() && reasons_.size() < kMaxSchemaReasons && !is_spent();
@@ -187,6 +202,28 @@ void SchemaDocument::Refuse(const Node& node, absl::string_view keyword, std::st
     if (other.pointer == reason.pointer && other.text == reason.text) return;
   }
   reasons_.push_back(std::move(reason));
+}
+
+void SchemaDocument::LeaveOut(const Node& node, absl::string_view keyword, std::string why) {
+  if (policy_ == UnenforcedPolicy::kRefuse) return Refuse(node, keyword, std::move(why));
+  Note(node, keyword);
+}
+
+void SchemaDocument::Note(const Node& node, absl::string_view keyword) {
+  if (policy_ == UnenforcedPolicy::kRefuse) return;
+  std::string fragment = PointerFragment(absl::StrCat(node.Pointer(), PointerStep(keyword)));
+  if (!Spend(static_cast<std::int64_t>(8 + fragment.size() / 4))) return;
+  const auto [entry, added] = unenforced_set_.insert(std::move(fragment));
+  if (!added) return;
+  unenforced_bytes_ += entry->size();
+  if (unenforced_.size() == kMaxUnenforcedKeywords || unenforced_bytes_ > kMaxUnenforcedBytes) {
+    return Refuse(node, keyword,
+                  absl::StrCat("is one of more than ", kMaxUnenforcedKeywords,
+                               " keywords that cannot be enforced, or their pointers have more "
+                               "than ",
+                               kMaxUnenforcedBytes, " bytes"));
+  }
+  unenforced_.push_back(*entry);
 }
 
 std::string SchemaDocument::Node::Pointer() const {
@@ -247,8 +284,8 @@ const SchemaDocument::Node* SchemaDocument::Resolve(const Node&, absl::string_vi
   while (absl::ConsumePrefix(&reference, "/")) {
     const absl::string_view raw = reference.substr(0, reference.find('/'));
     reference.remove_prefix(raw.size());
-    absl::StrAppend(&pointer, "/", raw);
     const std::string step = DecodedStep(raw);
+    absl::StrAppend(&pointer, PointerStep(step));
     if (at->is_object()) {
       const auto next = at->find(step);
       if (next == at->end()) return nullptr;
@@ -406,12 +443,7 @@ bool AcceptsNumber(const NumberShape& shape, const OrderedJson& value) {
   const auto decimal = Decimal::Parse(value.dump());
   if (!decimal.ok() || !shape.range.Contains(*decimal)) return false;
   if (shape.integers && !decimal->is_integer()) return false;
-  if (shape.fraction_digits &&
-      decimal->fraction.size() > static_cast<std::size_t>(*shape.fraction_digits)) {
-    return false;
-  }
-  return !shape.divisor ||
-         (decimal->is_integer() && std::stoll(decimal->whole) % *shape.divisor == 0);
+  return !shape.multiple || shape.multiple->Contains(*decimal);
 }
 
 }  // namespace
@@ -436,6 +468,40 @@ bool SchemaDocument::AcceptsArray(const ArrayShape& shape, const OrderedJson& va
   if (size < shape.min || (shape.max && size > *shape.max)) return false;
   for (std::size_t i = 0; i < value.size(); ++i) {
     if (!Accepts(i < shape.prefix.size() ? shape.prefix[i] : shape.items, value[i])) return false;
+  }
+  if (shape.unique == nullptr) return true;
+  std::set<nlohmann::json> distinct;
+  return std::ranges::all_of(value,
+                             [&](const OrderedJson& item) { return distinct.insert(item).second; });
+}
+
+bool SchemaDocument::AddValues(SchemaId id, std::size_t max,
+                               std::map<nlohmann::json, OrderedJson>* values) {
+  const std::vector<Shape>* shapes = Read(id);
+  if (shapes == nullptr) return false;  // most often an array within itself
+  const auto add = [&](const OrderedJson& value) {
+    values->emplace(value, value);
+    return Spend(16) && values->size() <= max;
+  };
+  for (const Shape& shape : *shapes) {
+    if (shape.string || shape.array || shape.object) return false;
+    if (!std::ranges::all_of(shape.values, add) || (shape.null && !add(nullptr))) return false;
+    if (shape.boolean && !(add(false) && add(true))) return false;
+    if (!shape.number) continue;
+    const NumberRange& range = shape.number->range;
+    // Small integers: sums and differences of such bounds do not overflow.
+    const auto is_small = [](const std::optional<Bound>& bound) {
+      return bound && bound->value.whole.size() <= 15;
+    };
+    if (!shape.number->integers || !is_small(range.low) || !is_small(range.high)) return false;
+    const auto whole = [](const Decimal& bound) {
+      return std::stoll(bound.whole) * (bound.negative ? -1 : 1);
+    };
+    const std::int64_t first = whole(range.low->value) - 1, last = whole(range.high->value) + 1;
+    if (last - first > static_cast<std::int64_t>(2 * max + 2)) return false;
+    for (std::int64_t i = first; i <= last; ++i) {
+      if (AcceptsNumber(*shape.number, i) && !add(i)) return false;
+    }
   }
   return true;
 }
@@ -535,11 +601,11 @@ bool SchemaDocument::ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b,
 }
 
 void SchemaDocument::CheckDisjoint(const Node& node, const std::vector<const Node*>& branches) {
-  const auto refuse = [&](std::size_t i, std::size_t j) {
-    Refuse(node, "oneOf",
-           absl::StrCat("a value can meet both ", i, " and ", j,
-                        ", or it cannot be told; write anyOf, or tell them apart by a required "
-                        "property with const"));
+  const auto leave_out = [&](std::size_t i, std::size_t j) {
+    LeaveOut(node, "oneOf",
+             absl::StrCat("a value can meet both ", i, " and ", j,
+                          ", or it cannot be told; write anyOf, or tell them apart by a required "
+                          "property with const"));
   };
   const bool outer = std::exchange(is_incomplete_, false);
   std::vector<const std::vector<Shape>*> shapes;
@@ -555,7 +621,7 @@ void SchemaDocument::CheckDisjoint(const Node& node, const std::vector<const Nod
   for (std::size_t i = 0; i < branches.size() && all; ++i) {
     for (std::size_t j = i + 1; j < branches.size() && all; ++j) {
       all = apart(i, j);
-      if (!all) refuse(i, j);
+      if (!all) leave_out(i, j);
     }
   }
   is_incomplete_ = outer;
@@ -572,6 +638,7 @@ void SchemaDocument::FindValues() {
     if (shape.array) {
       const ArrayShape& array = *shape.array;
       bool all = true;
+      if (array.unique != nullptr) return true;
       for (std::size_t i = 0; i < static_cast<std::size_t>(array.min) && all; ++i) {
         all = HasValue(i < array.prefix.size() ? array.prefix[i] : array.items);
         if (i >= array.prefix.size()) break;

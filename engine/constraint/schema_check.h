@@ -2,7 +2,8 @@
 
 // Reads a JSON Schema into shapes that a grammar can enforce exactly, or says why it cannot: every
 // keyword is enforced, rewritten, an annotation, or a reason to refuse the schema
-// (docs/structured_output.md has the table).
+// (docs/structured_output.md has the table). With UnenforcedPolicy::kAnnotate a keyword that cannot
+// be enforced is left out and listed instead; limits and malformed keywords are still refused.
 //
 // Place:      above regex and number_grammar; below schema_grammar, which writes what is read here.
 // Invariants: a schema is the intersection of a list of nodes of the document, named by a SchemaId;
@@ -27,6 +28,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/constraint/constraint.h"
+#include "engine/constraint/multiples.h"
 #include "engine/constraint/number_grammar.h"
 #include "engine/constraint/regex.h"
 
@@ -41,6 +44,8 @@ inline constexpr std::size_t kMaxSchemaAnchors = 256;
 inline constexpr int kMaxSchemaNesting = 256;             // of references, branches and values
 inline constexpr std::int64_t kMaxSchemaSteps = 8 << 20;  // names, values and nodes looked at
 inline constexpr std::size_t kMaxSchemaReasons = 20;
+inline constexpr std::size_t kMaxUnenforcedKeywords = 256;    // of one constraint
+inline constexpr std::size_t kMaxUnenforcedBytes = 16 << 10;  // of their pointers
 
 // Whether a keyword says nothing of a value.
 bool IsSchemaAnnotation(absl::string_view keyword);
@@ -59,6 +64,9 @@ absl::Status SchemaRefused(const std::vector<SchemaReason>& reasons);
 // A name as a step of a JSON pointer, with the slash before it.
 std::string PointerStep(absl::string_view name);
 
+// A JSON pointer as a URI fragment (RFC 6901, section 6), with the # before it.
+std::string PointerFragment(absl::string_view pointer);
+
 enum class SchemaId : std::int32_t {};
 
 struct StringShape {
@@ -70,8 +78,19 @@ struct StringShape {
 struct NumberShape {
   bool integers = false;
   NumberRange range;
-  std::optional<std::int32_t> divisor;          // of integers; without a range
-  std::optional<std::int32_t> fraction_digits;  // of numbers; without a range
+  std::optional<MultipleOf> multiple;
+  std::shared_ptr<const NumberAutomaton> multiples;  // within the range; null: no multiple
+};
+
+// All arrays without equal items, where the items are from a finite set.
+struct UniqueItems {
+  struct State {
+    // By item: its index in `values`, and the state that it leads to, which comes later.
+    std::vector<std::pair<std::size_t, std::size_t>> moves;
+    bool may_end = false;
+  };
+  std::vector<OrderedJson> values;
+  std::vector<State> states;  // the first one is the start
 };
 
 struct ArrayShape {
@@ -79,6 +98,7 @@ struct ArrayShape {
   SchemaId items;  // behind the prefix
   std::int64_t min = 0;
   std::optional<std::int64_t> max;
+  std::shared_ptr<const UniqueItems> unique;  // all that the above allows; null: items may be equal
 };
 
 struct ObjectShape {
@@ -115,7 +135,7 @@ class SchemaDocument {
   // Reads everything that the root reaches. BAD_CONSTRAINT with `pointer` and `keyword` of the
   // first reason and `reasons` of all, at most kMaxSchemaReasons. What they repeat of the document
   // is cut.
-  absl::Status Check();
+  absl::Status Check(UnenforcedPolicy policy = UnenforcedPolicy::kRefuse);
 
   // After Check. The values of the schema are those of any of its shapes; none: there is no value.
   SchemaId root() const { return root_; }
@@ -124,6 +144,10 @@ class SchemaDocument {
   bool HasValue(SchemaId id) const;
 
   const std::vector<SchemaReason>& reasons() const { return reasons_; }
+
+  // After Check with kAnnotate: pointers to the keywords that are not enforced, as URI fragments. A
+  // `$ref` to one of them finds it.
+  const std::vector<std::string>& unenforced() const { return unenforced_; }
 
  private:
   struct Node;
@@ -160,10 +184,18 @@ class SchemaDocument {
   bool AcceptsArray(const ArrayShape& shape, const OrderedJson& value);
   bool AcceptsObject(const ObjectShape& shape, const OrderedJson& value);
   bool AcceptsString(const StringShape& shape, const OrderedJson& value);
+  // Adds the values of the schema to `values`, where equal values are one. Returns false if they
+  // are more than `max` or not finitely many.
+  bool AddValues(SchemaId id, std::size_t max, std::map<nlohmann::json, OrderedJson>* values);
   bool Matches(const Regex& regex, const std::string& text);
   void FindValues();
   void IndexAnchors(const OrderedJson& json, std::string* pointer);
   void Refuse(const Node& node, absl::string_view keyword, std::string text);
+  // Handles a keyword that cannot be enforced exactly: with kAnnotate it is listed, and the caller
+  // leaves it out; with kRefuse the schema is refused.
+  void LeaveOut(const Node& node, absl::string_view keyword, std::string why);
+  // With kAnnotate, lists the keyword as not enforced. With kRefuse, does nothing.
+  void Note(const Node& node, absl::string_view keyword);
 
   OrderedJson json_;
   bool references_stand_alone_ = false;  // up to draft 7 nothing beside a $ref counts
@@ -179,6 +211,10 @@ class SchemaDocument {
   std::set<SchemaId> reading_;                               // within Read
   bool is_incomplete_ = false;  // what is being read needs what is being read around it
   std::vector<SchemaReason> reasons_;
+  UnenforcedPolicy policy_ = UnenforcedPolicy::kRefuse;
+  std::vector<std::string> unenforced_;
+  std::set<std::string> unenforced_set_;  // the same
+  std::size_t unenforced_bytes_ = 0;
   std::int64_t steps_left_ = kMaxSchemaSteps;
   int nesting_ = 0;
   SchemaId root_{};

@@ -1,6 +1,9 @@
-// The values of `format`, as expressions. Each stands for texts that its specification allows; for
-// URIs and addresses of mail not for all of them (docs/structured_output.md).
+// The values of `format`, as expressions, and as ranges of integers. Each stands for texts that its
+// specification allows; for URIs and addresses of mail not for all of them
+// (docs/structured_output.md).
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 
@@ -26,8 +29,8 @@ std::string Date() {
 constexpr char kTime[] =
     "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d+)?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)";
 constexpr char kLabel[] = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
-// Without the limit of 63, which costs a second to compile.
-constexpr char kAnyLabel[] = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?";
+// Without two hyphens in a row, which begin the ASCII form of other labels.
+constexpr char kIdnLabel[] = "[a-z0-9](?:-?[a-z0-9]){0,31}";
 constexpr char kByte[] = "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
 
 std::string Ipv4() {
@@ -49,29 +52,59 @@ std::string Ipv6() {
   return out;
 }
 
-// RFC 3986, with registered names as hosts.
+// Labels joined by dots, without three hyphens in a row. Labels may be longer than 63, which would
+// cost a second to compile. No repetition is within another, so that a length can be shared.
+constexpr char kHost[] = "[A-Za-z0-9](?:(?:\\.|--?)?[A-Za-z0-9])*";
+
+// RFC 3986, with registered names as hosts. A path and the query behind it are one repetition.
 constexpr char kChar[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
+constexpr char kMore[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*";
 
 std::string Authority() {
-  return absl::StrCat("(?:[A-Za-z0-9._~!$&'()*+,;=:-]*@)?(?:", kAnyLabel, "(?:\\.", kAnyLabel,
-                      ")*)?(?::\\d{1,5})?");
-}
-
-std::string Tail() {
-  return absl::StrCat("(?:\\?(?:", kChar, "|[/?])*)?(?:#(?:", kChar, "|[/?])*)?");
+  return absl::StrCat("(?:[A-Za-z0-9._~!$&'()*+,;=:-]{0,64}@)?(?:", kHost, ")?(?::\\d{1,5})?");
 }
 
 std::string Uri() {
-  return absl::StrCat("[A-Za-z][A-Za-z0-9+.-]*:(?://", Authority(), "(?:/", kChar, "*)*|/?", kChar,
-                      "+(?:/", kChar, "*)*)", Tail());
+  return absl::StrCat("[A-Za-z][A-Za-z0-9+.-]{0,30}:(?://", Authority(), "(?:[/?]", kMore, ")?|/?",
+                      kChar, kMore, ")(?:#", kMore, ")?");
 }
 
 std::string UriReference() {
-  return absl::StrCat(Uri(), "|(?:/?(?:[A-Za-z0-9._~-]+(?:/[A-Za-z0-9._~-]*)*)?)", Tail());
+  return absl::StrCat(Uri(), "|(?:/?(?:[A-Za-z0-9._~-]+(?:/[A-Za-z0-9._~-]*)*)?)(?:\\?", kMore,
+                      ")?(?:#", kMore, ")?");
+}
+
+std::string Email() {
+  constexpr char kAtom[] = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]";
+  return absl::StrCat(kAtom, "(?:\\.?", kAtom, ")*@", kHost);
+}
+
+// RFC 6570, without the operators that it reserves.
+std::string UriTemplate() {
+  constexpr char kLiteral[] =
+      "[!#$&(-;=?-\\[\\]_a-z~\\u00A0-\\uD7FF\\uF900-\\uFDCF\\uFDF0-\\uFFEF]";
+  constexpr char kVariable[] =
+      "(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})(?:\\.?(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2}))*"
+      "(?::[1-9]\\d{0,3}|\\*)?";
+  return absl::StrCat("(?:", kLiteral, "|%[0-9A-Fa-f]{2}|\\{[+#./;?&]?", kVariable, "(?:,",
+                      kVariable, ")*\\})*");
+}
+
+std::string Uuid(absl::string_view version, absl::string_view variant) {
+  constexpr char kHex[] = "[0-9a-fA-F]";
+  return absl::StrCat(kHex, "{8}-", kHex, "{4}-", version, kHex, "{3}-", variant, kHex, "{3}-",
+                      kHex, "{12}");
+}
+
+// RFC 4648, section 4: the unused bits of the last group are zero.
+std::string Base64() {
+  constexpr char kDigit[] = "[A-Za-z0-9+/]";
+  return absl::StrCat("(?:", kDigit, "{4})*(?:", kDigit, "[AQgw]==|", kDigit,
+                      "{2}[AEIMQUYcgkosw048]=)?");
 }
 
 std::map<std::string, std::string, std::less<>> MakeFormats() {
-  return {
+  std::map<std::string, std::string, std::less<>> formats = {
       {"date", Date()},
       {"time", kTime},
       {"date-time", absl::StrCat(Date(), "T", kTime)},
@@ -80,18 +113,37 @@ std::map<std::string, std::string, std::less<>> MakeFormats() {
        "P(?:\\d+W|(?:\\d+Y(?:\\d+M(?:\\d+D)?)?|\\d+M(?:\\d+D)?|\\d+D)"
        "(?:T(?:\\d+H(?:\\d+M(?:\\d+S)?)?|\\d+M(?:\\d+S)?|\\d+S))?"
        "|T(?:\\d+H(?:\\d+M(?:\\d+S)?)?|\\d+M(?:\\d+S)?|\\d+S))"},
-      {"email",
-       absl::StrCat("[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@",
-                    kAnyLabel, "(?:\\.", kAnyLabel, ")*")},
+      {"email", Email()},
+      {"idn-email", Email()},
       {"hostname", absl::StrCat(kLabel, "(?:\\.", kLabel, "){0,3}")},
+      {"idn-hostname", absl::StrCat(kIdnLabel, "(?:\\.", kIdnLabel, "){0,3}")},
       {"ipv4", Ipv4()},
       {"ipv6", Ipv6()},
-      {"uuid", "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"},
+      {"uuid", Uuid("[0-9a-fA-F]", "[0-9a-fA-F]")},
       {"uri", Uri()},
       {"uri-reference", UriReference()},
+      {"iri", Uri()},
+      {"iri-reference", UriReference()},
+      {"uri-template", UriTemplate()},
       {"json-pointer", "(?:/(?:[^/~]|~[01])*)*"},
+      {"relative-json-pointer", "(?:0|[1-9]\\d*)(?:#|(?:/(?:[^/~]|~[01])*)*)"},
+      {"byte", Base64()},
+      {"base64", Base64()},
   };
+  // The versions of RFC 9562, as Pydantic names them.
+  for (const char* version : {"1", "3", "4", "5", "6", "7", "8"}) {
+    formats.emplace(absl::StrCat("uuid", version), Uuid(version, "[89abAB]"));
+  }
+  return formats;
 }
+
+NumberRange Between(absl::string_view low, absl::string_view high) {
+  return {.low = Bound{.value = *Decimal::Parse(low)},
+          .high = Bound{.value = *Decimal::Parse(high)}};
+}
+
+// Formats that describe the use or the storage of a value.
+constexpr absl::string_view kFreeFormats[] = {"binary", "double", "float", "password", "path"};
 
 const std::map<std::string, std::string, std::less<>>& Formats() {
   static const auto* formats = new std::map<std::string, std::string, std::less<>>(MakeFormats());
@@ -105,15 +157,23 @@ absl::string_view FormatPattern(absl::string_view format) {
   return found == Formats().end() ? "" : absl::string_view(found->second);
 }
 
-absl::string_view KnownFormats() {
-  static const auto* names = [] {
-    auto* out = new std::string();
-    for (const auto& [name, pattern] : Formats()) {
-      absl::StrAppend(out, out->empty() ? "" : ", ", name);
-    }
-    return out;
-  }();
-  return *names;
+// The names are those of the format registry of OpenAPI.
+std::optional<NumberRange> FormatRange(absl::string_view format) {
+  static const auto* ranges = new std::map<absl::string_view, NumberRange>{
+      {"int8", Between("-128", "127")},
+      {"int16", Between("-32768", "32767")},
+      {"int32", Between("-2147483648", "2147483647")},
+      {"int64", Between("-9223372036854775808", "9223372036854775807")},
+      {"uint8", Between("0", "255")},
+      {"uint16", Between("0", "65535")},
+      {"uint32", Between("0", "4294967295")},
+      {"uint64", Between("0", "18446744073709551615")}};
+  const auto found = ranges->find(format);
+  return found == ranges->end() ? std::nullopt : std::optional(found->second);
+}
+
+bool IsFreeFormat(absl::string_view format) {
+  return std::ranges::find(kFreeFormats, format) != std::end(kFreeFormats);
 }
 
 }  // namespace quire::engine

@@ -284,15 +284,13 @@ class Writer {
   }
 
   Expression Number(const NumberShape& number) {
-    const bool ranged = number.range.low || number.range.high;
-    if (ranged) {
+    if (number.multiples) return grammar_.Share(WriteNumbers(*number.multiples, &grammar_));
+    if (number.range.low || number.range.high) {
       const auto within =
           number.integers ? IntegersWithin(number.range) : NumbersWithin(number.range);
       QUIRE_CHECK(within.has_value());
       return grammar_.Share(*within);
     }
-    if (number.divisor) return grammar_.Share(MultiplesOf(*number.divisor, &grammar_));
-    if (number.fraction_digits) return grammar_.Share(NumbersWithFraction(*number.fraction_digits));
     const Expression whole = "\"-\"? (\"0\" | [1-9] [0-9]*)";
     if (number.integers) return grammar_.Share(whole);
     return grammar_.Share(absl::StrCat(
@@ -393,6 +391,7 @@ class Writer {
   }
 
   void AddArray(const ArrayShape& array, std::vector<Expression>* options) {
+    if (array.unique != nullptr) return AddUniqueItems(*array.unique, options);
     // Positions that have a value, and how many there may be.
     std::size_t prefix = 0;
     while (prefix < array.prefix.size() && document_.HasValue(array.prefix[prefix])) ++prefix;
@@ -430,6 +429,31 @@ class Writer {
       return;
     }
     FinishArray(array.min == 0, GrammarText::Sequence({Schema(array.prefix[0]), rest}), options);
+  }
+
+  void AddUniqueItems(const UniqueItems& items, std::vector<Expression>* options) {
+    std::vector<Expression> values;
+    for (const OrderedJson& value : items.values) values.push_back(grammar_.Share(Value(value)));
+    // From the end: what may follow the items of a state.
+    std::vector<Expression> rest(items.states.size());
+    const auto next = [&](const UniqueItems::State& state) {
+      std::vector<Expression> ways;
+      for (const auto& [value, to] : state.moves) {
+        ways.push_back(GrammarText::Sequence({values[value], rest[to]}));
+      }
+      return grammar_.Share(GrammarText::Choice(ways));
+    };
+    for (std::size_t i = items.states.size(); i-- > 1;) {
+      const UniqueItems::State& state = items.states[i];
+      std::vector<Expression> ways;
+      if (!state.moves.empty()) ways.push_back(Comma(next(state)));
+      if (state.may_end) ways.push_back(AfterGap(GrammarText::Literal("]")));
+      // No move leads to a state without a way on.
+      if (!ways.empty()) rest[i] = grammar_.Share(GrammarText::Choice(ways));
+    }
+    const UniqueItems::State& start = items.states[0];
+    if (!start.moves.empty()) return FinishArray(start.may_end, next(start), options);
+    options->push_back(EmptyContainer("[", "]"));
   }
 
   void FinishArray(bool may_be_empty, const Expression& items, std::vector<Expression>* options) {

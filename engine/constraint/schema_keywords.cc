@@ -170,7 +170,8 @@ void NodeReader::ReadObject() {
     if (found == Keywords().end()) {
       Unknown(keyword);
     } else if (found->second.refuse != nullptr) {
-      Refuse(found->second.refuse);
+      LeaveOut(found->second.refuse);
+      local_->hides_evaluation = true;
     } else if (found->second.read != nullptr) {
       (this->*found->second.read)(value);
     }
@@ -188,8 +189,8 @@ void NodeReader::Unknown(const std::string& keyword) {
       nearest = known;
     }
   }
-  Refuse(nearest.empty() ? "is no keyword"
-                         : absl::StrCat("is no keyword; did you mean ", nearest, "?"));
+  LeaveOut(nearest.empty() ? "is no keyword"
+                           : absl::StrCat("is no keyword; did you mean ", nearest, "?"));
 }
 
 const NodeReader::Node* NodeReader::Child(const OrderedJson& value, const std::string& step) {
@@ -222,9 +223,16 @@ std::optional<Decimal> NodeReader::Number(const OrderedJson& value) {
     Refuse("a number");
     return std::nullopt;
   }
+  // A double is what JSON readers make of a longer number, of which the rest is lost.
+  constexpr std::size_t kMaxDoubleDigits = 17;
   auto decimal = Decimal::Parse(value.dump());
   if (!decimal.ok()) {
-    Refuse(std::string(decimal.status().message()));
+    LeaveOut(std::string(decimal.status().message()));
+    return std::nullopt;
+  }
+  if (value.is_number_float() && decimal->whole.size() > kMaxDoubleDigits) {
+    LeaveOut(absl::StrCat(value.dump(), " has more than ", kMaxDoubleDigits,
+                          " digits before the point"));
     return std::nullopt;
   }
   return *std::move(decimal);
@@ -252,7 +260,7 @@ void NodeReader::Type(const OrderedJson& value) {
     numbers |= name == "number";
   }
   if (types == 0) return Refuse("a type, or a list of types with at least one");
-  local_->integers = integers && !numbers;
+  local_->integers |= integers && !numbers;  // also beside a format of integers
   const OrderedJson* nullable = Sibling("nullable");
   if (nullable != nullptr && nullable->is_boolean() && nullable->get<bool>()) types |= kNull;
   local_->types &= types;
@@ -284,20 +292,22 @@ void NodeReader::Const(const OrderedJson& value) {
   Enum(only);
 }
 
+void NodeReader::AtLeast(const Bound& bound) {
+  const int order = local_->range.low ? Compare(bound.value, local_->range.low->value) : 1;
+  if (order > 0 || (order == 0 && bound.exclusive)) local_->range.low = bound;
+}
+
+void NodeReader::AtMost(const Bound& bound) {
+  const int order = local_->range.high ? Compare(bound.value, local_->range.high->value) : -1;
+  if (order < 0 || (order == 0 && bound.exclusive)) local_->range.high = bound;
+}
+
 void NodeReader::AtLeast(const OrderedJson& value, bool exclusive) {
-  if (const auto bound = Number(value)) {
-    const Bound next{*bound, exclusive};
-    const int order = local_->range.low ? Compare(next.value, local_->range.low->value) : 1;
-    if (order > 0 || (order == 0 && exclusive)) local_->range.low = next;
-  }
+  if (const auto bound = Number(value)) AtLeast(Bound{*bound, exclusive});
 }
 
 void NodeReader::AtMost(const OrderedJson& value, bool exclusive) {
-  if (const auto bound = Number(value)) {
-    const Bound next{*bound, exclusive};
-    const int order = local_->range.high ? Compare(next.value, local_->range.high->value) : -1;
-    if (order < 0 || (order == 0 && exclusive)) local_->range.high = next;
-  }
+  if (const auto bound = Number(value)) AtMost(Bound{*bound, exclusive});
 }
 
 void NodeReader::Minimum(const OrderedJson& value) {
@@ -319,23 +329,17 @@ void NodeReader::ExclusiveMaximum(const OrderedJson& value) {
 }
 
 void NodeReader::MultipleOf(const OrderedJson& value) {
-  constexpr std::int32_t kMaxDivisor = 1000;
   const auto divisor = Number(value);
   if (!divisor) return;
-  const bool power = divisor->whole == "0" &&
-                     divisor->fraction.find_first_not_of('0') + 1 == divisor->fraction.size() &&
-                     divisor->fraction.ends_with('1');
-  if (divisor->is_integer() && !divisor->negative && divisor->whole.size() <= 4 &&
-      divisor->whole != "0" && std::stoi(divisor->whole) <= kMaxDivisor) {
-    local_->divisor = std::stoi(divisor->whole);
-  } else if (!divisor->negative && power) {
-    local_->fraction_digits = static_cast<std::int32_t>(divisor->fraction.size());
-  } else {
-    Refuse(absl::StrCat("multiples of ", divisor->ToString(),
-                        "; supported are whole numbers from 1"
-                        " to ",
-                        kMaxDivisor, " and 0.1, 0.01, 0.001 ..."));
+  if (divisor->negative || (divisor->whole == "0" && divisor->fraction.empty())) {
+    return Refuse(absl::StrCat("multiples of ", divisor->ToString(), ", must be above 0"));
   }
+  using Multiple = engine::MultipleOf;
+  local_->multiple = Multiple::Parse(*divisor);
+  if (local_->multiple) return;
+  LeaveOut(absl::StrCat("multiples of ", divisor->ToString(), "; supported are numbers of at most ",
+                        Multiple::kMaxPlaces, " places behind the point and at most ",
+                        Multiple::kMaxUnits, " units of the last of them"));
 }
 
 void NodeReader::MinLength(const OrderedJson& value) {
@@ -343,7 +347,7 @@ void NodeReader::MinLength(const OrderedJson& value) {
   const auto count = Count(value);
   if (!count) return;
   if (*count > kMost) {
-    return Refuse(absl::StrCat("a least length of ", *count, ", the limit is ", kMost));
+    return LeaveOut(absl::StrCat("a least length of ", *count, ", the limit is ", kMost));
   }
   local_->min_length = *count;
 }
@@ -356,15 +360,26 @@ void NodeReader::Pattern(const OrderedJson& value) {
   if (!value.is_string()) return Refuse("an expression");
   const auto text = value.get<std::string>();
   auto regex = ParseRegex(text, RegexMeaning::kContains);
-  if (!regex.ok()) return Refuse(std::string(regex.status().message()));
+  if (!regex.ok()) return LeaveOut(std::string(regex.status().message()));
   local_->patterns.emplace_back(text, std::make_shared<const Regex>(*std::move(regex)));
 }
 
+// Formats that have no expression and no range are annotations, as the standard has it.
 void NodeReader::Format(const OrderedJson& value) {
-  const std::string name = value.is_string() ? value.get<std::string>() : "";
+  if (!value.is_string()) return Refuse("the name of a format");
+  const auto name = value.get<std::string>();
+  if (const std::optional<NumberRange> range = FormatRange(name)) {
+    AtLeast(*range->low);
+    AtMost(*range->high);
+    local_->integers = true;
+    const OrderedJson* type = Sibling("type");
+    if (type != nullptr && *type == "string") document_.Note(node_, keyword_);
+    return;
+  }
   const absl::string_view pattern = FormatPattern(name);
   if (pattern.empty()) {
-    return Refuse(absl::StrCat("\"", name.substr(0, 40), "\" is none of ", KnownFormats()));
+    if (!IsFreeFormat(name)) document_.Note(node_, keyword_);
+    return;
   }
   auto regex = ParseRegex(pattern, RegexMeaning::kWhole);
   if (!regex.ok()) return Refuse(std::string(regex.status().message()));
@@ -440,7 +455,11 @@ void NodeReader::PatternProperties(const OrderedJson& value) {
   if (!value.is_object()) return Refuse("an object of schemas");
   for (const auto& [pattern, schema] : value.items()) {
     auto regex = ParseRegex(pattern, RegexMeaning::kContains);
-    if (!regex.ok()) return Refuse(std::string(regex.status().message()));
+    if (!regex.ok()) {
+      local_->leaves_out_patterns = local_->hides_evaluation = true;
+      LeaveOut(std::string(regex.status().message()));
+      continue;
+    }
     local_->pattern_properties.emplace_back(std::make_shared<const Regex>(*std::move(regex)),
                                             Child(schema, pattern));
   }
@@ -475,12 +494,12 @@ void NodeReader::Not(const OrderedJson& value) {
   }
   const auto type = value.is_object() ? value.find("type") : value.end();
   if (!value.is_object() || value.size() != 1 || type == value.end()) {
-    return Refuse("is supported of a type alone");
+    return LeaveOut("is supported of a type alone");
   }
   std::uint8_t types = 0;
   for (const OrderedJson& name : type->is_array() ? *type : OrderedJson::array({*type})) {
     const std::string text = name.is_string() ? name.get<std::string>() : "";
-    if (text == "integer") return Refuse("is not supported of integers");
+    if (text == "integer") return LeaveOut("is not supported of integers");
     if (TypeBit(text) == 0) return Refuse(absl::StrCat("there is no type \"", text, "\""));
     types |= TypeBit(text);
   }
@@ -500,9 +519,10 @@ void NodeReader::Ref(const OrderedJson& value) {
   const auto text = value.get<std::string>();
   const Node* target = document_.Resolve(node_, text);
   if (target == nullptr) {
-    return Refuse(absl::StrCat("\"", text.substr(0, 80),
-                               "\" is nothing in this document, or an anchor that stands twice "
-                               "in it, and nothing is fetched"));
+    local_->hides_evaluation = true;
+    return LeaveOut(absl::StrCat("\"", text.substr(0, 80),
+                                 "\" is nothing in this document, or an anchor that stands twice "
+                                 "in it, and nothing is fetched"));
   }
   local_->all.push_back(target);
 }
@@ -515,10 +535,15 @@ void NodeReader::Id(const OrderedJson& value) {
 void NodeReader::DependentRequired(const OrderedJson& value) {
   if (!value.is_object()) return Refuse("an object of lists of names");
   if (value.size() > kMaxTriggers) {
-    return Refuse(absl::StrCat("has ", value.size(), " names, the limit is ", kMaxTriggers));
+    return LeaveOut(absl::StrCat("has ", value.size(), " names, the limit is ", kMaxTriggers));
+  }
+  const bool has_names_alone =
+      std::ranges::all_of(value, [](const OrderedJson& names) { return names.is_array(); });
+  if (!has_names_alone) {
+    local_->hides_evaluation = true;
+    return LeaveOut("is supported with lists of names");
   }
   for (const auto& [trigger, names] : value.items()) {
-    if (!names.is_array()) return Refuse("is supported with lists of names");
     // Either the name is there and so are the others, or it is not.
     OrderedJson with = {{"required", names}}, without;
     with["required"].push_back(trigger);

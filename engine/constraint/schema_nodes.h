@@ -45,7 +45,7 @@ struct SchemaDocument::Local {
   std::set<OrderedJson> value_set;  // the same
   std::int64_t value_steps = 0;     // to go through all of them, down to the last digit
   NumberRange range;
-  std::optional<std::int32_t> divisor, fraction_digits;
+  std::optional<MultipleOf> multiple;
   std::int64_t min_length = 0;
   std::optional<std::int64_t> max_length;
   // With the text, or the name of a format.
@@ -62,6 +62,9 @@ struct SchemaDocument::Local {
   const Node* unevaluated = nullptr;
   const Node* names = nullptr;
   std::vector<std::pair<std::shared_ptr<const Regex>, const Node*>> pattern_properties;
+  bool leaves_out_patterns = false;  // a pattern of patternProperties is not supported
+  // A keyword that may apply schemas is left out, so it is not known what the node evaluates.
+  bool hides_evaluation = false;
   std::int64_t min_properties = 0;
   std::optional<std::int64_t> max_properties;
   // Other nodes that a value meets as well: all of these, and one of each of those.
@@ -128,11 +131,14 @@ class NodeReader {
   void Dependencies(const OrderedJson& value);
 
   void Refuse(std::string text) { document_.Refuse(node_, keyword_, std::move(text)); }
+  void LeaveOut(std::string why) { document_.LeaveOut(node_, keyword_, std::move(why)); }
   // The subschema at `value`, and those of an array.
   const Node* Child(const OrderedJson& value, const std::string& step = "");
   std::vector<const Node*> Children(const OrderedJson& value);
   std::optional<std::int64_t> Count(const OrderedJson& value);
   std::optional<Decimal> Number(const OrderedJson& value);
+  void AtLeast(const Bound& bound);
+  void AtMost(const Bound& bound);
   void AtLeast(const OrderedJson& value, bool exclusive);
   void AtMost(const OrderedJson& value, bool exclusive);
   const OrderedJson* Sibling(const char* keyword) const;
@@ -158,18 +164,34 @@ class ShapeBuilder {
 
  private:
   void AddNumber(bool integers, Shape* shape);
-  void AddMultiples(const NumberShape& number, Shape* shape);
   void AddString(Shape* shape);
+  // Cuts the expression to the lengths of the shape. Returns false if no text has them.
+  bool CutPattern(StringShape* string);
   void AddArray(Shape* shape);
+  // Sets `unique`, or leaves uniqueItems out. Returns false if no array is valid.
+  bool AddUniqueItems(const Node& node, ArrayShape* array);
   void AddObject(Shape* shape);
   // The listed values that all nodes list and the shape accepts.
   std::optional<Shape> Listed(const std::vector<OrderedJson>& listed, const Shape& shape);
   ObjectShape::Property PropertyNamed(const std::string& name);
   void SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object);
-  std::vector<std::string> DeclaredNames() const;
+  // Restricts other names to texts of the expression that differ in their first character from
+  // every declared name that matches it. Returns false if there is none.
+  bool RestrictNames(const Regex& names, const std::vector<std::string>& declared,
+                     ObjectShape* object);
+  // Restricts other names to those that propertyNames of the node allows. Returns false if there is
+  // none.
+  bool ReadNames(const Node& node, const std::vector<std::string>& declared, ObjectShape* object);
+  // The names that propertyNames of the node lists; absent: it does not list them.
+  std::optional<std::vector<std::string>> ListedNames(const Local& local);
+  std::vector<std::string> DeclaredNames();
+  void SetCounts(std::int64_t required, std::int64_t declared, ObjectShape* object);
   SchemaId ItemsAt(std::size_t index);
-  // The node that `unevaluated...` of `local` would be applied by, when that can be told.
-  bool MayApplyUnevaluated(std::size_t index) const { return one_seed_ && index == 0; }
+  // Returns whether `unevaluated...` of the node is enforced, which needs that the node is the seed
+  // and that it is known what the other nodes evaluate. Leaves the keyword out otherwise.
+  bool AppliesUnevaluated(std::size_t index, const char* keyword);
+  // The first node that has the keyword.
+  const Node& NodeWith(const char* keyword) const;
 
   SchemaDocument& document_;
   const Nodes& nodes_;
@@ -177,11 +199,16 @@ class ShapeBuilder {
 };
 
 // Makes the lengths of the language those of `length`, where it has one repetition of one
-// character that can be shortened. False where it cannot.
+// character that can be shortened. Else divides the greatest length among several repetitions;
+// texts in which one of them is longer than its share are lost. Returns false where neither is
+// possible.
 bool ClampLength(const TextLength& length, Regex* regex);
 
-// The expression of a `format`, or "" for one that is not supported.
+// The expression of a `format` of strings, or "" for one that has none.
 absl::string_view FormatPattern(absl::string_view format);
-absl::string_view KnownFormats();
+// The range of a `format` of integers.
+std::optional<NumberRange> FormatRange(absl::string_view format);
+// Whether a `format` asserts nothing.
+bool IsFreeFormat(absl::string_view format);
 
 }  // namespace quire::engine

@@ -4,15 +4,19 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/utf8.h"
 #include "engine/constraint/schema_nodes.h"
 
 namespace quire::engine {
 
 namespace {
 
-constexpr std::int64_t kMaxListedMultiples = 1000;
 constexpr std::int64_t kMaxPropertyStates = 8192;  // of counted properties
 constexpr std::int64_t kStepsOfCopiedPart = 64;    // of an expression
+// A move adds one item to the set of items so far.
+constexpr std::size_t kMaxUniqueMoves = 1 << 14;
+// Where several repetitions share a greatest length, each gets at least so many characters.
+constexpr std::int64_t kMinShare = 24;
 
 std::optional<std::int64_t> Least(std::optional<std::int64_t> a, std::optional<std::int64_t> b) {
   if (!a || !b) return a ? a : b;
@@ -34,18 +38,84 @@ Regex* Unwrapped(Regex* regex) {
   return regex;
 }
 
-}  // namespace
-
-bool ClampLength(const TextLength& length, Regex* regex) {
+// The parts of a sequence, or the expression itself.
+std::vector<Regex*> PartsInOrder(Regex* regex) {
   Regex* whole = Unwrapped(regex);
   std::vector<Regex*> parts = {whole};
   if (whole->kind == Regex::Kind::kSequence) {
     parts.clear();
     for (Regex& part : whole->parts) parts.push_back(Unwrapped(&part));
   }
+  return parts;
+}
+
+bool ShareLength(std::int64_t max, Regex* regex);
+
+// Gives each part its least length, and the parts that can be longer a share of the rest.
+bool ShareAmong(std::int64_t max, std::vector<Regex>* parts) {
+  std::vector<std::pair<std::int64_t, Regex*>> longer;  // by what they can take beyond the least
+  for (Regex& part : *parts) {
+    const TextLength own = LengthOf(part);
+    max -= own.min;
+    const std::int64_t more = own.max ? *own.max - own.min : INT64_MAX;
+    if (more > 0) longer.emplace_back(more, &part);
+  }
+  if (max < 0) return false;
+  std::ranges::sort(longer, {}, [](const auto& part) { return part.first; });
+  const auto num_long =
+      std::ranges::count_if(longer, [](const auto& part) { return part.first > kMinShare; });
+  for (std::size_t i = 0; i < longer.size(); ++i) {
+    const auto& [more, part] = longer[i];
+    const std::int64_t share = std::min(more, max / static_cast<std::int64_t>(longer.size() - i));
+    if (num_long > 1 && share < std::min(more, kMinShare)) return false;
+    max -= share;
+    if (!ShareLength(LengthOf(*part).min + share, part)) return false;
+  }
+  return true;
+}
+
+// Shortens repetitions until no text of the language has more than `max` characters. False where
+// one of several would get less than kMinShare, or where one of another kind cannot be shortened.
+bool ShareLength(std::int64_t max, Regex* regex) {
+  const TextLength own = LengthOf(*regex);
+  if (own.min > max) return false;
+  if (own.max && *own.max <= max) return true;
+  switch (regex->kind) {
+    case Regex::Kind::kCharacter:
+      return true;
+    case Regex::Kind::kSequence:
+      return ShareAmong(max, &regex->parts);
+    case Regex::Kind::kChoice:
+      std::erase_if(regex->parts, [&](const Regex& part) { return LengthOf(part).min > max; });
+      return std::ranges::all_of(regex->parts,
+                                 [&](Regex& part) { return ShareLength(max, &part); });
+    case Regex::Kind::kRepeat:
+      break;
+  }
+  Regex& body = regex->parts[0];
+  const TextLength once = LengthOf(body);
+  if (regex->max == 1 && once.min > max) {
+    regex->max = 0;  // it may be left out, since the least length is at most `max`
+    return true;
+  }
+  if (regex->max == 1) return ShareLength(max, &body);
+  if (!once.max) return false;
+  if (body.kind == Regex::Kind::kCharacter) {
+    regex->max = max;
+    return true;
+  }
+  if (regex->min > 0 || max < *once.max) return false;
+  regex->max_chars = max;
+  return true;
+}
+
+}  // namespace
+
+bool ClampLength(const TextLength& length, Regex* regex) {
   Regex* repeat = nullptr;
   std::int64_t fixed = 0;
-  for (Regex* part : parts) {
+  bool has_one_repeat = true;
+  for (Regex* part : PartsInOrder(regex)) {
     const TextLength own = LengthOf(*part);
     if (own.max == own.min) {
       fixed += own.min;
@@ -53,13 +123,38 @@ bool ClampLength(const TextLength& length, Regex* regex) {
                Unwrapped(&part->parts[0])->kind == Regex::Kind::kCharacter) {
       repeat = part;
     } else {
-      return false;
+      has_one_repeat = false;
     }
+  }
+  if (!has_one_repeat) {
+    return length.max && LengthOf(*regex).min >= length.min && ShareLength(*length.max, regex);
   }
   if (repeat == nullptr) return false;
   repeat->min = std::max(repeat->min, length.min - fixed);
   if (length.max) repeat->max = Least(repeat->max, *length.max - fixed);
   return !repeat->max || *repeat->max >= repeat->min;
+}
+
+const ShapeBuilder::Node& ShapeBuilder::NodeWith(const char* keyword) const {
+  for (const Node* node : nodes_) {
+    if (node->json->is_object() && node->json->contains(keyword)) return *node;
+  }
+  return *nodes_[0];
+}
+
+bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
+  if (!one_seed_ || index > 0) {
+    document_.LeaveOut(*nodes_[index], keyword, "within an intersection");
+    return false;
+  }
+  // Other nodes with such a keyword evaluate, too, and theirs is left out.
+  const bool is_known = std::ranges::none_of(nodes_, [&](const Node* node) {
+    const Local& local = document_.LocalOf(*node);
+    const bool evaluates_rest = local.unevaluated != nullptr || local.unevaluated_items != nullptr;
+    return local.hides_evaluation || (node != nodes_[index] && evaluates_rest);
+  });
+  if (!is_known) document_.Note(*nodes_[index], keyword);
+  return is_known;
 }
 
 std::optional<Shape> ShapeBuilder::Build() {
@@ -106,7 +201,7 @@ std::optional<Shape> ShapeBuilder::Listed(const std::vector<OrderedJson>& listed
 }
 
 void ShapeBuilder::AddNumber(bool integers, Shape* shape) {
-  NumberShape number{.integers = integers, .range = {}, .divisor = {}, .fraction_digits = {}};
+  NumberShape number{.integers = integers, .range = {}, .multiple = {}, .multiples = {}};
   for (const Node* node : nodes_) {
     const Local& local = document_.LocalOf(*node);
     const auto tighter = [](const std::optional<Bound>& a, const std::optional<Bound>& b,
@@ -117,49 +212,39 @@ void ShapeBuilder::AddNumber(bool integers, Shape* shape) {
     };
     number.range.low = tighter(number.range.low, local.range.low, 1);
     number.range.high = tighter(number.range.high, local.range.high, -1);
-    if (local.divisor) {
-      if (number.divisor && *number.divisor != *local.divisor) {
-        return document_.Refuse(*node, "multipleOf", "beside another one in an intersection");
-      }
-      number.divisor = local.divisor;
-    }
-    if (local.fraction_digits) {
-      number.fraction_digits =
-          std::min(number.fraction_digits.value_or(*local.fraction_digits), *local.fraction_digits);
+    if (!local.multiple) continue;
+    const auto both =
+        number.multiple ? number.multiple->Intersect(*local.multiple) : local.multiple;
+    if (both) {
+      number.multiple = both;
+    } else {
+      document_.LeaveOut(*node, "multipleOf", "beside another one in an intersection");
     }
   }
-  if (number.divisor) number.integers = true;
-  if (number.integers) number.fraction_digits.reset();
-  if (number.divisor == 1) number.divisor.reset();
-  const bool ranged = number.range.low || number.range.high;
   if (number.range.empty()) return;
-  if (ranged && number.divisor) return AddMultiples(number, shape);
-  if (ranged && number.fraction_digits) {
-    return document_.Refuse(*nodes_[0], "multipleOf", "of a fraction beside a range");
+  if (number.multiple && number.integers) number.multiple = number.multiple->Integers();
+  if (number.multiple && number.multiple->places == 0) {
+    number.integers = true;
+    if (number.multiple->units == 1) number.multiple.reset();
   }
-  const bool any = number.integers ? IntegersWithin(number.range).has_value()
-                                   : NumbersWithin(number.range).has_value();
+  if (number.multiple) {
+    std::int64_t steps = document_.steps_left_;
+    auto multiples = MultiplesWithin(*number.multiple, number.range, &steps);
+    if (!document_.Spend(document_.steps_left_ - steps)) return;
+    if (!multiples) {
+      document_.LeaveOut(NodeWith("multipleOf"), "multipleOf",
+                         absl::StrCat("takes an automaton of more than ",
+                                      NumberAutomaton::kMaxStates, " states within the range"));
+      number.multiple.reset();
+    } else if (multiples->states.empty()) {
+      return;
+    } else {
+      number.multiples = std::make_shared<const NumberAutomaton>(*std::move(multiples));
+    }
+  }
+  const bool any = number.multiple || (number.integers ? IntegersWithin(number.range).has_value()
+                                                       : NumbersWithin(number.range).has_value());
   if (any) shape->number = std::move(number);
-}
-
-// Multiples within bounds are listed, if they are few.
-void ShapeBuilder::AddMultiples(const NumberShape& number, Shape* shape) {
-  if (!document_.Spend(kMaxListedMultiples * 8)) return;
-  const std::int64_t divisor = *number.divisor;
-  const auto magnitude = [&](const std::optional<Bound>& bound) -> std::optional<std::int64_t> {
-    if (!bound || bound->value.whole.size() > 15) return std::nullopt;
-    return std::stoll(bound->value.whole) * (bound->value.negative ? -1 : 1);
-  };
-  const auto low = magnitude(number.range.low), high = magnitude(number.range.high);
-  if (!low || !high || (*high - *low) / divisor > kMaxListedMultiples) {
-    return document_.Refuse(
-        *nodes_[0], "multipleOf",
-        absl::StrCat("beside a range that has more than ", kMaxListedMultiples, " multiples"));
-  }
-  for (std::int64_t i = *low / divisor - 1; i <= *high / divisor + 1; ++i) {
-    const auto value = Decimal::Parse(absl::StrCat(i * divisor));
-    if (value.ok() && number.range.Contains(*value)) shape->values.emplace_back(i * divisor);
-  }
 }
 
 void ShapeBuilder::AddString(Shape* shape) {
@@ -171,8 +256,9 @@ void ShapeBuilder::AddString(Shape* shape) {
     string.max = Least(string.max, local.max_length);
     for (const auto& own : local.patterns) {
       if (pattern != nullptr && pattern->first != own.first) {
-        return document_.Refuse(*node, own.first.starts_with("format ") ? "format" : "pattern",
-                                "beside another expression");
+        document_.LeaveOut(*node, own.first.starts_with("format ") ? "format" : "pattern",
+                           "beside another expression");
+        continue;
       }
       pattern = &own;
     }
@@ -180,26 +266,35 @@ void ShapeBuilder::AddString(Shape* shape) {
   if (string.max && *string.max < string.min) return;
   if (pattern != nullptr) {
     string.pattern = pattern->second;
-    const std::int64_t parts = PartsOf(*string.pattern);
-    if (!document_.Spend(parts)) return;
-    const TextLength own = LengthOf(*string.pattern);
-    const bool implied =
-        own.min >= string.min && (!string.max || (own.max && *own.max <= *string.max));
-    if (own.max && *own.max < string.min) return;
-    if (string.max && own.min > *string.max) return;
-    if (!implied) {
-      if (!document_.Spend(kStepsOfCopiedPart * parts)) return;
-      auto clamped = std::make_shared<Regex>(*string.pattern);
-      if (!ClampLength({string.min, string.max}, clamped.get())) {
-        return document_.Refuse(
-            *nodes_[0], string.max ? "maxLength" : "minLength",
-            absl::StrCat("beside an expression whose texts have ", own.min, " to ",
-                         own.max ? absl::StrCat(*own.max) : "any number of", " characters"));
-      }
-      string.pattern = std::move(clamped);
-    }
+    if (!CutPattern(&string)) return;
   }
   shape->string = std::move(string);
+}
+
+bool ShapeBuilder::CutPattern(StringShape* string) {
+  const std::int64_t parts = PartsOf(*string->pattern);
+  if (!document_.Spend(parts)) return false;
+  const TextLength own = LengthOf(*string->pattern);
+  if (own.max && *own.max < string->min) return false;
+  if (string->max && own.min > *string->max) return false;
+  if (own.min >= string->min && (!string->max || (own.max && *own.max <= *string->max))) {
+    return true;
+  }
+  if (!document_.Spend(kStepsOfCopiedPart * parts)) return false;
+  auto clamped = std::make_shared<Regex>(*string->pattern);
+  if (ClampLength({string->min, string->max}, clamped.get())) {
+    string->pattern = std::move(clamped);
+    return true;
+  }
+  const auto leave_out = [&](const char* keyword) {
+    document_.LeaveOut(
+        NodeWith(keyword), keyword,
+        absl::StrCat("beside an expression whose texts have ", own.min, " to ",
+                     own.max ? absl::StrCat(*own.max) : "any number of", " characters"));
+  };
+  if (own.min < string->min) leave_out("minLength");
+  if (string->max && (!own.max || *own.max > *string->max)) leave_out("maxLength");
+  return true;
 }
 
 SchemaId ShapeBuilder::ItemsAt(std::size_t index) {
@@ -215,17 +310,16 @@ SchemaId ShapeBuilder::ItemsAt(std::size_t index) {
         const Local& its = document_.LocalOf(*other);
         return its.items != nullptr || index < its.prefix.size();
       });
-      if (!MayApplyUnevaluated(n)) {
-        document_.Refuse(*nodes_[n], "unevaluatedItems", "within an intersection");
+      if (AppliesUnevaluated(n, "unevaluatedItems") && !evaluated) {
+        nodes.push_back(local.unevaluated_items);
       }
-      if (!evaluated) nodes.push_back(local.unevaluated_items);
     }
   }
   return document_.Intern(std::move(nodes));
 }
 
 void ShapeBuilder::AddArray(Shape* shape) {
-  ArrayShape array{.prefix = {}, .items = {}, .max = {}};
+  ArrayShape array{.prefix = {}, .items = {}, .max = {}, .unique = {}};
   std::size_t prefix = 0;
   bool unique = false;
   const Node* where = nodes_.empty() ? nullptr : nodes_[0];
@@ -240,18 +334,120 @@ void ShapeBuilder::AddArray(Shape* shape) {
     }
   }
   if (array.max && *array.max < array.min) return;
-  if (unique && (!array.max || *array.max > 1)) {
-    return document_.Refuse(*where, "uniqueItems", "is supported with maxItems of at most 1");
-  }
   for (std::size_t i = 0; i < prefix && (!array.max || i < static_cast<std::size_t>(*array.max));
        ++i) {
     array.prefix.push_back(ItemsAt(i));
   }
   array.items = ItemsAt(prefix);
+  if (unique && (!array.max || *array.max > 1) && !AddUniqueItems(*where, &array)) return;
   shape->array = std::move(array);
 }
 
-std::vector<std::string> ShapeBuilder::DeclaredNames() const {
+namespace {
+
+// The input of StatesOf.
+struct ItemSets {
+  std::vector<std::vector<std::size_t>> values_at;  // by position; the last is of all behind it
+  std::size_t min = 0, max = 0;                     // items
+};
+
+// Returns a state for each set of items that an array can begin with. Absent if they have more than
+// kMaxUniqueMoves moves.
+std::optional<std::vector<UniqueItems::State>> StatesOf(const ItemSets& items,
+                                                        std::size_t* num_moves) {
+  std::vector<UniqueItems::State> states(1);
+  std::map<std::vector<std::size_t>, std::size_t> known;  // of one size, in ascending order
+  std::vector<std::pair<std::vector<std::size_t>, std::size_t>> sets = {{{}, 0}}, next;
+  for (std::size_t size = 0; !sets.empty(); ++size, sets = std::exchange(next, {})) {
+    known.clear();
+    for (const auto& [set, state] : sets) {
+      states[state].may_end = size >= items.min;
+      if (size == items.max) continue;
+      for (const std::size_t value : items.values_at[std::min(size, items.values_at.size() - 1)]) {
+        const auto at = std::ranges::lower_bound(set, value);
+        if (at != set.end() && *at == value) continue;
+        if (++*num_moves > kMaxUniqueMoves) return std::nullopt;
+        std::vector<std::size_t> more(set.begin(), at);
+        more.push_back(value);
+        more.insert(more.end(), at, set.end());
+        const auto [entry, added] = known.emplace(std::move(more), states.size());
+        if (added) {
+          states.emplace_back();
+          next.emplace_back(entry->first, entry->second);
+        }
+        states[state].moves.emplace_back(value, entry->second);
+      }
+    }
+  }
+  return states;
+}
+
+}  // namespace
+
+bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
+  const auto leave_out = [&](absl::string_view why) {
+    document_.LeaveOut(node, "uniqueItems", std::string(why));
+    return true;
+  };
+  // By value, since items of different positions may be equal.
+  std::vector<std::map<nlohmann::json, OrderedJson>> values_at;
+  std::vector<SchemaId> positions = array->prefix;
+  positions.push_back(array->items);
+  for (const SchemaId id : positions) {
+    if (!document_.AddValues(id, kMaxUniqueMoves, &values_at.emplace_back())) {
+      return leave_out(
+          "is supported of items that are listed, boolean, null or integers of a small range, or "
+          "with maxItems of at most 1");
+    }
+  }
+  auto unique = std::make_shared<UniqueItems>();
+  std::map<nlohmann::json, std::size_t> index;
+  ItemSets items{.values_at = {}, .min = static_cast<std::size_t>(array->min)};
+  for (const auto& values : values_at) {
+    std::vector<std::size_t>& at = items.values_at.emplace_back();
+    for (const auto& [key, value] : values) {
+      if (!document_.Spend(16)) return false;
+      const auto [entry, added] = index.emplace(key, index.size());
+      if (added) unique->values.push_back(value);
+      at.push_back(entry->second);
+    }
+  }
+  items.max = std::min(index.size(), static_cast<std::size_t>(array->max.value_or(INT64_MAX)));
+  std::size_t num_moves = 0;
+  auto states = StatesOf(items, &num_moves);
+  if (!document_.Spend(static_cast<std::int64_t>(16 * num_moves))) return false;
+  if (!states) {
+    return leave_out(absl::StrCat("of ", index.size(), " different items takes more than ",
+                                  kMaxUniqueMoves, " moves from one set of items to the next"));
+  }
+  // States come behind those that lead to them.
+  std::vector<bool> is_dead(states->size());
+  for (std::size_t i = states->size(); i-- > 0;) {
+    UniqueItems::State& state = (*states)[i];
+    std::erase_if(state.moves, [&](const auto& move) { return is_dead[move.second]; });
+    is_dead[i] = !state.may_end && state.moves.empty();
+  }
+  if (is_dead[0]) return false;
+  unique->states = *std::move(states);
+  array->unique = std::move(unique);
+  return true;
+}
+
+std::optional<std::vector<std::string>> ShapeBuilder::ListedNames(const Local& local) {
+  const std::vector<Shape>* shapes = document_.Read(document_.Intern({local.names}));
+  if (shapes == nullptr) return std::nullopt;
+  std::vector<std::string> names;
+  for (const Shape& shape : *shapes) {
+    if (shape.string) return std::nullopt;
+    if (!document_.Spend(static_cast<std::int64_t>(4 * shape.values.size()))) return std::nullopt;
+    for (const OrderedJson& value : shape.values) {
+      if (value.is_string()) names.push_back(value.get<std::string>());
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> ShapeBuilder::DeclaredNames() {
   std::vector<std::string> names;
   std::set<std::string> known;
   for (const Node* node : nodes_) {
@@ -263,6 +459,13 @@ std::vector<std::string> ShapeBuilder::DeclaredNames() const {
     const Local& local = document_.LocalOf(*node);
     document_.Spend(static_cast<std::int64_t>(local.properties.size() + local.required.size()));
     for (const std::string& name : local.required) {
+      if (known.insert(name).second) names.push_back(name);
+    }
+  }
+  for (const Node* node : nodes_) {
+    const Local& local = document_.LocalOf(*node);
+    if (local.names == nullptr) continue;
+    for (const std::string& name : ListedNames(local).value_or(std::vector<std::string>())) {
       if (known.insert(name).second) names.push_back(name);
     }
   }
@@ -295,8 +498,14 @@ ObjectShape::Property ShapeBuilder::PropertyNamed(const std::string& name) {
       nodes.push_back(schema);
       evaluated = true;
     }
-    if (!evaluated && local.additional != nullptr) nodes.push_back(local.additional);
-    if (local.unevaluated != nullptr) {
+    if (!evaluated && local.additional != nullptr) {
+      if (local.leaves_out_patterns) {
+        document_.Note(*nodes_[n], "additionalProperties");
+      } else {
+        nodes.push_back(local.additional);
+      }
+    }
+    if (local.unevaluated != nullptr && AppliesUnevaluated(n, "unevaluatedProperties")) {
       const bool elsewhere = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* other) {
         const Local& its = document_.LocalOf(*other);
         document_.Spend(static_cast<std::int64_t>(its.properties.size()));
@@ -315,63 +524,121 @@ ObjectShape::Property ShapeBuilder::PropertyNamed(const std::string& name) {
   return property;
 }
 
-// Which names may stand behind the declared ones, and their schema.
+bool ShapeBuilder::RestrictNames(const Regex& names, const std::vector<std::string>& declared,
+                                 ObjectShape* object) {
+  const std::int64_t parts = PartsOf(names);
+  if (!document_.Spend(kStepsOfCopiedPart * parts)) return false;
+  std::vector<CodePoints::Range> taken;
+  bool is_empty_taken = false;
+  for (const std::string& name : declared) {
+    if (!document_.Matches(names, name)) continue;
+    is_empty_taken |= name.empty();
+    if (name.empty()) continue;
+    const char32_t first = DecodeUtf8At(name, 0).code_point;
+    taken.emplace_back(first, first);
+  }
+  auto others = std::make_shared<Regex>(names);
+  if (!taken.empty() || is_empty_taken) {
+    auto without = WithoutFirst(names, CodePoints(std::move(taken)), !is_empty_taken);
+    if (!without) return false;
+    *others = *std::move(without);
+  }
+  object->names = std::move(others);
+  return true;
+}
+
+bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& declared,
+                             ObjectShape* object) {
+  const Local& local = document_.LocalOf(node);
+  if (ListedNames(local)) return false;  // they are declared
+  const std::vector<Shape>* shapes = document_.Read(document_.Intern({local.names}));
+  const StringShape* own = shapes != nullptr && shapes->size() == 1 && (*shapes)[0].string
+                               ? &*(*shapes)[0].string
+                               : nullptr;
+  if (own != nullptr && !own->pattern && own->min == 0 && !own->max) return true;
+  if (own == nullptr || object->names) {
+    document_.LeaveOut(node, "propertyNames",
+                       own == nullptr
+                           ? "is supported with an enum, or with one pattern, format or lengths"
+                           : "beside another set of names");
+    return true;
+  }
+  if (own->pattern) return RestrictNames(*own->pattern, declared, object);
+  Regex any;
+  any.kind = Regex::Kind::kRepeat;
+  any.parts.resize(1);
+  any.parts[0].kind = Regex::Kind::kCharacter;
+  any.parts[0].set = CodePoints::All();
+  any.min = own->min;
+  any.max = own->max;
+  return RestrictNames(any, declared, object);
+}
+
+// Sets which names may stand behind the declared ones, and their schema. Beside patternProperties
+// these are names of the pattern alone, also where others are valid.
 void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object) {
   Nodes nodes;
   const auto closed = [](const Local& local) {
     return local.additional != nullptr && local.additional->json->is_boolean() &&
            !local.additional->json->get<bool>();
   };
-  const auto restrict_to = [&](const Node& node, const char* keyword,
-                               const std::shared_ptr<const Regex>& names) {
-    if (object->names) return document_.Refuse(node, keyword, "beside another set of names");
-    for (const std::string& name : declared) {
-      if (document_.Matches(*names, name)) {
-        return document_.Refuse(node, keyword,
-                                absl::StrCat("also allows the declared name \"", name, "\""));
-      }
-    }
-    object->names = names;
-  };
   const bool any_closed = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* node) {
     const Local& local = document_.LocalOf(*node);
-    return closed(local) && local.pattern_properties.empty();
+    return closed(local) && local.pattern_properties.empty() && !local.leaves_out_patterns;
   });
+  bool has_others = true;
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
     const Local& local = document_.LocalOf(*nodes_[n]);
-    if (local.unevaluated != nullptr) {
+    if (local.unevaluated != nullptr && AppliesUnevaluated(n, "unevaluatedProperties")) {
       const bool evaluated = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* other) {
         const Local& its = document_.LocalOf(*other);
         return its.additional != nullptr || !its.pattern_properties.empty();
       });
-      if (!MayApplyUnevaluated(n)) {
-        document_.Refuse(*nodes_[n], "unevaluatedProperties", "within an intersection");
-      }
       if (!evaluated) nodes.push_back(local.unevaluated);
     }
-    if (local.pattern_properties.empty()) {
+    if (local.leaves_out_patterns) {
+      if (local.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
+    } else if (local.pattern_properties.empty()) {
       if (local.additional != nullptr) nodes.push_back(local.additional);
     } else if (any_closed) {
       // No other names: those that patterns would allow are not either.
-    } else if (local.pattern_properties.size() > 1 || !closed(local)) {
-      document_.Refuse(*nodes_[n], "patternProperties",
-                       "is supported with one expression and additionalProperties of false");
+    } else if (local.pattern_properties.size() > 1 || object->names) {
+      document_.LeaveOut(
+          *nodes_[n], "patternProperties",
+          object->names ? "beside another set of names" : "is supported with one expression");
+      if (local.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
     } else {
-      restrict_to(*nodes_[n], "patternProperties", local.pattern_properties[0].first);
+      has_others &= RestrictNames(*local.pattern_properties[0].first, declared, object);
       nodes.push_back(local.pattern_properties[0].second);
     }
-    if (local.names == nullptr || any_closed) continue;
-    const std::vector<Shape>* shapes = document_.Read(document_.Intern({local.names}));
-    const StringShape* own = shapes != nullptr && shapes->size() == 1 && (*shapes)[0].string
-                                 ? &*(*shapes)[0].string
-                                 : nullptr;
-    if (own != nullptr && own->pattern) {
-      restrict_to(*nodes_[n], "propertyNames", own->pattern);
-    } else if (own == nullptr || own->min > 0 || own->max) {
-      document_.Refuse(*nodes_[n], "propertyNames", "is supported with a pattern");
+    if (local.names != nullptr && !any_closed) {
+      has_others &= ReadNames(*nodes_[n], declared, object);
     }
   }
+  if (!has_others) {
+    document_.made_.push_back(std::make_unique<OrderedJson>(false));
+    nodes.push_back(document_.NodeAt(*document_.made_.back(), nodes_[0], ""));
+  }
   object->additional = document_.Intern(std::move(nodes));
+}
+
+void ShapeBuilder::SetCounts(std::int64_t required, std::int64_t declared, ObjectShape* object) {
+  if (object->min <= required) object->min = 0;
+  if (object->min > declared) {
+    document_.LeaveOut(NodeWith("minProperties"), "minProperties",
+                       absl::StrCat("only ", declared,
+                                    " properties are declared, and other names could be "
+                                    "repeated"));
+    object->min = 0;
+  }
+  if (declared * std::max(object->min, object->max.value_or(0)) <= kMaxPropertyStates) return;
+  const auto leave_out = [&](const char* keyword) {
+    document_.LeaveOut(NodeWith(keyword), keyword, "counts too many declared properties");
+  };
+  if (object->min > 0) leave_out("minProperties");
+  if (object->max) leave_out("maxProperties");
+  object->min = 0;
+  object->max.reset();
 }
 
 void ShapeBuilder::AddObject(Shape* shape) {
@@ -384,7 +651,7 @@ void ShapeBuilder::AddObject(Shape* shape) {
   const std::vector<std::string> declared = DeclaredNames();
   if (declared.size() > kMaxSchemaProperties) {
     return document_.Refuse(
-        *nodes_[0], "properties",
+        NodeWith("properties"), "properties",
         absl::StrCat("declares ", declared.size(), " names, the limit is ", kMaxSchemaProperties));
   }
   std::int64_t required = 0;
@@ -393,19 +660,8 @@ void ShapeBuilder::AddObject(Shape* shape) {
     required += object.properties.back().required;
   }
   SetOtherNames(declared, &object);
-  if (object.min <= required) object.min = 0;
-  const auto count = static_cast<std::int64_t>(declared.size());
   if (object.max && *object.max < std::max(required, object.min)) return;
-  if (object.min > count) {
-    return document_.Refuse(*nodes_[0], "minProperties",
-                            absl::StrCat("only ", count,
-                                         " properties are declared, and other "
-                                         "names could be repeated"));
-  }
-  if (count * std::max(object.min, object.max.value_or(0)) > kMaxPropertyStates) {
-    return document_.Refuse(*nodes_[0], object.max ? "maxProperties" : "minProperties",
-                            "counts too many declared properties");
-  }
+  SetCounts(required, static_cast<std::int64_t>(declared.size()), &object);
   shape->object = std::move(object);
 }
 

@@ -80,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!grammar.ok()) {
     CheckRefusal(grammar.status());
   } else if (Library() != nullptr) {
-    Walk(*grammar, data[1]);
+    Walk(grammar->text, data[1]);
   }
   return 0;
 }

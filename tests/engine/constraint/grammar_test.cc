@@ -162,7 +162,7 @@ TEST_F(GrammarTest, MasksOfIndentedDocumentsAreExactAndTakeFewSteps) {
           {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
           "required": ["value", "next"], "additionalProperties": false}}})"));
   ASSERT_TRUE(grammar.ok()) << grammar.status();
-  const auto constraint = (*library)->Compile(*grammar);
+  const auto constraint = (*library)->Compile(grammar->text);
   ASSERT_TRUE(constraint.ok()) << constraint.status();
   const std::int32_t end[] = {static_cast<std::int32_t>(tokens.size()) - 1};
   for (const std::string& indent : {std::string(4, ' '), std::string(1, '\t')}) {
@@ -285,7 +285,7 @@ std::string StageOf(const absl::Status& status) {
 std::string GrammarOf(ConstraintKind kind, const std::string& text) {
   const auto grammar = WriteConstraint(Spec(kind, text));
   EXPECT_TRUE(grammar.ok()) << grammar.status();
-  return grammar.value_or("");
+  return grammar.ok() ? grammar->text : "";
 }
 
 // One that takes the library long.
@@ -599,11 +599,11 @@ TEST(ConstraintGrammarTest, SchemasAreRefusedByPointer) {
        "not supported"},
       {R"({"$ref": "http://x/y"})", "/$ref", "nothing is fetched"},
       {R"({"$ref": "#"})", "/$ref", "leads back"},
-      {R"({"format": "regex"})", "/format", "date-time"},
+      {R"({"format": 3})", "/format", "name of a format"},
       {R"({"type": "strin"})", "/type", "no type"},
       {R"j({"pattern": "(?=a)"})j", "/pattern", "look-around"},
       {R"({"pattern": "a\\b"})", "/pattern", "\\b is not supported"},
-      {R"({"multipleOf": 0.3})", "/multipleOf", "multiples of 0.3"},
+      {R"({"multipleOf": 0.123456})", "/multipleOf", "multiples of 0.123456"},
       {R"({"uniqueItems": true})", "/uniqueItems", "maxItems"},
       {R"({"oneOf": [{"type": "string"}, {"maxLength": 3}]})", "/oneOf", "both 0 and 1"},
       {R"({"not": {"required": ["a"]}})", "/not", "type alone"},

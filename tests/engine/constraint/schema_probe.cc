@@ -1,9 +1,10 @@
 // Asks schemas: reads a question a line from standard input, and writes an answer a line.
 //
-//   {"schema": TEXT, "texts": [TEXT, ...], "walks": COUNT, "seed": NUMBER}
+//   {"schema": TEXT, "texts": [TEXT, ...], "walks": COUNT, "seed": NUMBER,
+//    "annotate": whether keywords that are not enforced are listed; absent: they are refused}
 //   {"refused": MESSAGE}, or
 //   {"accepted": [whether each text is in the language], "documents": [what the walks wrote],
-//    "unfinished": walks that were given up}
+//    "unfinished": walks that were given up, "unenforced": [keywords]}
 //
 // In a build without structured output it ends at once with 77.
 //
@@ -43,6 +44,7 @@ Json Answer(const Json& question, const ConstraintCompiler::Build& build,
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kJsonSchema;
   spec.text = question.at("schema").get<std::string>();
+  if (question.value("annotate", false)) spec.unenforced = UnenforcedPolicy::kAnnotate;
   const auto constraint = build(spec, {});
   if (!constraint.ok()) return {{"refused", std::string(constraint.status().message())}};
   Json accepted = Json::array(), documents = Json::array();
@@ -58,7 +60,10 @@ Json Answer(const Json& question, const ConstraintCompiler::Build& build,
       ++unfinished;
     }
   }
-  return {{"accepted", accepted}, {"documents", documents}, {"unfinished", unfinished}};
+  return {{"accepted", accepted},
+          {"documents", documents},
+          {"unfinished", unfinished},
+          {"unenforced", (*constraint)->unenforced()}};
 }
 
 void AnswerAll() {
