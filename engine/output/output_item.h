@@ -42,6 +42,7 @@ struct OutputItem {
     bool opens_reasoning = false;
     std::string prompt_text;                     // with echo_prompt
     std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
+    std::vector<std::string> unenforced;         // of CompiledConstraint
   };
 
   Kind kind = Kind::kToken;

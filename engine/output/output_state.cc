@@ -58,6 +58,7 @@ void OutputState::Start(const OutputItem& item) {
   started.seed = static_cast<std::int64_t>(request_.sampling.seed);
   started.schedule_time = item.time;
   started.max_tokens = item.start->max_tokens;
+  started.unenforced = std::move(item.start->unenforced);
   if (params_.echo_prompt) {
     if (params_.text) started.prompt_text = std::move(item.start->prompt_text);
     if (params_.token_ids) started.prompt_token_ids = std::move(item.start->prompt_token_ids);

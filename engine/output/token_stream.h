@@ -67,6 +67,7 @@ struct StartedEvent {
   std::int32_t max_tokens = 0;
   std::string prompt_text;                     // with echo_prompt
   std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
+  std::vector<std::string> unenforced;         // of CompiledConstraint
 };
 
 struct PromptLogprobsEvent {

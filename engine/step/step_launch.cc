@@ -48,13 +48,16 @@ void EngineCore::StartPlanned(absl::Time now) {
     probe_->PrefixLookup(queried, live->cached_tokens);
     probe_->ObserveQueue(now - live->request.accept_time);
     StartMasks(*live);
+    const auto& constraint = live->prompt.mask_rules.constraint;
     OutputItem& item = Emit(OutputItem::Kind::kStarted, *live, now);
     item.start = std::make_unique<OutputItem::Start>(
         OutputItem::Start{.cached_tokens = live->cached_tokens,
                           .max_tokens = live->prompt.max_tokens,
                           .opens_reasoning = live->prompt.opens_reasoning,
                           .prompt_text = std::move(live->prompt.echo_text),
-                          .prompt_token_ids = std::move(live->prompt.echo_ids)});
+                          .prompt_token_ids = std::move(live->prompt.echo_ids),
+                          .unenforced = constraint == nullptr ? std::vector<std::string>()
+                                                              : constraint->unenforced()});
   }
   std::uint32_t expired = 0;
   auto check = [&](const Sequence& sequence, std::uint32_t tokens) {

@@ -392,6 +392,14 @@ absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat*
       "constraint.start");
 }
 
+// Whether the constraint has no kind and no other field but `unenforced`.
+bool SaysOnlyUnenforced(const v1::Constraint& constraint) {
+  return constraint.kind_case() == v1::Constraint::KIND_NOT_SET &&
+         constraint.unenforced() != v1::UNENFORCED_POLICY_UNSPECIFIED &&
+         constraint.start() == v1::CONSTRAINT_START_UNSPECIFIED &&
+         constraint.whitespace() == v1::WHITESPACE_POLICY_UNSPECIFIED;
+}
+
 // Its text is read when it is compiled, on threads of its own.
 absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request* request) {
   if (!message.has_constraint()) return absl::OkStatus();
@@ -421,10 +429,31 @@ absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request*
       QUIRE_RETURN_IF_ERROR(ReadTags(constraint.structural_tags(), &spec));
       break;
     case v1::Constraint::KIND_NOT_SET:
+      // It is for the schemas of calls. ReadUnenforced checks that there are any.
+      if (SaysOnlyUnenforced(constraint)) return absl::OkStatus();
       return engine::BadConstraint("compile", "constraint: no kind is set");
   }
   QUIRE_RETURN_IF_ERROR(ReadWhitespace(constraint, &spec));
   request->constraint = std::move(spec);
+  return absl::OkStatus();
+}
+
+// `spec`: null where nothing is constrained.
+absl::Status ReadUnenforced(const v1::Constraint& constraint, engine::ConstraintSpec* spec) {
+  const v1::UnenforcedPolicy policy = constraint.unenforced();
+  if (!v1::UnenforcedPolicy_IsValid(policy)) {
+    return BadParameter("constraint.unenforced", absl::StrCat(policy), "0 to 2");
+  }
+  if (policy == v1::UNENFORCED_POLICY_UNSPECIFIED) return absl::OkStatus();
+  const bool has_schema = constraint.has_json_schema() || constraint.has_structural_tags() ||
+                          (spec != nullptr && spec->kind == engine::ConstraintKind::kToolCalls);
+  if (!has_schema) {
+    return BadParameter("constraint.unenforced", v1::UnenforcedPolicy_Name(policy),
+                        "absent where no answer and no call is held to a schema");
+  }
+  if (policy == v1::UNENFORCED_POLICY_ANNOTATE) {
+    spec->unenforced = engine::UnenforcedPolicy::kAnnotate;
+  }
   return absl::OkStatus();
 }
 
@@ -471,10 +500,13 @@ absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateR
   QUIRE_RETURN_IF_ERROR(engine::Validate(request.output, options.limits));
   QUIRE_RETURN_IF_ERROR(ReadParsing(message, options, &request));
   if (message.has_constraint()) {
-    const text::ToolFormat* const format =
-        request.parsing.has_value() ? request.parsing->format : nullptr;
-    QUIRE_RETURN_IF_ERROR(
-        ReadStart(message.constraint(), format, options.has_reasoning, &*request.constraint));
+    engine::ConstraintSpec* const spec = request.constraint ? &*request.constraint : nullptr;
+    QUIRE_RETURN_IF_ERROR(ReadUnenforced(message.constraint(), spec));
+    if (!SaysOnlyUnenforced(message.constraint())) {
+      const text::ToolFormat* const format =
+          request.parsing.has_value() ? request.parsing->format : nullptr;
+      QUIRE_RETURN_IF_ERROR(ReadStart(message.constraint(), format, options.has_reasoning, spec));
+    }
   }
 
   if (message.priority() < -kMaxPriority || message.priority() > kMaxPriority) {

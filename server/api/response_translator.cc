@@ -92,6 +92,9 @@ struct EventWriter {
     message->set_prompt_text(std::move(event.prompt_text));
     Assign(event.prompt_token_ids, message->mutable_prompt_token_ids());
     message->set_max_tokens(event.max_tokens);
+    message->mutable_unenforced_keywords()->Assign(
+        std::make_move_iterator(event.unenforced.begin()),
+        std::make_move_iterator(event.unenforced.end()));
   }
 
   void operator()(engine::PromptLogprobsEvent&& event) const {

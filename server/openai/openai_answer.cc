@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/json_text.h"
 #include "base/utf8.h"
+#include "server/openai/openai_error.h"
 
 namespace quire::server {
 namespace {
@@ -151,6 +152,12 @@ ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
+// The keyword with the client's name of the field before its pointer.
+std::string NamedKeyword(absl::string_view keyword) {
+  const std::size_t pointer = std::min(keyword.find('#'), keyword.size());
+  return absl::StrCat(OpenAiParam(keyword.substr(0, pointer)), keyword.substr(pointer));
+}
+
 struct Choice {
   bool is_open = false;  // its first chunk is out
   bool has_calls = false;
@@ -200,7 +207,7 @@ struct OpenAiAnswer::Impl {
   ordered_json Usage() const;
   ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool opens);
   void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
-  void AppendChunk(ordered_json choice, std::string* events) const;
+  void AppendChunk(ordered_json choice, std::string* events);
   // The choice of a chunk; `word` null while the choice goes on.
   ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
                            const char* word) const;
@@ -213,7 +220,9 @@ struct OpenAiAnswer::Impl {
   const OpenAiTokens vocabulary;
   std::vector<Prompt> prompts;
   std::vector<Choice> choices;
-  std::size_t kept_bytes = 0;  // of `whole`
+  ordered_json unenforced = ordered_json::array();  // keywords of schemas, the same of all prompts
+  bool lists_unenforced = false;                    // a chunk with the list was sent
+  std::size_t kept_bytes = 0;                       // of `whole`
 };
 
 ordered_json OpenAiAnswer::Impl::Usage() const {
@@ -243,8 +252,11 @@ ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json con
   return choice;
 }
 
-void OpenAiAnswer::Impl::AppendChunk(ordered_json choice, std::string* events) const {
+void OpenAiAnswer::Impl::AppendChunk(ordered_json choice, std::string* events) {
   ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
+  if (!std::exchange(lists_unenforced, true) && !unenforced.empty()) {
+    chunk["unenforced_keywords"] = unenforced;
+  }
   chunk["choices"] = ordered_json::array({std::move(choice)});
   if (include_usage) chunk["usage"] = nullptr;
   absl::StrAppend(events, SseEvent(JsonText(chunk)));
@@ -258,6 +270,11 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.text = started.prompt_text();
   if (echo && with_logprobs && started.prompt_token_ids_size() > 0) {
     state.first_id = started.prompt_token_ids(0);
+  }
+  if (unenforced.empty()) {
+    for (const std::string& keyword : started.unenforced_keywords()) {
+      unenforced.push_back(NamedKeyword(keyword));
+    }
   }
   if (!is_chat || !stream) return;
   for (std::size_t c = 0; c < choices_per_prompt; ++c) {
@@ -394,6 +411,9 @@ std::string OpenAiAnswer::TakeBody() {
   std::string body =
       JsonText(impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion"));
   body.pop_back();
+  if (!impl_->unenforced.empty()) {
+    absl::StrAppend(&body, ",\"unenforced_keywords\":", JsonText(impl_->unenforced));
+  }
   body.reserve(body.size() + impl_->kept_bytes + impl_->choices.size() + 256);
   body += ",\"choices\":[";
   for (Choice& choice : impl_->choices) {

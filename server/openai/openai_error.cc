@@ -38,6 +38,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kParams[] = {
     {"constraint", "response_format"},
     {"constraint.start", "constraint_start"},
     {"constraint.whitespace", "constraint_whitespace"},
+    {"constraint.unenforced", "constraint_unenforced"},
     {"chat", "messages"},
     {"text", "prompt"},
     {"token_ids", "prompt"},

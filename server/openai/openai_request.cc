@@ -321,6 +321,16 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
   return absl::OkStatus();
 }
 
+// Tools are read later, so the translator checks that there is a schema.
+absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request) {
+  const auto policy = body.Find("constraint_unenforced");
+  if (!policy) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const bool annotates, ReadWord(*policy, "refuse", "annotate"));
+  request->mutable_constraint()->set_unenforced(annotates ? v1::UNENFORCED_POLICY_ANNOTATE
+                                                          : v1::UNENFORCED_POLICY_REFUSE);
+  return absl::OkStatus();
+}
+
 // What both calls have.
 absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const OpenAiLimits& limits,
                         v1::GenerateRequest* request, OpenAiRequest* result) {
@@ -332,6 +342,7 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
   QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, bytes, request));
   QUIRE_RETURN_IF_ERROR(ReadGuided(body, bytes, request));
   QUIRE_RETURN_IF_ERROR(ReadConstraintOptions(body, request));
+  QUIRE_RETURN_IF_ERROR(ReadUnenforced(body, request));
   QUIRE_RETURN_IF_ERROR(ReadStream(body, result));
   QUIRE_RETURN_IF_ERROR(body.Int32("priority", [&](std::int32_t v) { request->set_priority(v); }));
   QUIRE_RETURN_IF_ERROR(body.Text("cache_salt", [&](std::string salt) {

@@ -252,6 +252,27 @@ def test_what_is_refused(client):
         assert caught.value.param == param and words in caught.value.message, caught.value
 
 
+def test_keywords_that_are_not_enforced_are_listed_by_the_tool(client):
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 9, "not": {"const": 5}}},
+                  "required": ["a"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    annotate = {"constraint_unenforced": "annotate"}
+    listed = ["tools[0].function.parameters#/properties/a/not"]
+    made = call(client, tools=tools, tool_choice="required", parallel_tool_calls=False, extra_body=annotate)
+    assert made.unenforced_keywords == listed
+    assert json.loads(made.choices[0].message.tool_calls[0].function.arguments)["a"] in range(1, 10)
+    tools[0]["function"]["strict"] = True
+    chunks = list(call(client, tools=tools, max_tokens=5, stream=True, extra_body=annotate))
+    assert [getattr(chunk, "unenforced_keywords", None) for chunk in chunks] == [listed] + [None] * (len(chunks) - 1)
+    with pytest.raises(openai.BadRequestError) as refused:
+        call(client, tools=tools)
+    assert refused.value.param == "tools[0].function.parameters" and "/properties/a/not" in refused.value.message
+    tools[0]["function"]["strict"] = False
+    with pytest.raises(openai.BadRequestError) as refused:
+        call(client, tools=tools, extra_body=annotate)  # nothing is held to a schema
+    assert refused.value.param == "constraint_unenforced"
+
+
 def test_over_grpc_and_from_the_command_line(api, served, tmp_path):
     request = api.GenerateRequest(output=api.OutputOptions(parse=True))
     request.chat.messages.add(role="user", content="Hi")

@@ -251,6 +251,49 @@ def test_the_command_line_has_all_forms(served, tmp_path):
     assert "--constraint-start" in quire("--regex", "a", "--constraint-start", "at_start", code=2), "it is of chats"
 
 
+UNENFORCED = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 10, "maximum": 99, "not": {"const": 50}},
+              "b": {"type": "array", "items": {"type": "string", "maxLength": 2}, "uniqueItems": True, "maxItems": 2}},
+              "required": ["a", "b"], **CLOSED}
+LISTED = ["#/properties/a/not", "#/properties/b/uniqueItems"]
+
+
+def is_valid_but_for_what_is_listed(text):
+    document = json.loads(text)
+    return list(document) == ["a", "b"] and 10 <= document["a"] <= 99 and len(document["b"]) <= 2
+
+
+def test_keywords_that_are_not_enforced_are_listed(api, generate, served):
+    request = api.GenerateRequest(text=PROMPT)
+    request.constraint.json_schema = json.dumps(UNENFORCED)
+    request.constraint.unenforced = api.UNENFORCED_POLICY_ANNOTATE
+    request.stopping.max_tokens = 200
+    with served.channel() as channel:
+        stub = api.GenerationServiceStub(channel)
+        for stream in (False, True):
+            request.output.stream = stream
+            events = list(stub.Generate(request, timeout=60))
+            assert events[0].started.unenforced_keywords == LISTED
+            text = events[-1].completed.text + "".join(event.delta.text for event in events)
+            assert is_valid_but_for_what_is_listed(text)
+        request.constraint.json_schema = json.dumps(SCHEMAS[0])
+        assert not list(stub.Generate(request, timeout=60))[0].started.unenforced_keywords
+    for policy in (api.UNENFORCED_POLICY_REFUSE, api.UNENFORCED_POLICY_UNSPECIFIED):
+        def fill(constraint, policy=policy):
+            constraint.json_schema = json.dumps(UNENFORCED)
+            constraint.unenforced = policy
+        with pytest.raises(grpc.RpcError) as refused:
+            generate(fill)
+        assert reason_of(refused.value)[1]["pointer"] == "/properties/a/not"
+    for fill, field in (
+        (lambda c: c.MergeFrom(api.Constraint(regex="a", unenforced=api.UNENFORCED_POLICY_ANNOTATE)), "constraint.unenforced"),
+        (lambda c: c.MergeFrom(api.Constraint(unenforced=api.UNENFORCED_POLICY_ANNOTATE)), "constraint.unenforced"),
+        (lambda c: c.MergeFrom(api.Constraint(json_schema="{}", unenforced=7)), "constraint.unenforced"),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            generate(fill)
+        assert reason_of(refused.value)[1]["field"] == field, refused.value.details()
+
+
 class Mood(enum.Enum):
     GLAD = "glad"
     SAD = "sad"
@@ -297,6 +340,33 @@ def test_the_openai_package_parses_models(client):
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="", messages=messages, extra_body={"guided_regex": "a", "constraint_start": "x"})
     assert error.value.param == "constraint_start" and '"x", must be at_start or after_reasoning' in error.value.message
+
+
+def test_keywords_that_are_not_enforced_are_listed_over_openai(client):
+    messages = [{"role": "user", "content": "A"}]
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": UNENFORCED}}
+    asked = {"model": "", "messages": messages, "response_format": form, "max_tokens": 200, "seed": 3}
+    annotate = {"constraint_unenforced": "annotate"}
+    whole = client.chat.completions.create(**asked, extra_body=annotate)
+    assert whole.unenforced_keywords == LISTED and is_valid_but_for_what_is_listed(whole.choices[0].message.content)
+    chunks = list(client.chat.completions.create(**asked, stream=True, extra_body=annotate))
+    assert chunks[0].unenforced_keywords == LISTED
+    assert not any(hasattr(chunk, "unenforced_keywords") for chunk in chunks[1:])
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    body = {"guided_json": UNENFORCED, **annotate}
+    assert client.completions.create(model="", prompt="A", max_tokens=200, extra_body=body).unenforced_keywords == LISTED
+    chunks = list(client.completions.create(model="", prompt="A", max_tokens=200, stream=True, extra_body=body))
+    assert [getattr(chunk, "unenforced_keywords", None) for chunk in chunks] == [LISTED] + [None] * (len(chunks) - 1)
+    plain = client.completions.create(model="", prompt="A", extra_body={"guided_json": {"const": 1}, **annotate})
+    assert not hasattr(plain, "unenforced_keywords")
+    for extra, param, words in (
+        ({"constraint_unenforced": "refuse"}, "response_format", "/properties/a/not"),
+        ({"constraint_unenforced": "ignore"}, "constraint_unenforced", '"ignore", must be refuse or annotate'),
+    ):
+        with pytest.raises(openai.BadRequestError) as error:
+            client.chat.completions.create(**asked, extra_body=extra)
+        assert words in error.value.message
+        assert param == "response_format" or error.value.param == param
 
 
 def test_models_say_that_they_can(api, served):

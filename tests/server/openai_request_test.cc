@@ -366,6 +366,29 @@ TEST(OpenAiRequestTest, WhereAConstraintBeginsAndItsWhiteSpace) {
             "constraint_start is \"behind\", must be at_start or after_reasoning");
 }
 
+TEST(OpenAiRequestTest, KeywordsThatAreNotEnforced) {
+  const auto unenforced = [](const std::string& fields) {
+    const auto parsed = ParseChatRequest(R"({"messages": [], )" + fields + "}");
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed->prompts[0].constraint().unenforced();
+  };
+  const std::string schema =
+      R"("response_format": {"type": "json_schema", "json_schema": {"schema": {}}}, )";
+  EXPECT_EQ(unenforced(schema + R"("n": 1)"), v1::UNENFORCED_POLICY_UNSPECIFIED);
+  EXPECT_EQ(unenforced(schema + R"("constraint_unenforced": "refuse")"),
+            v1::UNENFORCED_POLICY_REFUSE);
+  EXPECT_EQ(unenforced(schema + R"("constraint_unenforced": "annotate")"),
+            v1::UNENFORCED_POLICY_ANNOTATE);
+  EXPECT_EQ(unenforced(R"("guided_json": {}, "constraint_unenforced": "annotate")"),
+            v1::UNENFORCED_POLICY_ANNOTATE);
+  for (const char* value : {R"("no")", "true", "[]"}) {
+    EXPECT_EQ(FieldOf(ParseChatRequest(
+                  absl::StrCat(R"({"messages": [], "constraint_unenforced": )", value, "}"))),
+              "constraint_unenforced")
+        << value;
+  }
+}
+
 TEST(OpenAiRequestTest, WrongTypesNameTheirField) {
   struct Bad {
     const char* json;
