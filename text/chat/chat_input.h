@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_join.h"
+
 namespace quire::text {
 
 struct ChatToolCall {
@@ -25,7 +27,14 @@ struct ChatMessage {
   std::vector<ChatToolCall> tool_calls = {};
   std::string tool_call_id = {};
   std::string reasoning_content = {};
+  // Texts of content that was given as a list of parts; `content` is empty then.
+  std::vector<std::string> parts = {};
 };
+
+// The content as one string: parts are joined by newlines.
+inline std::string ContentText(const ChatMessage& message) {
+  return message.parts.empty() ? message.content : absl::StrJoin(message.parts, "\n");
+}
 
 struct ChatTool {
   std::string name = {};

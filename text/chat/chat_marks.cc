@@ -36,6 +36,7 @@ bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
         has(message.tool_call_id) || has(message.reasoning_content)) {
       return true;
     }
+    if (std::any_of(message.parts.begin(), message.parts.end(), has)) return true;
     for (const ChatToolCall& call : message.tool_calls) {
       if (has(call.id) || has(call.name) || has_json(call.arguments_json)) return true;
     }

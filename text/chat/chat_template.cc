@@ -22,6 +22,8 @@ using jinja::MapBuilder;
 using jinja::Value;
 
 constexpr absl::string_view kDefaultName = "default";
+// A template that takes more for a conversation of a few words is not probed further.
+constexpr std::int64_t kMaxProbeSteps = 100000;
 
 absl::Status BadInput(absl::string_view name, int line, absl::string_view message) {
   // What a template puts into a message may have been cut anywhere.
@@ -58,6 +60,7 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
 // How the texts of a conversation become values.
 struct Reading {
   const jinja::TextHook& literal;
+  const TemplateTraits& traits;
   jinja::JsonBudget budget;
 };
 
@@ -81,10 +84,12 @@ absl::Status Named(absl::string_view field, const absl::Status& status) {
 absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string& field,
                                     Reading& reading) {
   const jinja::TextHook& literal = reading.literal;
-  absl::string_view json = call.arguments_json;
-  if (json.empty()) json = "{}";
-  absl::StatusOr<Value> arguments = jinja::FromJson(json, literal, &reading.budget);
-  if (!arguments.ok()) return Named(absl::StrCat(field, ".arguments_json"), arguments.status());
+  const std::string json = call.arguments_json.empty() ? "{}" : call.arguments_json;
+  absl::StatusOr<Value> arguments = Value::String(literal(json));
+  if (reading.traits.takes_mapping_arguments) {
+    arguments = jinja::FromJson(json, literal, &reading.budget);
+    if (!arguments.ok()) return Named(absl::StrCat(field, ".arguments_json"), arguments.status());
+  }
   MapBuilder function;
   QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(call.name))));
   QUIRE_RETURN_IF_ERROR(function.Set("arguments", *std::move(arguments)));
@@ -97,12 +102,38 @@ absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string&
   return std::move(value).Build();
 }
 
+bool IsContentList(const ChatMessage& message, const TemplateTraits& traits) {
+  const ContentForm form = traits.ContentFormOf(message.role);
+  return form == ContentForm::kParts || form == ContentForm::kOnePart ||
+         (form == ContentForm::kEither && !message.parts.empty());
+}
+
+// The content in the form that the template prints: a string, or a list of parts of type text.
+absl::StatusOr<Value> ContentValue(const ChatMessage& message, const Reading& reading) {
+  if (!IsContentList(message, reading.traits)) {
+    return Value::String(reading.literal(ContentText(message)));
+  }
+  const bool is_joined =
+      message.parts.empty() || reading.traits.ContentFormOf(message.role) == ContentForm::kOnePart;
+  const std::vector<std::string> texts =
+      is_joined ? std::vector<std::string>{ContentText(message)} : message.parts;
+  std::vector<Value> parts;
+  for (const std::string& text : texts) {
+    MapBuilder part;
+    QUIRE_RETURN_IF_ERROR(part.Set("type", Value::String("text")));
+    QUIRE_RETURN_IF_ERROR(part.Set("text", Value::String(reading.literal(text))));
+    parts.push_back(std::move(part).Build());
+  }
+  return jinja::MakeList(std::move(parts));
+}
+
 absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index,
                                    Reading& reading) {
   const jinja::TextHook& literal = reading.literal;
   MapBuilder value;
   QUIRE_RETURN_IF_ERROR(value.Set("role", Value::String(literal(message.role))));
-  QUIRE_RETURN_IF_ERROR(value.Set("content", Value::String(literal(message.content))));
+  QUIRE_ASSIGN_OR_RETURN(Value content, ContentValue(message, reading));
+  QUIRE_RETURN_IF_ERROR(value.Set("content", std::move(content)));
   const std::pair<absl::string_view, const std::string*> optional[] = {
       {"name", &message.name},
       {"tool_call_id", &message.tool_call_id},
@@ -167,6 +198,7 @@ std::int64_t InputBytes(const ChatInput& chat) {
   for (const ChatMessage& message : chat.messages) {
     bytes += message.role.size() + message.content.size() + message.name.size() +
              message.tool_call_id.size() + message.reasoning_content.size();
+    for (const std::string& part : message.parts) bytes += part.size();
     for (const ChatToolCall& call : message.tool_calls) {
       bytes += call.id.size() + call.name.size() + call.arguments_json.size();
     }
@@ -221,7 +253,7 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     absl::StatusOr<jinja::Body> body = absl::InvalidArgumentError("not UTF-8");
     if (!FirstInvalidUtf8(source.text)) body = jinja::Parse(source.text);
     if (body.ok()) {
-      templates->templates_.insert_or_assign(source.name, *std::move(body));
+      templates->templates_.insert_or_assign(source.name, LoadedTemplate{*std::move(body), {}});
       continue;
     }
     const std::string problem =
@@ -240,7 +272,19 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
   name_token("pad_token", tokenizer.pad_token_id());
   for (auto& variable : *defaults) templates->defaults_.push_back(std::move(variable));
   if (options.escape_special_in_content) templates->CollectSpecialTokens(tokenizer);
+  for (auto& [name, loaded] : templates->templates_) templates->ProbeTraits(&loaded);
   return std::shared_ptr<const ChatTemplates>(std::move(templates));
+}
+
+void ChatTemplates::ProbeTraits(LoadedTemplate* loaded) const {
+  jinja::RenderLimits limits = options_.limits;
+  limits.max_steps = std::min(limits.max_steps, kMaxProbeSteps);
+  loaded->traits = ProbeTemplate([&](const ChatInput& chat,
+                                     const TemplateTraits& traits) -> absl::StatusOr<std::string> {
+    const jinja::TextHook as_it_is = [](std::string text) { return text; };
+    QUIRE_ASSIGN_OR_RETURN(const jinja::Variables variables, MakeVariables(chat, traits, as_it_is));
+    return jinja::Render(loaded->body, variables, limits, absl::UnixEpoch()).text;
+  });
 }
 
 void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
@@ -255,7 +299,7 @@ void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
 
 std::vector<std::string> ChatTemplates::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, body] : templates_) names.push_back(name);
+  for (const auto& [name, loaded] : templates_) names.push_back(name);
   return names;
 }
 
@@ -263,7 +307,8 @@ bool ChatTemplates::has_default() const {
   return Choose("").ok();
 }
 
-absl::StatusOr<const jinja::Body*> ChatTemplates::Choose(const std::string& asked) const {
+absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(
+    const std::string& asked) const {
   std::string name = asked;
   if (name.empty()) name = options_.default_template_name;
   if (name.empty()) name = std::string(kDefaultName);
@@ -287,15 +332,17 @@ absl::StatusOr<const jinja::Body*> ChatTemplates::Choose(const std::string& aske
 }
 
 absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
-    const ChatInput& chat, const jinja::TextHook& literal) const {
+    const ChatInput& chat, const TemplateTraits& traits, const jinja::TextHook& literal) const {
   jinja::Variables variables = defaults_;
-  const std::size_t count = chat.messages.size() + chat.tools.size();
+  std::size_t count = chat.messages.size() + chat.tools.size();
+  for (const ChatMessage& message : chat.messages) count += message.parts.size();
   if (count > static_cast<std::size_t>(options_.json_limits.max_nodes)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the conversation has ", count, " messages and tools, at most ",
+        absl::StrCat("the conversation has ", count, " messages, content parts and tools, at most ",
                      options_.json_limits.max_nodes, " are allowed (limits.max_json_nodes)"));
   }
-  Reading reading{.literal = literal, .budget = jinja::JsonBudget(options_.json_limits)};
+  Reading reading{
+      .literal = literal, .traits = traits, .budget = jinja::JsonBudget(options_.json_limits)};
   absl::StatusOr<jinja::Variables> given =
       ReadVariables(chat.template_vars_json, literal, &reading.budget);
   if (!given.ok()) return Named("chat.template_vars", given.status());
@@ -327,7 +374,7 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
 
 absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
                                                    absl::Time wall_now) const {
-  QUIRE_ASSIGN_OR_RETURN(const jinja::Body* body, Choose(chat.template_name));
+  QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name));
   const std::string name = chat.template_name.empty() ? options_.default_template_name.empty()
                                                             ? std::string(kDefaultName)
                                                             : options_.default_template_name
@@ -338,9 +385,9 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
   const jinja::TextHook literal = [&marks](std::string text) {
     return marks->Mark(std::move(text));
   };
-  const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, literal);
+  const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, chosen->traits, literal);
   if (!variables.ok()) return BadInput(name, 0, variables.status().message());
-  jinja::RenderResult result = jinja::Render(*body, *variables, options_.limits, wall_now);
+  jinja::RenderResult result = jinja::Render(chosen->body, *variables, options_.limits, wall_now);
   const absl::Status& status = result.text.status();
   if (absl::IsResourceExhausted(status)) {
     return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,
@@ -354,7 +401,10 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
   }
   std::string text = *std::move(result.text);
   if (chat.continue_final_message && !chat.messages.empty()) {
-    const absl::Status cut = CutBehindFinal(literal(chat.messages.back().content), &text);
+    const ChatMessage& last = chat.messages.back();
+    const bool is_list = !last.parts.empty() && IsContentList(last, chosen->traits);
+    const std::string final_text = is_list ? last.parts.back() : ContentText(last);
+    const absl::Status cut = CutBehindFinal(literal(final_text), &text);
     if (!cut.ok()) return BadInput(name, 0, cut.message());
   }
   return marks->Unmark(text);

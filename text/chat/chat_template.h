@@ -30,6 +30,7 @@
 #include "text/chat/jinja/ast.h"
 #include "text/chat/jinja/interpreter.h"
 #include "text/chat/jinja/json.h"
+#include "text/chat/template_traits.h"
 #include "text/tokenizer/added_tokens.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -96,13 +97,20 @@ class ChatTemplates {
  private:
   ChatTemplates() = default;
 
-  absl::StatusOr<const jinja::Body*> Choose(const std::string& name) const;
+  struct LoadedTemplate {
+    jinja::Body body;
+    TemplateTraits traits;
+  };
+
+  absl::StatusOr<const LoadedTemplate*> Choose(const std::string& name) const;
   absl::StatusOr<jinja::Variables> MakeVariables(const ChatInput& chat,
+                                                 const TemplateTraits& traits,
                                                  const jinja::TextHook& literal) const;
+  void ProbeTraits(LoadedTemplate* loaded) const;
   void CollectSpecialTokens(const Tokenizer& tokenizer);
 
   ChatOptions options_;
-  std::map<std::string, jinja::Body> templates_;
+  std::map<std::string, LoadedTemplate> templates_;
   std::map<std::string, std::string> broken_;  // name -> what is wrong with it
   std::string origin_;
   std::string problem_;
