@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "text/chat/jinja/format.h"
 #include "text/chat/jinja/json.h"
 #include "text/chat/jinja/methods.h"
 #include "text/chat/jinja/sequence_filters.h"
@@ -41,15 +42,23 @@ std::string AsItIs(absl::string_view text) {
   return std::string(text);
 }
 
-// Upper case behind spaces and opening brackets, lower case elsewhere.
+// Upper case behind spaces, hyphens and opening brackets, lower case elsewhere.
 std::string TitleWords(absl::string_view text) {
+  const std::vector<absl::string_view> characters = Characters(text);
+  const auto separates = [](absl::string_view character) {
+    return IsPythonSpace(DecodeUtf8At(character, 0).code_point) ||
+           absl::string_view("-({[<").find(character) != absl::string_view::npos;
+  };
   std::string out;
-  bool begins = true;
-  for (const absl::string_view character : Characters(text)) {
-    out += begins ? ToUpper(character) : ToLower(character);
-    const char32_t c = DecodeUtf8At(character, 0).code_point;
-    begins =
-        IsPythonSpace(c) || absl::string_view("-({[<").find(character) != absl::string_view::npos;
+  for (std::size_t i = 0; i < characters.size();) {
+    const bool is_separator = separates(characters[i]);
+    std::string rest;
+    std::size_t next = i + 1;
+    for (; next < characters.size() && separates(characters[next]) == is_separator; ++next) {
+      absl::StrAppend(&rest, characters[next]);
+    }
+    absl::StrAppend(&out, ToUpper(characters[i]), ToLower(rest));
+    i = next;
   }
   return out;
 }
@@ -273,7 +282,27 @@ Result Round(Runtime&, const Value& value, const Arguments& arguments) {
   return Value::Float((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
 }
 
+// value % the arguments, with names or without.
+Result FormatFilter(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  if (!arguments.positional.empty() && !arguments.named.empty()) {
+    return absl::InvalidArgumentError(
+        "can't handle positional and keyword arguments at the same time");
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::string format, SoftText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(Value given, MakeSequence(SequenceKind::kTuple, arguments.positional));
+  if (!arguments.named.empty()) {
+    MapBuilder names;
+    for (const auto& [name, argument] : arguments.named) {
+      QUIRE_RETURN_IF_ERROR(names.Set(name, argument));
+    }
+    given = std::move(names).Build();
+  }
+  QUIRE_ASSIGN_OR_RETURN(std::string text, FormatPercent(format, given, runtime));
+  return Value::String(std::move(text));
+}
+
 constexpr FilterRow kTextFilters[] = {
+    {"format", FormatFilter},
     {"tojson", Json},
     {"trim", Trim},
     {"length", LengthOf},

@@ -2,7 +2,7 @@
 
 // The filters that stand behind `|`.
 //
-// Place:      between values and the parser, which refuses unknown names.
+// Place:      between values and the parser, which looks names up.
 // Threads:    the table is constant.
 // Source:     documentation of jinja2 3.1, "List of Builtin Filters"; tojson as Hugging Face
 //             transformers sets it up: json.dumps without ASCII escapes.

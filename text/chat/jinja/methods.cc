@@ -10,6 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/utf8.h"
+#include "text/chat/jinja/format.h"
+#include "text/chat/jinja/format_spec.h"
+#include "text/chat/jinja/operators.h"
 #include "text/chat/jinja/strings.h"
 
 namespace quire::text::jinja {
@@ -71,6 +75,8 @@ Result CaseOf(const Call& call) {
   if (call.name == "upper") return Value::String(ToUpper(call.text()));
   if (call.name == "lower") return Value::String(ToLower(call.text()));
   if (call.name == "title") return Value::String(TitleCase(call.text()));
+  if (call.name == "swapcase") return Value::String(SwapCase(call.text()));
+  if (call.name == "casefold") return Value::String(CaseFold(call.text()));
   return Value::String(Capitalize(call.text()));
 }
 
@@ -78,11 +84,18 @@ Result IsOfClass(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
   constexpr std::pair<absl::string_view, CharClass> kClasses[] = {
       {"isspace", CharClass::kSpace}, {"isalpha", CharClass::kAlpha},
-      {"isdigit", CharClass::kDigit}, {"isalnum", CharClass::kAlnum},
-      {"islower", CharClass::kLower}, {"isupper", CharClass::kUpper}};
+      {"isdigit", CharClass::kDigit}, {"isdecimal", CharClass::kDecimal},
+      {"isalnum", CharClass::kAlnum}, {"isnumeric", CharClass::kNumeric},
+      {"islower", CharClass::kLower}, {"isupper", CharClass::kUpper},
+      {"isascii", CharClass::kAscii}, {"isprintable", CharClass::kPrintable}};
   const auto found = std::find_if(std::begin(kClasses), std::end(kClasses),
                                   [&](const auto& row) { return row.first == call.name; });
   return Value::Bool(AllOfClass(call.text(), found->second));
+}
+
+Result IsOfForm(const Call& call) {
+  QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
+  return Value::Bool(call.name == "istitle" ? IsTitleCase(call.text()) : IsIdentifier(call.text()));
 }
 
 Result Strip(const Call& call) {
@@ -113,21 +126,46 @@ Result SplitLines(const Call& call) {
   return Texts(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
 }
 
-// startswith, endswith: one text or a tuple of them; start and end in characters.
-Result StartsOrEnds(const Call& call) {
-  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"prefix", "start", "end"}));
-  const std::int64_t length = bound[1] || bound[2] ? CountChars(call.text()) : 0;
+// The part of the text between the arguments `start` and `end` of find, count and endswith.
+struct Window {
+  absl::string_view text;
+  std::int64_t begin = 0;  // characters before it
+  bool is_valid = true;    // false: start lies behind the end, where nothing is found
+};
+
+// Absent and none both mean the whole text.
+absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& start,
+                                const std::optional<Value>& end) {
+  const auto is_given = [](const std::optional<Value>& value) {
+    return value && !value->is_none();
+  };
+  Window window{.text = call.text()};
+  if (!is_given(start) && !is_given(end)) return window;
+  const std::int64_t length = CountChars(call.text());
   const auto place = [length](std::int64_t index) {
     return std::clamp<std::int64_t>(index < 0 ? index + length : index, 0, length);
   };
-  absl::string_view text = call.text();
-  if (bound[1] || bound[2]) {
-    QUIRE_ASSIGN_OR_RETURN(const std::int64_t start, IntegerArgument(call, bound[1], 0));
-    QUIRE_ASSIGN_OR_RETURN(const std::int64_t end, IntegerArgument(call, bound[2], length));
-    if (start > length || place(start) > place(end)) return Value::Bool(false);
-    text = CharRange(text, place(start), place(end));
+  std::int64_t first = 0;
+  std::int64_t last = length;
+  if (is_given(start)) {
+    QUIRE_ASSIGN_OR_RETURN(first, IntegerArgument(call, start, 0));
   }
+  if (is_given(end)) {
+    QUIRE_ASSIGN_OR_RETURN(last, IntegerArgument(call, end, length));
+  }
+  window.begin = place(first);
+  window.is_valid = first <= length && window.begin <= place(last);
+  window.text = window.is_valid ? CharRange(call.text(), window.begin, place(last)) : "";
+  return window;
+}
+
+// startswith, endswith: one text or a tuple of them; start and end in characters.
+Result StartsOrEnds(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"prefix", "start", "end"}));
+  QUIRE_ASSIGN_OR_RETURN(const Window window, WindowOf(call, bound[1], bound[2]));
+  const absl::string_view text = window.text;
   const auto matches = [&](absl::string_view part) {
+    if (!window.is_valid) return false;
     return call.name == "startswith" ? absl::StartsWith(text, part) : absl::EndsWith(text, part);
   };
   const bool is_tuple =
@@ -160,10 +198,12 @@ Result Replace(const Call& call) {
 
 // find, rfind, index, rindex, count.
 Result Search(const Call& call) {
-  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"sub"}));
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"sub", "start", "end"}));
   QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, bound[0]));
-  const absl::string_view text = call.text();
+  QUIRE_ASSIGN_OR_RETURN(const Window window, WindowOf(call, bound[1], bound[2]));
+  const absl::string_view text = window.text;
   if (call.name == "count") {
+    if (!window.is_valid) return Value::Int(0);
     if (part.empty()) return Value::Int(CountChars(text) + 1);
     std::int64_t count = 0;
     for (std::size_t at = FindFirst(text, part); at != absl::string_view::npos;
@@ -173,12 +213,163 @@ Result Search(const Call& call) {
     return Value::Int(count);
   }
   const bool from_right = absl::StartsWith(call.name, "r");
-  const std::size_t at = from_right ? FindLast(text, part) : FindFirst(text, part);
-  if (at != absl::string_view::npos) return Value::Int(CountChars(text.substr(0, at)));
+  const std::size_t at = !window.is_valid ? absl::string_view::npos
+                         : from_right     ? FindLast(text, part)
+                                          : FindFirst(text, part);
+  if (at != absl::string_view::npos) {
+    return Value::Int(window.begin + CountChars(text.substr(0, at)));
+  }
   if (absl::EndsWith(call.name, "index")) {
     return absl::InvalidArgumentError("substring not found");
   }
   return Value::Int(-1);
+}
+
+// ljust, rjust, center.
+Result Justify(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"width", "fillchar"}));
+  if (!bound[0]) return absl::InvalidArgumentError(absl::StrCat(call.name, " needs a width"));
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t width, IntegerArgument(call, bound[0], 0));
+  std::string fill = " ";
+  if (bound[1]) {
+    QUIRE_ASSIGN_OR_RETURN(fill, TextArgument(call, bound[1]));
+  }
+  if (CountChars(fill) != 1) {
+    return absl::InvalidArgumentError("The fill character must be exactly one character long");
+  }
+  const std::int64_t length = CountChars(call.text());
+  if (width <= length) return call.self;
+  const std::int64_t missing = width - length;
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(
+      call.text().size() + fill.size() * static_cast<std::size_t>(std::min(
+                                             missing, call.runtime.limits().max_bytes + 1))));
+  // CPython's center puts the odd character on the left where the width is odd.
+  const std::int64_t left = call.name == "ljust"   ? 0
+                            : call.name == "rjust" ? missing
+                                                   : missing / 2 + (missing & width & 1);
+  const std::int64_t width_with_left = length + left;
+  return Value::String(PadText(PadText(call.text(), width_with_left, '>', fill), width, '<', fill));
+}
+
+Result ZeroFill(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"width"}));
+  if (!bound[0]) return absl::InvalidArgumentError("zfill needs a width");
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t width, IntegerArgument(call, bound[0], 0));
+  const std::int64_t length = CountChars(call.text());
+  if (width <= length) return call.self;
+  const std::int64_t missing = width - length;
+  QUIRE_RETURN_IF_ERROR(
+      call.runtime.ChargeText(call.text().size() + static_cast<std::size_t>(missing)));
+  const bool has_sign = absl::StartsWith(call.text(), "+") || absl::StartsWith(call.text(), "-");
+  std::string text = call.text();
+  text.insert(has_sign ? 1 : 0, static_cast<std::size_t>(missing), '0');
+  return Value::String(std::move(text));
+}
+
+Result ExpandAllTabs(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"tabsize"}));
+  QUIRE_ASSIGN_OR_RETURN(const std::int64_t size, IntegerArgument(call, bound[0], 8));
+  const auto tabs = std::count(call.text().begin(), call.text().end(), '\t');
+  const std::int64_t limit = call.runtime.limits().max_bytes + 1;
+  const std::int64_t spaces =
+      tabs == 0 ? 0 : std::clamp<std::int64_t>(size, 0, limit / tabs + 1) * tabs;
+  QUIRE_RETURN_IF_ERROR(
+      call.runtime.ChargeText(call.text().size() + static_cast<std::size_t>(spaces)));
+  return Value::String(ExpandTabs(call.text(), size));
+}
+
+Result Format(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(std::string text, FormatBraces(call.text(), call.arguments, call.runtime));
+  return Value::String(std::move(text));
+}
+
+Result FormatMap(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"mapping"}));
+  if (!bound[0] || !bound[0]->is_map()) {
+    return absl::InvalidArgumentError("format_map needs a mapping");
+  }
+  Arguments named;
+  for (const auto& [key, value] : bound[0]->as_map()->entries) {
+    QUIRE_RETURN_IF_ERROR(call.runtime.Charge(1));
+    if (key.is_string()) named.named.emplace_back(key.as_string(), value);
+  }
+  QUIRE_ASSIGN_OR_RETURN(std::string text, FormatBraces(call.text(), named, call.runtime));
+  return Value::String(std::move(text));
+}
+
+absl::StatusOr<Value> CodeOf(const Value& key) {
+  if (key.is_int()) return key;
+  if (key.is_string() && CountChars(key.as_string()) == 1) {
+    return Value::Int(static_cast<std::int64_t>(DecodeUtf8At(key.as_string(), 0).code_point));
+  }
+  return absl::InvalidArgumentError("keys of maketrans must be integers or single characters");
+}
+
+// A mapping from code points to what translate puts in their place.
+Result MakeTrans(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"x", "y", "z"}));
+  if (!bound[0]) return absl::InvalidArgumentError("maketrans needs an argument");
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeWalk(*bound[0]));
+  MapBuilder table;
+  if (!bound[1]) {
+    if (!bound[0]->is_map()) return WrongArgument(call, "a mapping", *bound[0]);
+    for (const auto& [key, value] : bound[0]->as_map()->entries) {
+      QUIRE_ASSIGN_OR_RETURN(const Value code, CodeOf(key));
+      QUIRE_RETURN_IF_ERROR(table.Set(code, value));
+    }
+    return std::move(table).Build();
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::string from, TextArgument(call, bound[0]));
+  QUIRE_ASSIGN_OR_RETURN(const std::string to, TextArgument(call, bound[1]));
+  std::string removed;
+  if (bound[2]) {
+    QUIRE_ASSIGN_OR_RETURN(removed, TextArgument(call, bound[2]));
+  }
+  const std::vector<absl::string_view> keys = Characters(from);
+  const std::vector<absl::string_view> values = Characters(to);
+  QUIRE_RETURN_IF_ERROR(
+      call.runtime.Charge(static_cast<std::int64_t>(keys.size() + removed.size())));
+  if (keys.size() != values.size()) {
+    return absl::InvalidArgumentError("the first two maketrans arguments must have equal length");
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(const Value key, CodeOf(Value::String(keys[i])));
+    QUIRE_ASSIGN_OR_RETURN(Value value, CodeOf(Value::String(values[i])));
+    QUIRE_RETURN_IF_ERROR(table.Set(key, std::move(value)));
+  }
+  for (const absl::string_view character : Characters(removed)) {
+    QUIRE_ASSIGN_OR_RETURN(const Value key, CodeOf(Value::String(character)));
+    QUIRE_RETURN_IF_ERROR(table.Set(key, Value::None()));
+  }
+  return std::move(table).Build();
+}
+
+Result Translate(const Call& call) {
+  QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"table"}));
+  const bool is_table = bound[0] && (bound[0]->is_map() || bound[0]->is_sequence());
+  if (!is_table)
+    return absl::InvalidArgumentError("translate needs a table, as maketrans makes it");
+  std::string text;
+  for (const absl::string_view character : Characters(call.text())) {
+    QUIRE_RETURN_IF_ERROR(call.runtime.Charge(1));
+    QUIRE_ASSIGN_OR_RETURN(const Value key, CodeOf(Value::String(character)));
+    QUIRE_ASSIGN_OR_RETURN(const Value value, GetItem(*bound[0], key, call.runtime));
+    if (value.is_undefined()) {
+      absl::StrAppend(&text, character);
+    } else if (value.is_string()) {
+      QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(value.as_string().size()));
+      absl::StrAppend(&text, value.as_string());
+    } else if (value.is_int() && value.as_int() >= 0 && value.as_int() <= 0x10FFFF &&
+               (value.as_int() < 0xD800 || value.as_int() > 0xDFFF)) {
+      AppendUtf8(static_cast<char32_t>(value.as_int()), text);
+    } else if (!value.is_none()) {
+      return absl::InvalidArgumentError(
+          "character mapping must return integer, None or a character");
+    }
+    if (static_cast<std::int64_t>(text.size()) > call.runtime.limits().max_bytes) break;
+  }
+  QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(text.size()));
+  return Value::String(std::move(text));
 }
 
 Result JoinTexts(const Call& call) {
@@ -252,7 +443,8 @@ Result Get(const Call& call) {
   return bound[1].value_or(Value::None());
 }
 
-Result CopyMap(const Call& call) {
+// A copy of a map or a list is the value itself, which never changes.
+Result Copy(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
   return call.self;
 }
@@ -299,16 +491,34 @@ constexpr Row kTextMethods[] = {
     {"removesuffix", RemoveAffix},
     {"partition", Partition},
     {"rpartition", Partition},
+    {"swapcase", CaseOf},
+    {"casefold", CaseOf},
+    {"format", Format},
+    {"format_map", FormatMap},
+    {"ljust", Justify},
+    {"rjust", Justify},
+    {"center", Justify},
+    {"zfill", ZeroFill},
+    {"expandtabs", ExpandAllTabs},
+    {"maketrans", MakeTrans},
+    {"translate", Translate},
     {"isspace", IsOfClass},
     {"isalpha", IsOfClass},
     {"isdigit", IsOfClass},
     {"isalnum", IsOfClass},
     {"islower", IsOfClass},
     {"isupper", IsOfClass},
+    {"isdecimal", IsOfClass},
+    {"isnumeric", IsOfClass},
+    {"isascii", IsOfClass},
+    {"isprintable", IsOfClass},
+    {"istitle", IsOfForm},
+    {"isidentifier", IsOfForm},
 };
 constexpr Row kMapMethods[] = {
-    {"items", View}, {"keys", View}, {"values", View}, {"get", Get}, {"copy", CopyMap}};
-constexpr Row kListMethods[] = {{"index", SearchItems}, {"count", SearchItems}};
+    {"items", View}, {"keys", View}, {"values", View}, {"get", Get}, {"copy", Copy}};
+constexpr Row kListMethods[] = {{"index", SearchItems}, {"count", SearchItems}, {"copy", Copy}};
+constexpr Row kTupleMethods[] = {{"index", SearchItems}, {"count", SearchItems}};
 
 template <std::size_t n>
 const Row* FindRow(const Row (&rows)[n], absl::string_view name) {
@@ -320,9 +530,9 @@ const Row* FindRow(const Row (&rows)[n], absl::string_view name) {
 const Row* FindMethod(const Value& self, absl::string_view name) {
   if (self.is_string()) return FindRow(kTextMethods, name);
   if (self.is_map()) return FindRow(kMapMethods, name);
-  const bool is_list = self.is_sequence() && (self.as_sequence()->kind == SequenceKind::kList ||
-                                              self.as_sequence()->kind == SequenceKind::kTuple);
-  return is_list ? FindRow(kListMethods, name) : nullptr;
+  if (!self.is_sequence()) return nullptr;
+  if (self.as_sequence()->kind == SequenceKind::kList) return FindRow(kListMethods, name);
+  return self.as_sequence()->kind == SequenceKind::kTuple ? FindRow(kTupleMethods, name) : nullptr;
 }
 
 }  // namespace

@@ -14,6 +14,11 @@
 
 namespace quire::text::jinja {
 
+// A method of Python's texts that is not here, and that no other value has.
+inline bool IsUnsupportedMethod(absl::string_view name) {
+  return name == "encode";  // gives bytes, which templates do not have
+}
+
 bool HasMethod(const Value& self, absl::string_view name);
 
 // REQUIRES: HasMethod(self, name). Errors: INVALID_ARGUMENT for wrong arguments.

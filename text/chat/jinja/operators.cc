@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "text/chat/jinja/format.h"
 #include "text/chat/jinja/methods.h"
 #include "text/chat/jinja/strings.h"
 
@@ -279,6 +280,10 @@ absl::StatusOr<Value> SliceText(const std::string& text, const SliceParts& parts
 
 absl::StatusOr<Value> Combine(Operator op, const Value& left, const Value& right,
                               Runtime& runtime) {
+  if (op == Operator::kModulo && left.is_string()) {
+    QUIRE_ASSIGN_OR_RETURN(std::string text, FormatPercent(left.as_string(), right, runtime));
+    return Value::String(std::move(text));
+  }
   if (left.is_undefined()) return left.UndefinedError();
   if (right.is_undefined()) return right.UndefinedError();
   if (left.is_number() && right.is_number()) {
@@ -298,9 +303,6 @@ absl::StatusOr<Value> Combine(Operator op, const Value& left, const Value& right
     const bool right_repeats = right.is_string() || IsListOrTuple(right);
     if (left_repeats && right.ToInteger()) return Repeat(left, *right.ToInteger(), runtime);
     if (right_repeats && left.ToInteger()) return Repeat(right, *left.ToInteger(), runtime);
-  }
-  if (op == Operator::kModulo && left.is_string()) {
-    return absl::InvalidArgumentError("formatting with % is not supported");
   }
   return BadOperands(op, left, right);
 }

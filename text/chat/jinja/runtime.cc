@@ -39,6 +39,14 @@ absl::StatusOr<std::string> Runtime::Print(const Value& value) {
   return text;
 }
 
+absl::StatusOr<std::string> Runtime::PrintRepr(const Value& value) {
+  QUIRE_RETURN_IF_ERROR(ChargeWalk(value));
+  QUIRE_ASSIGN_OR_RETURN(std::string text,
+                         ToRepr(value, static_cast<std::size_t>(limits_.max_bytes)));
+  QUIRE_RETURN_IF_ERROR(ChargeBytes(text.size()));
+  return text;
+}
+
 absl::StatusOr<Iteration> Iteration::Over(const Value& value, Runtime& runtime) {
   Iteration iteration;
   if (value.is_sequence()) {

@@ -66,6 +66,8 @@ class Runtime {
   }
   // str(value), charged. Errors: those of ToText.
   absl::StatusOr<std::string> Print(const Value& value);
+  // repr(value), charged.
+  absl::StatusOr<std::string> PrintRepr(const Value& value);
 
   // Never null.
   template <typename T>

@@ -1,13 +1,12 @@
 #include "text/chat/jinja/strings.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_format.h"
 #include "base/hash_map.h"
 #include "base/utf8.h"
+#include "text/chat/jinja/characters.h"
 #include "text/unicode/unicode.h"
 
 namespace quire::text::jinja {
@@ -16,30 +15,6 @@ namespace {
 constexpr std::size_t kAll = absl::string_view::npos;
 // A part this short is looked for at every place.
 constexpr std::size_t kShortPart = 16;
-
-utf8proc_category_t Category(char32_t c) {
-  return utf8proc_category(static_cast<utf8proc_int32_t>(c));
-}
-
-// Python's rule for repr: everything but separators and the category C, with the plain space. The
-// noncharacters that mark literal text (chat_template.h) pass too, so that no printing loses them.
-bool IsPrintable(char32_t c) {
-  if (c < 0x7F) return c >= 0x20;
-  if (c >= 0xFDD0 && c <= 0xFDEF) return true;
-  switch (Category(c)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_ZS:
-      return false;
-    default:
-      return true;
-  }
-}
 
 void AppendEscape(char32_t c, std::string& out) {
   const auto code = static_cast<std::uint32_t>(c);
@@ -56,54 +31,6 @@ void AppendEscape(char32_t c, std::string& out) {
 bool EndsLine(char32_t c) {
   return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
          c == 0x2029;
-}
-
-bool IsLower(char32_t c) {
-  return utf8proc_islower(static_cast<utf8proc_int32_t>(c)) != 0;
-}
-bool IsUpper(char32_t c) {
-  return utf8proc_isupper(static_cast<utf8proc_int32_t>(c)) != 0;
-}
-bool IsTitle(char32_t c) {
-  return Category(c) == UTF8PROC_CATEGORY_LT;
-}
-bool IsCased(char32_t c) {
-  return IsLower(c) || IsUpper(c) || IsTitle(c);
-}
-bool IsLetter(char32_t c) {
-  const utf8proc_category_t category = Category(c);
-  return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
-}
-
-struct SpecialUpper {
-  char32_t c;
-  absl::string_view upper;
-  absl::string_view title;
-};
-// SpecialCasing.txt of Unicode, the Latin part without context.
-constexpr SpecialUpper kSpecialUpper[] = {
-    {0xDF, "SS", "Ss"},     {0xFB00, "FF", "Ff"},   {0xFB01, "FI", "Fi"}, {0xFB02, "FL", "Fl"},
-    {0xFB03, "FFI", "Ffi"}, {0xFB04, "FFL", "Ffl"}, {0xFB05, "ST", "St"}, {0xFB06, "ST", "St"},
-};
-
-void AppendUpper(char32_t c, std::string& out) {
-  for (const SpecialUpper& special : kSpecialUpper) {
-    if (special.c == c) {
-      out.append(special.upper.data(), special.upper.size());
-      return;
-    }
-  }
-  AppendUtf8(static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c))), out);
-}
-
-void AppendTitle(char32_t c, std::string& out) {
-  for (const SpecialUpper& special : kSpecialUpper) {
-    if (special.c == c) {
-      out.append(special.title.data(), special.title.size());
-      return;
-    }
-  }
-  AppendUtf8(static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c))), out);
 }
 
 // Calls `use` with every character.
@@ -335,7 +262,7 @@ std::string ReplaceText(absl::string_view text, absl::string_view from, absl::st
 
 std::string ToLower(absl::string_view text) {
   std::string out;
-  ForEachChar(text, [&](char32_t c) { AppendLowercase(c, out); });
+  for (std::size_t i = 0; i < text.size(); i += Utf8Length(text[i])) AppendLower(text, i, out);
   return out;
 }
 
@@ -347,62 +274,124 @@ std::string ToUpper(absl::string_view text) {
 
 std::string Capitalize(absl::string_view text) {
   std::string out;
-  bool first = true;
-  ForEachChar(text, [&](char32_t c) {
-    if (first) {
-      AppendTitle(c, out);
-    } else {
-      AppendLowercase(c, out);
-    }
-    first = false;
-  });
+  if (!text.empty()) AppendTitle(DecodeUtf8At(text, 0).code_point, out);
+  for (std::size_t i = 0; i < text.size(); i += Utf8Length(text[i])) {
+    if (i > 0) AppendLower(text, i, out);
+  }
   return out;
 }
 
 std::string TitleCase(absl::string_view text) {
   std::string out;
   bool follows_cased = false;
-  ForEachChar(text, [&](char32_t c) {
+  for (std::size_t i = 0; i < text.size(); i += Utf8Length(text[i])) {
+    const char32_t c = DecodeUtf8At(text, i).code_point;
     if (follows_cased) {
-      AppendLowercase(c, out);
+      AppendLower(text, i, out);
     } else {
       AppendTitle(c, out);
     }
     follows_cased = IsCased(c);
-  });
+  }
+  return out;
+}
+
+std::string SwapCase(absl::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); i += Utf8Length(text[i])) {
+    const char32_t c = DecodeUtf8At(text, i).code_point;
+    if (IsUpper(c)) {
+      AppendLower(text, i, out);
+    } else if (IsLower(c)) {
+      AppendUpper(c, out);
+    } else {
+      AppendUtf8(c, out);
+    }
+  }
+  return out;
+}
+
+std::string CaseFold(absl::string_view text) {
+  std::string out;
+  ForEachChar(text, [&](char32_t c) { AppendFolded(c, out); });
   return out;
 }
 
 bool AllOfClass(absl::string_view text, CharClass wanted) {
-  if (text.empty()) return false;
+  if (text.empty()) return wanted == CharClass::kAscii || wanted == CharClass::kPrintable;
   bool all = true;
   bool any_cased = false;
-  ForEachChar(text, [&](char32_t c) {
-    const utf8proc_category_t category = Category(c);
-    any_cased = any_cased || IsCased(c);
+  const auto has_class = [wanted](char32_t c) {
     switch (wanted) {
       case CharClass::kSpace:
-        all = all && IsPythonSpace(c);
-        break;
+        return IsPythonSpace(c);
       case CharClass::kAlpha:
-        all = all && IsLetter(c);
-        break;
+        return IsLetter(c);
+      case CharClass::kDecimal:
+        return IsDecimal(c);
       case CharClass::kDigit:
-        all = all && category == UTF8PROC_CATEGORY_ND;
-        break;
+        return IsDigit(c);
+      case CharClass::kNumeric:
+        return IsNumericValue(c);
       case CharClass::kAlnum:
-        all = all && (IsLetter(c) || IsNumeric(c));
-        break;
+        return IsLetter(c) || IsNumericValue(c);
+      case CharClass::kAscii:
+        return c < 0x80;
+      case CharClass::kPrintable:
+        return IsPrintable(c);
       case CharClass::kLower:
-        all = all && !IsUpper(c) && !IsTitle(c);
-        break;
+        return !IsUpper(c) && !IsTitle(c);
       case CharClass::kUpper:
-        all = all && !IsLower(c) && !IsTitle(c);
-        break;
+        return !IsLower(c) && !IsTitle(c);
     }
+    return false;
+  };
+  ForEachChar(text, [&](char32_t c) {
+    any_cased = any_cased || IsCased(c);
+    all = all && has_class(c);
   });
   const bool needs_cased = wanted == CharClass::kLower || wanted == CharClass::kUpper;
   return all && (any_cased || !needs_cased);
+}
+
+bool IsTitleCase(absl::string_view text) {
+  bool all = true;
+  bool any_cased = false;
+  bool follows_cased = false;
+  ForEachChar(text, [&](char32_t c) {
+    const bool is_lower = IsLower(c);
+    const bool is_cased = IsCased(c);
+    if (is_cased && is_lower != follows_cased) all = false;
+    any_cased = any_cased || is_cased;
+    follows_cased = is_cased;
+  });
+  return all && any_cased;
+}
+
+bool IsIdentifier(absl::string_view text) {
+  bool is_first = true;
+  bool all = true;
+  ForEachChar(text, [&](char32_t c) {
+    all = all && (is_first ? IsIdentifierStart(c) : IsIdentifierPart(c));
+    is_first = false;
+  });
+  return all && !is_first;
+}
+
+std::string ExpandTabs(absl::string_view text, std::int64_t tab_size) {
+  std::string out;
+  std::int64_t column = 0;
+  ForEachChar(text, [&](char32_t c) {
+    if (c == '\t') {
+      const std::int64_t spaces = tab_size > 0 ? tab_size - column % tab_size : 0;
+      out.append(static_cast<std::size_t>(spaces), ' ');
+      column += spaces;
+      return;
+    }
+    AppendUtf8(c, out);
+    column = c == '\n' || c == '\r' ? 0 : column + 1;
+  });
+  return out;
 }
 
 absl::string_view CharAt(absl::string_view text, std::int64_t index) {

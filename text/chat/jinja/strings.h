@@ -47,17 +47,34 @@ std::vector<std::string> SplitTextLines(absl::string_view text, bool keep_ends);
 std::string ReplaceText(absl::string_view text, absl::string_view from, absl::string_view to,
                         std::int64_t count);
 
-// Full upper case where a character becomes several only for German sharp s and the Latin
-// ligatures; lower case without the final sigma.
 std::string ToLower(absl::string_view text);
 std::string ToUpper(absl::string_view text);
 std::string Capitalize(absl::string_view text);
 // str.title.
 std::string TitleCase(absl::string_view text);
+std::string SwapCase(absl::string_view text);
+std::string CaseFold(absl::string_view text);
 
-// str.islower and so on; false for empty texts.
-enum class CharClass : std::uint8_t { kSpace, kAlpha, kDigit, kAlnum, kLower, kUpper };
+// str.islower and so on; false for empty texts, except kAscii and kPrintable.
+enum class CharClass : std::uint8_t {
+  kSpace,
+  kAlpha,
+  kDecimal,
+  kDigit,
+  kNumeric,
+  kAlnum,
+  kAscii,
+  kPrintable,
+  kLower,
+  kUpper
+};
 bool AllOfClass(absl::string_view text, CharClass wanted);
+// str.istitle and str.isidentifier.
+bool IsTitleCase(absl::string_view text);
+bool IsIdentifier(absl::string_view text);
+
+// str.expandtabs. The result has at most CountTabs(text) * max(tab_size, 0) more characters.
+std::string ExpandTabs(absl::string_view text, std::int64_t tab_size);
 
 // The character at `index` (from 0), and the text from character `begin` to `end`. REQUIRES: within
 // the text.

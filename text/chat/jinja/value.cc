@@ -369,6 +369,10 @@ absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_vi
 absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes) {
   if (value.is_string()) return value.as_string();
   if (value.is_undefined()) return std::string();
+  return ToRepr(value, max_bytes);
+}
+
+absl::StatusOr<std::string> ToRepr(const Value& value, std::size_t max_bytes) {
   Printed out{.text = {}, .max_bytes = max_bytes};
   QUIRE_RETURN_IF_ERROR(AppendRepr(value, 0, out));
   return std::move(out.text);

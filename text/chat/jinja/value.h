@@ -187,6 +187,8 @@ absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_vi
 // str(value). RESOURCE_EXHAUSTED soon after a text that has to be made has more than `max_bytes`;
 // INVALID_ARGUMENT for what cannot be printed.
 absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes);
+// repr(value). Errors as those of ToText.
+absl::StatusOr<std::string> ToRepr(const Value& value, std::size_t max_bytes);
 // repr of a float: the shortest digits that give it back.
 std::string FloatText(double value);
 
