@@ -19,16 +19,16 @@ constexpr absl::string_view kVariables = R"({
 
 void Run(absl::string_view source, absl::string_view variables_json) {
   if (FirstInvalidUtf8(source).has_value()) return;  // as the chat templates refuse it
-  const absl::StatusOr<Body> body = Parse(source);
+  const absl::StatusOr<ParsedTemplate> parsed = Parse(source);
   const absl::StatusOr<Value> values = FromJson(variables_json);
-  if (!body.ok() || !values.ok() || !values->is_map()) return;
+  if (!parsed.ok() || !values.ok() || !values->is_map()) return;
   Variables variables;
   for (const auto& [key, entry] : values->as_map()->entries) {
     variables.emplace_back(key.as_string(), entry);
   }
   const RenderLimits limits{.max_bytes = 1 << 16, .max_steps = 20'000};
   const RenderResult result =
-      Render(*body, variables, limits, absl::FromUnixSeconds(1'700'000'000));
+      Render(parsed->body, variables, limits, absl::FromUnixSeconds(1'700'000'000));
   if (!result.text.ok()) {
     QUIRE_CHECK(result.error_position.line > 0);
     return;

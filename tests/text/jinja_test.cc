@@ -26,6 +26,7 @@
 namespace quire::text::jinja {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const absl::Time kNow = absl::FromUnixSeconds(1700000000);
@@ -47,9 +48,9 @@ Variables ReadVariables(const std::string& json) {
 // The output, or the error with its place.
 absl::StatusOr<std::string> RunTemplate(absl::string_view source, const Variables& variables = {},
                                         const RenderLimits& limits = {}) {
-  const absl::StatusOr<Body> body = Parse(source);
-  if (!body.ok()) return body.status();
-  RenderResult result = Render(*body, variables, limits, kNow);
+  const absl::StatusOr<ParsedTemplate> parsed = Parse(source);
+  if (!parsed.ok()) return parsed.status();
+  RenderResult result = Render(parsed->body, variables, limits, kNow);
   if (result.text.ok()) return std::move(result.text);
   EXPECT_GT(result.error_position.line, 0) << source;
   return absl::Status(result.text.status().code(),
@@ -111,7 +112,6 @@ TEST_F(JinjaTest, MessagesNameLineAndColumn) {
            Case{"{% for x in y recursive %}{% endfor %}", "recursive loops are not supported"},
            Case{"ü{# x", "line 1, column 2: the comment has no end"},
            Case{"{{ f(*x) }}", "expected an argument without stars"},
-           Case{"{{ '%s' % 1 }}", "1:4: formatting with % is not supported"},
            Case{"{{ 99999999999999999999 }}", "line 1, column 4: the number does not fit 64 bits"},
            Case{"x\n{{ messages.a.b }}", "2:12: 'messages' is undefined"},
            Case{"{% macro m() %}\n\n{{ raise_exception('no') }}{% endmacro %}{{ m() }}", "3:4: no"},
@@ -281,6 +281,77 @@ TEST_F(JinjaTest, LastPlacesAreFound) {
   EXPECT_GT(found, 500);
 }
 
+TEST_F(JinjaTest, WidthsAndPrecisionsAreBounded) {
+  const RenderLimits small{.max_bytes = 10000, .max_steps = 20000};
+  for (const char* source :
+       {"{{ '{:10001}'.format(1) }}", "{{ '{:.10001f}'.format(1) }}", "{{ '%10001d' % 1 }}",
+        "{{ '%.*f' % (10001, 1) }}", "{{ 'a'.ljust(9223372036854775807) }}",
+        "{{ 'a'.zfill(10001) }}", "{{ 'a'.center(4000, '🎉') }}",
+        "{{ ('\t' * 200).expandtabs(100) }}", "{{ '\t'.expandtabs(9223372036854775807) }}"}) {
+    EXPECT_EQ(RunTemplate(source, {}, small).status().code(), absl::StatusCode::kResourceExhausted)
+        << source;
+  }
+  EXPECT_THAT(std::string(RunTemplate(absl::StrCat("{% for i in range(300) %}{{ '", "{0}{0}{0}",
+                                                   "'.format('x' * 3000) }}{% endfor %}"),
+                                      {}, small)
+                              .status()
+                              .message()),
+              HasSubstr("more than 10000 bytes"));
+}
+
+// Where jinja2 finds the name when it compiles, the template is refused, with the place.
+TEST_F(JinjaTest, UnsupportedPartsOutsideOfBranchesRefuseTheTemplate) {
+  for (const auto& [source, message] :
+       {std::pair("\n{{ x|nosuch }}", "line 2, column 6: the filter 'nosuch' is not supported"),
+        std::pair("{{ x is nosuch }}", "line 1, column 9: the test 'nosuch' is not supported"),
+        std::pair("{{ x.encode('utf-8') }}", "line 1, column 5: the method 'encode'"),
+        std::pair("{% for a in x|nosuch %}{% endfor %}", "the filter 'nosuch'"),
+        std::pair("{% if a %}{% endif %}{{ b|later }}", "the filter 'later'"),
+        std::pair("{% macro m() %}{{ b|inside }}{% endmacro %}", "the filter 'inside'")}) {
+    EXPECT_THAT(std::string(Parse(source).status().message()), HasSubstr(message)) << source;
+  }
+}
+
+TEST_F(JinjaTest, UnsupportedPartsInsideOfBranchesFailWhenTheyAreExecuted) {
+  const struct {
+    const char* source;
+    const char* when_taken;
+  } cases[] = {
+      {"{% if x %}{{ 'a'|nosuch }}{% else %}ok{% endif %}", "the filter 'nosuch'"},
+      {"{% if not x %}ok{% elif 'a' is nosuch %}{% endif %}", "the test 'nosuch'"},
+      {"{{ ('a'|nosuch) if x else 'ok' }}", "the filter 'nosuch'"},
+      {"{{ 'a'|nosuch(1) if x else 'ok' }}", "the filter 'nosuch'"},
+      {"{% if x %}{{ 'a'.encode() }}{% endif %}ok", "the method 'encode'"},
+      {"{% if x %}{% for i in [1] %}{% set y = i|nosuch %}{% endfor %}{% endif %}ok",
+       "the filter 'nosuch'"},
+  };
+  for (const auto& [source, when_taken] : cases) {
+    const absl::StatusOr<ParsedTemplate> parsed = Parse(source);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_THAT(parsed->warnings, ElementsAre(HasSubstr(when_taken))) << source;
+    EXPECT_EQ(*RunTemplate(source, {{"x", Value::Bool(false)}}), "ok") << source;
+    const absl::Status taken = RunTemplate(source, {{"x", Value::Bool(true)}}).status();
+    EXPECT_EQ(taken.code(), absl::StatusCode::kUnimplemented) << source;
+    EXPECT_THAT(std::string(taken.message()), HasSubstr(when_taken));
+  }
+  EXPECT_THAT(Parse("{% if x %}{{ x|upper }}{% endif %}")->warnings, ElementsAre());
+}
+
+// Names that are values are looked up for each element.
+TEST_F(JinjaTest, UnknownNamesInMapAndSelectFailForTheFirstElement) {
+  for (const char* filter : {"map('nosuch')", "select('nosuch')", "rejectattr('a', 'nosuch')"}) {
+    EXPECT_EQ(*RunTemplate(absl::StrCat("{{ []|", filter, "|list }}")), "[]");
+    EXPECT_EQ(*RunTemplate(absl::StrCat("{{ [1]|reject|", filter, "|list }}")), "[]");
+    EXPECT_EQ(RunTemplate(absl::StrCat("{{ [1]|", filter, "|list }}")).status().code(),
+              absl::StatusCode::kUnimplemented);
+  }
+}
+
+// A mapping may have a member of that name.
+TEST_F(JinjaTest, AMemberNamedAsAMethodIsRead) {
+  EXPECT_EQ(*RunTemplate("{{ {'encode': 'mine'}.encode }}"), "mine");
+}
+
 TEST_F(JinjaTest, DeepTemplatesAreRefused) {
   std::string loops, ends, ifs, ends_if;
   for (int i = 0; i < 17; ++i) {
@@ -377,9 +448,9 @@ TEST_F(JinjaTest, BrokenTemplatesDoNoHarm) {
       }
     }
     if (FirstInvalidUtf8(source)) continue;  // such templates are refused before they are read
-    const absl::StatusOr<Body> body = Parse(source);
-    if (!body.ok()) continue;
-    const RenderResult result = Render(*body, variables, limits, kNow);
+    const absl::StatusOr<ParsedTemplate> parsed = Parse(source);
+    if (!parsed.ok()) continue;
+    const RenderResult result = Render(parsed->body, variables, limits, kNow);
     if (!result.text.ok()) continue;
     ++printed;
     EXPECT_LE(result.text->size(), 20000u);
@@ -409,10 +480,10 @@ TEST_F(JinjaTest, LongConversationsFitTheDefaultLimits) {
 }
 
 TEST_F(JinjaTest, RenderingsOfOneTreeDoNotMeet) {
-  const absl::StatusOr<Body> body = Parse(
+  const absl::StatusOr<ParsedTemplate> parsed = Parse(
       "{% set ns = namespace(n=0) %}{% for i in range(200) %}{% set ns.n = ns.n + x %}"
       "{% endfor %}{{ ns.n }}{{ d|tojson }}");
-  ASSERT_TRUE(body.ok());
+  ASSERT_TRUE(parsed.ok());
   const Variables shared = ReadVariables(R"({"d": {"a": [1, "b"]}})");
   std::vector<std::thread> threads;
   std::vector<std::string> texts(8);
@@ -420,7 +491,7 @@ TEST_F(JinjaTest, RenderingsOfOneTreeDoNotMeet) {
     threads.emplace_back([&, t] {
       Variables variables = shared;
       variables.emplace_back("x", Value::Int(static_cast<std::int64_t>(t)));
-      for (int i = 0; i < 20; ++i) texts[t] = *Render(*body, variables, {}, kNow).text;
+      for (int i = 0; i < 20; ++i) texts[t] = *Render(parsed->body, variables, {}, kNow).text;
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -22,7 +22,9 @@ using jinja::MapBuilder;
 using jinja::Value;
 
 constexpr absl::string_view kDefaultName = "default";
-// A template that takes more for a conversation of a few words is not probed further.
+// The template for conversations with tools, if the model has one of this name.
+constexpr absl::string_view kToolUseName = "tool_use";
+// A rendering of a probe, a conversation of a few words, fails beyond this many steps.
 constexpr std::int64_t kMaxProbeSteps = 100000;
 
 absl::Status BadInput(absl::string_view name, int line, absl::string_view message) {
@@ -44,7 +46,7 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
   if (!value || value->is_null()) return absl::OkStatus();
   if (value->is_string()) {
     QUIRE_ASSIGN_OR_RETURN(std::string text, value->AsString());
-    templates->push_back({std::string(kDefaultName), std::move(text)});
+    templates->push_back({.name = std::string(kDefaultName), .text = std::move(text)});
     return absl::OkStatus();
   }
   QUIRE_RETURN_IF_ERROR(value->CheckArray());
@@ -209,7 +211,10 @@ std::int64_t InputBytes(const ChatInput& chat) {
   return static_cast<std::int64_t>(bytes);
 }
 
-FoundTemplates FindTemplates(const TemplateFiles& files) {
+namespace {
+
+// The templates of the first file that has any.
+FoundTemplates FindUnnamed(const TemplateFiles& files) {
   FoundTemplates found;
   const auto take = [&found](const std::optional<std::string>& text, absl::string_view origin) {
     if (!text) return false;
@@ -217,7 +222,7 @@ FoundTemplates FindTemplates(const TemplateFiles& files) {
     if (text->empty()) {
       found.problem = absl::StrCat(origin, ": the template is empty");
     } else {
-      found.templates.push_back({std::string(kDefaultName), *text});
+      found.templates.push_back({.name = std::string(kDefaultName), .text = *text});
     }
     return true;
   };
@@ -240,6 +245,21 @@ FoundTemplates FindTemplates(const TemplateFiles& files) {
   return found;
 }
 
+}  // namespace
+
+FoundTemplates FindTemplates(const TemplateFiles& files) {
+  FoundTemplates found = FindUnnamed(files);
+  for (TemplateSource& source : found.templates) source.origin = found.origin;
+  if (files.template_file) return found;
+  for (const TemplateSource& source : files.named) {
+    std::erase_if(found.templates,
+                  [&](const TemplateSource& other) { return other.name == source.name; });
+    found.templates.push_back(source);
+    if (found.origin.empty()) found.origin = source.origin;
+  }
+  return found;
+}
+
 absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     const FoundTemplates& found, const Tokenizer& tokenizer, const ChatOptions& options) {
   std::shared_ptr<ChatTemplates> templates(new ChatTemplates());
@@ -250,14 +270,18 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     templates->problem_ = "the model's files have no chat template";
   }
   for (const TemplateSource& source : found.templates) {
-    absl::StatusOr<jinja::Body> body = absl::InvalidArgumentError("not UTF-8");
-    if (!FirstInvalidUtf8(source.text)) body = jinja::Parse(source.text);
-    if (body.ok()) {
-      templates->templates_.insert_or_assign(source.name, LoadedTemplate{*std::move(body), {}});
+    const std::string label = absl::StrCat(source.origin, ": template \"", source.name, "\": ");
+    absl::StatusOr<jinja::ParsedTemplate> parsed = absl::InvalidArgumentError("not UTF-8");
+    if (!FirstInvalidUtf8(source.text)) parsed = jinja::Parse(source.text);
+    if (parsed.ok()) {
+      templates->templates_.insert_or_assign(source.name,
+                                             LoadedTemplate{std::move(parsed->body), {}});
+      for (const std::string& warning : parsed->warnings) {
+        templates->warnings_.push_back(absl::StrCat(label, warning));
+      }
       continue;
     }
-    const std::string problem =
-        absl::StrCat(found.origin, ": template \"", source.name, "\": ", body.status().message());
+    const std::string problem = absl::StrCat(label, parsed.status().message());
     templates->broken_[source.name] = problem;
     absl::StrAppend(&templates->problem_, templates->problem_.empty() ? "" : "; ", problem);
   }
@@ -304,14 +328,22 @@ std::vector<std::string> ChatTemplates::names() const {
 }
 
 bool ChatTemplates::has_default() const {
-  return Choose("").ok();
+  return Choose("", /*has_tools=*/false).ok();
 }
 
-absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(
-    const std::string& asked) const {
-  std::string name = asked;
-  if (name.empty()) name = options_.default_template_name;
-  if (name.empty()) name = std::string(kDefaultName);
+std::string ChatTemplates::NameFor(const std::string& asked, bool has_tools) const {
+  if (!asked.empty()) return asked;
+  if (!options_.default_template_name.empty()) return options_.default_template_name;
+  const std::string for_tools(kToolUseName);
+  if (has_tools && (templates_.contains(for_tools) || broken_.contains(for_tools))) {
+    return for_tools;
+  }
+  return std::string(kDefaultName);
+}
+
+absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(const std::string& asked,
+                                                                           bool has_tools) const {
+  const std::string name = NameFor(asked, has_tools);
   const auto found = templates_.find(name);
   if (found != templates_.end()) return &found->second;
   // A single template needs no name.
@@ -374,11 +406,9 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
 
 absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
                                                    absl::Time wall_now) const {
-  QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name));
-  const std::string name = chat.template_name.empty() ? options_.default_template_name.empty()
-                                                            ? std::string(kDefaultName)
-                                                            : options_.default_template_name
-                                                      : chat.template_name;
+  QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen,
+                         Choose(chat.template_name, !chat.tools.empty()));
+  const std::string name = NameFor(chat.template_name, !chat.tools.empty());
   const absl::StatusOr<ChatMarks> marks =
       ChatMarks::For(chat, longest_special_ > 0 ? &special_ : nullptr, longest_special_);
   if (!marks.ok()) return BadInput(name, 0, marks.status().message());
@@ -395,9 +425,11 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
   }
   const jinja::Position at = result.error_position;
   if (!status.ok()) {
-    return BadInput(name, at.line,
-                    absl::StrCat("chat template \"", name, "\", line ", at.line, ", column ",
-                                 at.column, ": ", status.message()));
+    const std::string message = absl::StrCat("chat template \"", name, "\", line ", at.line,
+                                             ", column ", at.column, ": ", status.message());
+    if (!absl::IsUnimplemented(status)) return BadInput(name, at.line, message);
+    return WithReason(absl::FailedPreconditionError(message), Reason::kChatTemplateMissing,
+                      {{"field", "chat"}});
   }
   std::string text = *std::move(result.text);
   if (chat.continue_final_message && !chat.messages.empty()) {

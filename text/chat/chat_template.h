@@ -9,7 +9,8 @@
 // Place:      beside the tokenizer; text workers render with it. Knows neither protos nor files of
 //             its own: the server reads them.
 // Invariants: a model without a usable template is no error of Create: Render says why there is
-//             none (FAILED_PRECONDITION / CHAT_TEMPLATE_MISSING). Every other failure of Render is
+//             none (FAILED_PRECONDITION / CHAT_TEMPLATE_MISSING), and so it does where a chat needs
+//             a part of the template that is not supported. Every other failure of Render is
 //             INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT with the template's name and line, or
 //             INPUT_TOO_LARGE. The same input and time render the same text.
 // Threads:    immutable after Create.
@@ -49,8 +50,9 @@ std::int64_t InputBytes(const ChatInput& chat);
 
 // A template's text, under the name by which requests choose it.
 struct TemplateSource {
-  std::string name;
-  std::string text;
+  std::string name = {};
+  std::string text = {};
+  std::string origin = {};  // "chat_template.jinja", for messages
 };
 
 // What a model's files have to say, each absent when there is no such file or key.
@@ -60,6 +62,8 @@ struct TemplateFiles {
   std::optional<std::string> tokenizer_config_json = {};  // its key chat_template
   std::optional<std::string> chat_template_json = {};     // the same
   std::optional<std::string> gguf_template = {};          // tokenizer.chat_template
+  // The files of additional_chat_templates/, or the keys tokenizer.chat_template.NAME.
+  std::vector<TemplateSource> named = {};
 };
 
 struct FoundTemplates {
@@ -68,7 +72,8 @@ struct FoundTemplates {
   std::string problem;                    // why there is none, if something is wrong with a file
 };
 
-// The templates of the first source that has any.
+// The templates of the first source that has any, and those of `named`, which replace others of
+// the same name. With `template_file` it is the only one.
 FoundTemplates FindTemplates(const TemplateFiles& files);
 
 struct RenderedChat {
@@ -93,6 +98,8 @@ class ChatTemplates {
   const jinja::JsonLimits& json_limits() const { return options_.json_limits; }
   // Why templates, or some of them, cannot be used; empty: nothing is wrong.
   const std::string& problem() const { return problem_; }
+  // Parts of usable templates that are not supported: a chat that needs one is refused.
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
   ChatTemplates() = default;
@@ -102,7 +109,9 @@ class ChatTemplates {
     TemplateTraits traits;
   };
 
-  absl::StatusOr<const LoadedTemplate*> Choose(const std::string& name) const;
+  // The template of a request that names `asked`, or none if that is empty.
+  std::string NameFor(const std::string& asked, bool has_tools) const;
+  absl::StatusOr<const LoadedTemplate*> Choose(const std::string& asked, bool has_tools) const;
   absl::StatusOr<jinja::Variables> MakeVariables(const ChatInput& chat,
                                                  const TemplateTraits& traits,
                                                  const jinja::TextHook& literal) const;
@@ -114,6 +123,7 @@ class ChatTemplates {
   std::map<std::string, std::string> broken_;  // name -> what is wrong with it
   std::string origin_;
   std::string problem_;
+  std::vector<std::string> warnings_;
   jinja::Variables defaults_;
   StringTrie special_;  // texts of the special tokens, when content is to be kept literal
   std::size_t longest_special_ = 0;

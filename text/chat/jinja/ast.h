@@ -3,7 +3,8 @@
 // The syntax tree of a template.
 //
 // Place:      between parser and interpreter.
-// Invariants: what the parser built stands within its limits of depth; filters and tests are known.
+// Invariants: what the parser built stands within its limits of depth. An unknown filter or test is
+//             null, and is inside a branch.
 // Threads:    immutable after parsing.
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/chat/jinja/filters.h"
+#include "text/chat/jinja/methods.h"
 #include "text/chat/jinja/parser.h"
 #include "text/chat/jinja/tests.h"
 
@@ -99,6 +100,7 @@ absl::StatusOr<ExprPtr> ExpressionParser::ParseExpression(bool with_conditional)
 
 ExpressionParser::Result ExpressionParser::ParseConditional() {
   const Position position = current().position;
+  const std::size_t unsupported = unsupported_count();
   QUIRE_ASSIGN_OR_RETURN(ExprPtr value, ParseOr());
   while (SkipName("if")) {
     ExprPtr node = Make(ExprKind::kConditional, position);
@@ -111,8 +113,13 @@ ExpressionParser::Result ExpressionParser::ParseConditional() {
     }
     QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(otherwise)));
     value = std::move(node);
+    MarkConditional(unsupported);
   }
   return value;
+}
+
+void ExpressionParser::MarkConditional(std::size_t begin) {
+  for (std::size_t i = begin; i < unsupported_.size(); ++i) unsupported_[i].is_conditional = true;
 }
 
 ExpressionParser::Result ExpressionParser::ParseOr() {
@@ -417,7 +424,8 @@ ExpressionParser::Result ExpressionParser::ParseFilter(ExprPtr input) {
   QUIRE_ASSIGN_OR_RETURN(node->name, ExpectName());
   node->filter = FindFilter(node->name);
   if (node->filter == nullptr) {
-    return ErrorAt(node->position, absl::StrCat("the filter '", node->name, "' is not supported"));
+    unsupported_.push_back(
+        {node->position, absl::StrCat("the filter '", node->name, "' is not supported")});
   }
   QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(input)));
   if (IsOperator("(")) QUIRE_RETURN_IF_ERROR(ParseArguments(node.get()));
@@ -432,7 +440,8 @@ ExpressionParser::Result ExpressionParser::ParseTest(ExprPtr value) {
   QUIRE_ASSIGN_OR_RETURN(node->name, ExpectName());
   node->test = FindTest(node->name);
   if (node->test == nullptr) {
-    return ErrorAt(node->position, absl::StrCat("the test '", node->name, "' is not supported"));
+    unsupported_.push_back(
+        {node->position, absl::StrCat("the test '", node->name, "' is not supported")});
   }
   QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(value)));
   const TokenType type = current().type;
@@ -497,6 +506,10 @@ ExpressionParser::Result ExpressionParser::ParseIndex(ExprPtr node, Position pos
 
 ExpressionParser::Result ExpressionParser::ParseCall(ExprPtr callee) {
   ExprPtr node = Make(ExprKind::kCall, callee->position);
+  if (callee->kind == ExprKind::kAttribute && IsUnsupportedMethod(callee->name)) {
+    unsupported_.push_back(
+        {callee->position, absl::StrCat("the method '", callee->name, "' is not supported")});
+  }
   QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(callee)));
   QUIRE_RETURN_IF_ERROR(ParseArguments(node.get()));
   return node;

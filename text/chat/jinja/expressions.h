@@ -58,6 +58,17 @@ class ExpressionParser {
   // What set and for assign to. `with_attributes` allows ns.name.
   absl::StatusOr<Target> ParseTarget(bool with_attributes);
 
+  // The use of a filter, test or method that does not exist here.
+  struct Unsupported {
+    Position position;
+    std::string problem;
+    bool is_conditional = false;  // inside a branch, which may never be executed
+  };
+  const std::vector<Unsupported>& unsupported() const { return unsupported_; }
+  std::size_t unsupported_count() const { return unsupported_.size(); }
+  // Marks the uses found since `begin`, an earlier unsupported_count(), as parts of a branch.
+  void MarkConditional(std::size_t begin);
+
   // Names that were read, for the parser of macros to look through.
   std::vector<std::string>& names_read() { return names_read_; }
 
@@ -100,6 +111,7 @@ class ExpressionParser {
   std::size_t at_ = 0;
   int depth_ = 0;  // of brackets and prefixes that are open
   std::vector<std::string> names_read_;
+  std::vector<Unsupported> unsupported_;
 };
 
 }  // namespace quire::text::jinja

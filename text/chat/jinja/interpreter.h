@@ -32,7 +32,8 @@ struct RenderResult {
 
 // What the template prints. `variables` hide the functions of the same name; of two with one name
 // the later one counts. `now` is the clock of strftime_now. Errors: INVALID_ARGUMENT, without the
-// place; RESOURCE_EXHAUSTED when a text exceeds max_bytes.
+// place; RESOURCE_EXHAUSTED when a text exceeds max_bytes; UNIMPLEMENTED when a part of the
+// template is executed that Parse warned about.
 RenderResult Render(const Body& body, const Variables& variables, const RenderLimits& limits,
                     absl::Time now);
 

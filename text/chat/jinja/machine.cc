@@ -25,6 +25,10 @@ bool IsCyclerMethod(absl::string_view name) {
   return name == "next" || name == "reset";
 }
 
+absl::Status NotSupported(absl::string_view kind, absl::string_view name) {
+  return absl::UnimplementedError(absl::StrCat("the ", kind, " '", name, "' is not supported"));
+}
+
 bool SameValues(const std::vector<Value>& left, const std::vector<Value>& right) {
   return std::equal(left.begin(), left.end(), right.begin(), right.end(), Equals);
 }
@@ -231,6 +235,7 @@ absl::StatusOr<Value> Machine::EvalFilter(const Expr& expr) {
   }
   QUIRE_ASSIGN_OR_RETURN(const Arguments arguments, EvalArguments(expr));
   QUIRE_RETURN_IF_ERROR(runtime_.Charge(1));
+  if (expr.filter == nullptr) return NotSupported("filter", expr.name);
   return expr.filter->run(runtime_, input, arguments);
 }
 
@@ -243,6 +248,7 @@ absl::StatusOr<Value> Machine::EvalTest(const Expr& expr) {
   QUIRE_ASSIGN_OR_RETURN(const Value value, Eval(*expr.children[0]));
   QUIRE_ASSIGN_OR_RETURN(const Arguments arguments, EvalArguments(expr));
   QUIRE_RETURN_IF_ERROR(runtime_.Charge(1));
+  if (expr.test == nullptr) return NotSupported("test", expr.name);
   QUIRE_ASSIGN_OR_RETURN(const bool passes, expr.test->run(runtime_, value, arguments));
   return Value::Bool(passes);
 }
@@ -350,6 +356,9 @@ absl::StatusOr<Value> Machine::CallWith(const Expr& call, const Arguments& argum
     }
     if (!owner.is_object() && HasMethod(owner, callee.name)) {
       return CallMethod(owner, callee.name, arguments, runtime_);
+    }
+    if (owner.is_string() && IsUnsupportedMethod(callee.name)) {
+      return NotSupported("method", callee.name);
     }
     QUIRE_ASSIGN_OR_RETURN(const Value value, AttributeOf(owner, callee.name));
     return CallValue(value, arguments);

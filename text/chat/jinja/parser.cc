@@ -20,10 +20,16 @@ class Parser {
  public:
   explicit Parser(const std::vector<Token>* tokens) : in_(tokens) {}
 
-  absl::StatusOr<Body> Run() {
-    QUIRE_ASSIGN_OR_RETURN(Body body, ParseBody({}));
+  absl::StatusOr<ParsedTemplate> Run() {
+    ParsedTemplate parsed;
+    QUIRE_ASSIGN_OR_RETURN(parsed.body, ParseBody({}));
     if (in_.current().type != TokenType::kEnd) return in_.Unexpected("a statement");
-    return body;
+    for (const ExpressionParser::Unsupported& found : in_.unsupported()) {
+      const absl::Status error = ErrorAt(found.position, found.problem);
+      if (!found.is_conditional) return error;
+      parsed.warnings.emplace_back(error.message());
+    }
+    return parsed;
   }
 
  private:
@@ -120,6 +126,7 @@ class Parser {
 
   Result ParseIf(Position position) {
     StmtPtr node = Make(StmtKind::kIf, position);
+    const std::size_t unsupported = in_.unsupported_count();
     for (;;) {
       Branch branch;
       QUIRE_ASSIGN_OR_RETURN(branch.condition, in_.ParseTuple(/*with_conditional=*/false));
@@ -136,6 +143,7 @@ class Parser {
     }
     in_.Advance();
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
+    in_.MarkConditional(unsupported);
     return node;
   }
 
@@ -269,7 +277,7 @@ class Parser {
 
 }  // namespace
 
-absl::StatusOr<Body> Parse(absl::string_view source) {
+absl::StatusOr<ParsedTemplate> Parse(absl::string_view source) {
   if (source.size() > kMaxTemplateBytes) {
     return absl::InvalidArgumentError(absl::StrCat("the template has ", source.size(),
                                                    " bytes, the limit is ", kMaxTemplateBytes));

@@ -12,6 +12,8 @@
 //             operators by experiment.
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -24,7 +26,14 @@ inline constexpr int kMaxNesting = 64;
 inline constexpr int kMaxLoops = 16;
 inline constexpr int kMaxExpressionDepth = 200;
 
+struct ParsedTemplate {
+  Body body;
+  // "line 3, column 7: the filter 'x' is not supported", for filters, tests and methods in branches
+  // of `if`. Executing one is an error of the rendering.
+  std::vector<std::string> warnings;
+};
+
 // Errors: INVALID_ARGUMENT "line 3, column 7: ...". REQUIRES: `source` is UTF-8.
-absl::StatusOr<Body> Parse(absl::string_view source);
+absl::StatusOr<ParsedTemplate> Parse(absl::string_view source);
 
 }  // namespace quire::text::jinja

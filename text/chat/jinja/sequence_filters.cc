@@ -98,16 +98,37 @@ bool Given(const std::optional<Value>& value) {
   return value && IsTrue(*value);
 }
 
+// The list of the values of several attributes, "a,b"; without attributes that of the item alone.
+// Lists are compared by their first different elements, so undefined values that are all equal are
+// not compared.
+Result SortKeys(Runtime& runtime, const Value& item, const std::optional<Value>& attribute,
+                bool case_sensitive) {
+  std::vector<std::optional<Value>> attributes = {attribute};
+  if (attribute && attribute->is_string()) {
+    attributes.clear();
+    for (const absl::string_view part : absl::StrSplit(attribute->as_string(), ',')) {
+      attributes.push_back(Value::String(part));
+    }
+  }
+  std::vector<Value> keys;
+  for (const std::optional<Value>& part : attributes) {
+    QUIRE_ASSIGN_OR_RETURN(Value key, SortKey(runtime, item, part, case_sensitive));
+    keys.push_back(std::move(key));
+  }
+  return MakeList(std::move(keys));
+}
+
 Result Sort(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(
       const Bound bound,
       BindArguments("sort", arguments, {"reverse", "case_sensitive", "attribute"}));
-  if (bound[2] && bound[2]->is_string() && bound[2]->as_string().find(',') != std::string::npos) {
-    return absl::InvalidArgumentError("sort by several attributes is not supported");
-  }
   QUIRE_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(runtime, value));
-  QUIRE_ASSIGN_OR_RETURN(std::vector<Keyed> keyed,
-                         KeyAll(runtime, std::move(items), bound[2], Given(bound[1])));
+  std::vector<Keyed> keyed;
+  keyed.reserve(items.size());
+  for (Value& item : items) {
+    QUIRE_ASSIGN_OR_RETURN(Value key, SortKeys(runtime, item, bound[2], Given(bound[1])));
+    keyed.push_back({std::move(key), std::move(item)});
+  }
   QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, Given(bound[0]), &keyed));
   std::vector<Value> sorted;
   for (Keyed& entry : keyed) sorted.push_back(std::move(entry.item));
@@ -267,9 +288,9 @@ absl::StatusOr<bool> Passes(Runtime& runtime, const Value& value, const Argument
   const Value& name = rest.positional.front();
   const TestRow* test = name.is_string() ? FindTest(name.as_string()) : nullptr;
   if (test == nullptr) {
-    return absl::InvalidArgumentError(
-        name.is_string() ? absl::StrCat("the test '", name.as_string(), "' is not supported")
-                         : std::string("the name of a test must be a text"));
+    if (!name.is_string()) return absl::InvalidArgumentError("the name of a test must be a text");
+    return absl::UnimplementedError(
+        absl::StrCat("the test '", name.as_string(), "' is not supported"));
   }
   Arguments arguments = rest;
   arguments.positional.erase(arguments.positional.begin());
@@ -279,6 +300,7 @@ absl::StatusOr<bool> Passes(Runtime& runtime, const Value& value, const Argument
 // select, reject, selectattr, rejectattr.
 template <bool keeps, bool by_attribute>
 Result Filter(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  if (!IsTrue(value)) return Iterator({});  // as jinja2: none, undefined, 0 and "" have no elements
   Arguments rest = arguments;
   std::optional<Value> attribute;
   if (by_attribute) {
@@ -300,6 +322,7 @@ Result Filter(Runtime& runtime, const Value& value, const Arguments& arguments) 
 
 // map('filter', ...), map(attribute='a', default=...).
 Result MapOver(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  if (!IsTrue(value)) return Iterator({});
   QUIRE_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(runtime, value));
   if (arguments.positional.empty()) {
     QUIRE_ASSIGN_OR_RETURN(const Bound bound,
@@ -312,10 +335,11 @@ Result MapOver(Runtime& runtime, const Value& value, const Arguments& arguments)
   }
   const Value& name = arguments.positional.front();
   const FilterRow* filter = name.is_string() ? FindFilter(name.as_string()) : nullptr;
+  if (items.empty()) return Iterator({});  // jinja2 looks the filter up for each element
+  if (!name.is_string()) return absl::InvalidArgumentError("the name of a filter must be a text");
   if (filter == nullptr) {
-    return absl::InvalidArgumentError(
-        name.is_string() ? absl::StrCat("the filter '", name.as_string(), "' is not supported")
-                         : std::string("the name of a filter must be a text"));
+    return absl::UnimplementedError(
+        absl::StrCat("the filter '", name.as_string(), "' is not supported"));
   }
   Arguments rest = arguments;
   rest.positional.erase(rest.positional.begin());
