@@ -1,7 +1,6 @@
 #include "server/chat_templates.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,37 +9,13 @@
 #include "base/logging.h"
 #include "base/small_file.h"
 #include "base/status.h"
-#include "formats/tensors/gguf_tensors.h"
+#include "text/chat/template_files.h"
 #include "text/tools/format_text.h"
 
 namespace quire::server {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
-constexpr absl::string_view kModelFiles[] = {"chat_template.jinja", "tokenizer_config.json",
-                                             "chat_template.json"};
-
-absl::StatusOr<std::optional<std::string>> ReadIfThere(const formats::ModelFiles& files,
-                                                       absl::string_view name) {
-  if (!files.Has(name)) return std::optional<std::string>();
-  QUIRE_ASSIGN_OR_RETURN(std::string text, files.ReadText(name, kMaxFileBytes));
-  return std::optional<std::string>(std::move(text));
-}
-
-absl::StatusOr<text::TemplateFiles> ReadFiles(const formats::ModelFiles& files) {
-  text::TemplateFiles found;
-  if (!files.gguf().empty()) {
-    QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<absl::string_view> text,
-                           opened.gguf.OptionalString("tokenizer.chat_template"));
-    if (text) found.gguf_template = std::string(*text);
-    return found;
-  }
-  QUIRE_ASSIGN_OR_RETURN(found.chat_template_jinja, ReadIfThere(files, kModelFiles[0]));
-  QUIRE_ASSIGN_OR_RETURN(found.tokenizer_config_json, ReadIfThere(files, kModelFiles[1]));
-  QUIRE_ASSIGN_OR_RETURN(found.chat_template_json, ReadIfThere(files, kModelFiles[2]));
-  return found;
-}
 
 absl::StatusOr<std::string> ReadTemplateFile(const std::string& path) {
   absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxFileBytes);
@@ -80,7 +55,9 @@ std::vector<NamedFile> ChatTemplateFiles(const ChatTemplateOptions& options,
   if (!options.template_file.empty()) return {{"chat.template_file", options.template_file}};
   std::vector<NamedFile> files;
   if (model_path == "embedded") return files;
-  for (const absl::string_view name : kModelFiles) {
+  const absl::StatusOr<formats::ModelFiles> model = formats::ModelFiles::FromPath(model_path);
+  if (!model.ok()) return files;
+  for (const std::string& name : text::TemplateFileNames(*model)) {
     files.push_back({"model.path", absl::StrCat(model_path, "/", name)});
   }
   return files;
@@ -91,7 +68,7 @@ absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
                                              const text::Tokenizer& tokenizer) {
   text::TemplateFiles found;
   if (options.template_file.empty()) {
-    QUIRE_ASSIGN_OR_RETURN(found, ReadFiles(files));
+    QUIRE_ASSIGN_OR_RETURN(found, text::ReadTemplateFiles(files));
   } else {
     QUIRE_ASSIGN_OR_RETURN(found.template_file, ReadTemplateFile(options.template_file));
   }
@@ -106,6 +83,14 @@ absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
   QUIRE_ASSIGN_OR_RETURN(loaded.templates,
                          text::ChatTemplates::Create(sources, tokenizer, options.rendering));
   const text::ChatTemplates* const templates = loaded.templates.get();
+  if (!options.template_file.empty() && !templates->problem().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(templates->problem(), " (file ", options.template_file, ")"));
+  }
+  for (const std::string& warning : templates->warnings()) {
+    log::Warn("model", "a chat that needs this part of its template is refused",
+              {{"template", warning}});
+  }
   if (sources.templates.empty() && sources.problem.empty()) {
     log::Debug("model", "no chat template", {});
   } else if (!templates->problem().empty()) {

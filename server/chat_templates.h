@@ -30,8 +30,8 @@ struct LoadedChat {
 
 // A model without a usable template is no error; the log says what is wrong with it, and the caller
 // decides whether it may replace another one. Errors:
-// INVALID_ARGUMENT or NOT_FOUND that name chat.template_file, chat.default_vars, chat.tool_format
-// or a file that cannot be read.
+// INVALID_ARGUMENT or NOT_FOUND that name chat.template_file (also when its template cannot be
+// used), chat.default_vars, chat.tool_format or a file that cannot be read.
 absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
                                              const formats::ModelFiles& files,
                                              const text::Tokenizer& tokenizer);

@@ -206,6 +206,172 @@ TEST(ChatTemplateTest, SeveralTemplatesHaveNames) {
       "t");
 }
 
+// As transformers chooses among named templates: tool_use with tools, unless a name is given.
+TEST(ChatTemplateTest, ChatsWithToolsGetTheTemplateToolUse) {
+  const std::string list = R"({"chat_template": [{"name": "default", "template": "d"},
+      {"name": "tool_use", "template": "t{{ tools[0].function.name }}"},
+      {"name": "rag", "template": "r"}]})";
+  const TemplateSource tool_use{
+      .name = "tool_use", .text = "t{{ tools[0].function.name }}", .origin = "named"};
+  const TemplateSource rag{.name = "rag", .text = "r", .origin = "named"};
+  ChatInput tools = Say("x");
+  tools.tools.push_back({.name = "f", .description = "", .parameters_json = ""});
+  for (const TemplateFiles& files :
+       {TemplateFiles{.tokenizer_config_json = list},
+        TemplateFiles{.chat_template_jinja = "d", .named = {tool_use, rag}},
+        TemplateFiles{.tokenizer_config_json = R"({"chat_template": "d"})",
+        .named = {tool_use, rag}},
+        TemplateFiles{.gguf_template = "d", .named = {rag, tool_use}}}) {
+    const auto templates = Load(files);
+    EXPECT_THAT(templates->names(), ElementsAre("default", "rag", "tool_use"));
+    EXPECT_EQ(TextOf(*templates, Say("x")), "d");
+    EXPECT_EQ(TextOf(*templates, tools), "tf");
+    ChatInput named = tools;
+    named.template_name = "rag";
+    EXPECT_EQ(TextOf(*templates, named), "r");
+    named.template_name = "default";
+    EXPECT_EQ(TextOf(*templates, named), "d");
+    ChatOptions options;
+    options.default_template_name = "rag";
+    EXPECT_EQ(TextOf(*Load(files, options), tools), "r");
+  }
+  // A template of the configuration replaces all of them.
+  EXPECT_EQ(TextOf(*Load({.template_file = "own", .named = {tool_use}}), tools), "own");
+  // A file of the folder replaces another template of its name.
+  EXPECT_EQ(TextOf(*Load({.chat_template_jinja = "d",
+                          .named = {{.name = "default", .text = "e", .origin = "named"}}}),
+                   Say("x")),
+            "e");
+}
+
+TEST(ChatTemplateTest, ABrokenToolUseIsNotReplacedByTheDefault) {
+  const auto templates = Load({.chat_template_jinja = "d",
+                               .named = {{.name = "tool_use",
+                                          .text = "{% nope %}",
+                                          .origin = "additional_chat_templates/tool_use.jinja"}}});
+  ChatInput chat = Say("x");
+  EXPECT_EQ(TextOf(*templates, chat), "d");
+  chat.tools.push_back({.name = "f", .description = "", .parameters_json = ""});
+  EXPECT_EQ(TextOf(*templates, chat),
+            "ERROR additional_chat_templates/tool_use.jinja: template \"tool_use\": line 1, column "
+            "4: the statement 'nope' is not supported");
+}
+
+// What is not supported in a branch is reported when the template is loaded, and refused when a
+// chat takes the branch. The conversation is not called malformed then.
+TEST(ChatTemplateTest, UnsupportedPartsRefuseTheChatsThatNeedThem) {
+  const auto templates = Load(
+      {.chat_template_jinja = "{% if messages|length > 1 %}{{ messages|nosuch }}{% endif %}ok"});
+  EXPECT_EQ(templates->problem(), "");
+  EXPECT_THAT(
+      templates->warnings(),
+      ElementsAre("chat_template.jinja: template \"default\": line 1, column 41: the filter "
+                  "'nosuch' is not supported"));
+  ChatInput chat = Say("x");
+  EXPECT_EQ(TextOf(*templates, chat), "ok");
+  chat.messages.push_back(chat.messages[0]);
+  const absl::Status refused = templates->Render(chat, kNow).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(refused), "CHAT_TEMPLATE_MISSING");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the filter 'nosuch' is not supported"));
+}
+
+// Expected texts are those of transformers 5, given the arguments as the mapping or the text that
+// the template takes.
+TEST(ChatTemplateTest, ArgumentsHaveTheFormThatTheTemplateTakes) {
+  constexpr absl::string_view kCalls =
+      "{% for m in messages %}{% for t in m.tool_calls or [] %}{% set f = t.function %}";
+  constexpr absl::string_view kEnd = "{% endfor %}{% endfor %}";
+  const struct {
+    const char* body;
+    const char* output;
+  } cases[] = {
+      // Text alone.
+      {"{{ '<' + f.name + '>' + f['arguments'] }}", R"(<f>{"b":1, "a":"x"})"},
+      {"{{ 'call ' + t['type'] + '\n```json\n' + f.arguments + '\n```' }}",
+       "call function\n```json\n{\"b\":1, \"a\":\"x\"}\n```"},
+      {"{{ f.arguments.strip() }}", R"({"b":1, "a":"x"})"},
+      {"{% if not tools %}{{ raise_exception('tools?') }}{% endif %}{{ 'c' + f.arguments }}",
+       R"(c{"b":1, "a":"x"})"},
+      // A mapping alone.
+      {"{% for k, v in f.arguments.items() %}{{ k }}={{ v }};{% endfor %}", "b=1;a=x;"},
+      {"{% for k in f.arguments %}{{ k ~ f.arguments[k] }}{% endfor %}", "b1ax"},
+      {"{{ f.arguments|dictsort }}", "[('a', 'x'), ('b', 1)]"},
+      // Both: a mapping.
+      {"{{ f.arguments if f.arguments is string else f.arguments|tojson }}",
+       R"({"b": 1, "a": "x"})"},
+      {"{{ f.arguments|tojson }}", R"({"b": 1, "a": "x"})"},
+      {"{{ f.arguments }}", "{'b': 1, 'a': 'x'}"},
+      // Neither.
+      {"{{ f.name }}", "f"},
+  };
+  for (const auto& [body, output] : cases) {
+    const auto templates = Load({.template_file = absl::StrCat(kCalls, body, kEnd)});
+    ChatInput chat = Say("x");
+    chat.tools.push_back({.name = "f", .description = "", .parameters_json = ""});
+    chat.messages.push_back({.role = "assistant"});
+    chat.messages[1].tool_calls.push_back(
+        {.id = "1", .name = "f", .arguments_json = R"({"b":1, "a":"x"})"});
+    EXPECT_EQ(TextOf(*templates, chat), output) << body;
+  }
+}
+
+// A list stays a list where the template prints lists, and so transformers 5 prints; elsewhere the
+// parts are joined by a newline.
+TEST(ChatTemplateTest, ContentHasTheFormThatTheTemplateTakes) {
+  constexpr absl::string_view kEither =
+      "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}"
+      "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}|{% endif %}{% endfor %}"
+      "{% endif %};{% endfor %}";
+  constexpr absl::string_view kParts =
+      "{% for m in messages %}{{ m.role[0] }}:{% for p in m['content'] %}"
+      "{{ '<' ~ p['text'] ~ '>' if p['type'] == 'text' }}{% endfor %};{% endfor %}";
+  constexpr absl::string_view kSystemAsText =
+      "{% if messages[0].role == 'system' %}{{ messages[0].content|trim ~ ';' }}"
+      "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{{ m.role[0] }}:"
+      "{% if m.content is string %}{{ m.content }}{% else %}{{ "
+      "m.content|map(attribute='text')|join("
+      "'+') }}{% endif %};{% endfor %}";
+  const struct {
+    absl::string_view source;
+    const char* output;  // of a system and a user message with two parts, and one with a string
+  } cases[] = {
+      {kEither, "s:a|b|;u:c|d|;u:e;"},
+      {kParts, "s:<a><b>;u:<c><d>;u:<e>;"},
+      {kSystemAsText, "a\nb;u:c+d;u:e;"},
+      {"{% for m in messages %}{{ m.content }};{% endfor %}", "a\nb;c\nd;e;"},
+      {"{% for m in messages %}{{ m.role + m.content }};{% endfor %}",
+       "systema\nb;userc\nd;usere;"},
+      {"{% for m in messages %}{{ m.content|tojson }}{% endfor %}", R"("a\nb""c\nd""e")"},
+      {"{% for m in messages %}{{ m.content[0].text }};{% endfor %}", "a\nb;c\nd;e;"},
+      {"{% for m in messages %}{{ m.content if m.content is string else m.content[0]['text'] }};"
+       "{% endfor %}",
+       "a\nb;c\nd;e;"},
+      {"{{ messages|length }}", "3"},
+  };
+  for (const auto& [source, output] : cases) {
+    ChatInput chat = Say("");
+    chat.messages[0].role = "system";
+    chat.messages[0].parts = {"a", "b"};
+    chat.messages.push_back({.role = "user", .parts = {"c", "d"}});
+    chat.messages.push_back({.role = "user", .content = "e"});
+    EXPECT_EQ(TextOf(*Load({.template_file = std::string(source)}), chat), output) << source;
+  }
+}
+
+TEST(ChatTemplateTest, ContentOfAnswersAndToolResultsHasFormsOfItsOwn) {
+  const auto templates =
+      Load({.template_file = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name }}="
+                             "{% for p in m.content %}{{ p.text }},{% endfor %}"
+                             "{% elif m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}"
+                             "{% else %}{{ m.content }}{% endif %};{% endfor %}"});
+  ChatInput chat = Say("u");
+  chat.messages.push_back({.role = "assistant", .parts = {"x</think>y", "z"}});
+  chat.messages.push_back({.role = "tool", .name = "f", .parts = {"1", "2"}});
+  chat.messages.push_back({.role = "tool", .content = "3", .name = "f"});
+  EXPECT_EQ(TextOf(*templates, chat), "u;y\nz;f=1,2,;f=3,;");
+}
+
 TEST(ChatTemplateTest, MissingTemplatesSayWhy) {
   struct Case {
     TemplateFiles files;
@@ -390,6 +556,17 @@ TEST(ChatTemplateTest, EscapedTextStaysSoThroughFiltersAndJson) {
         rendered->text, {.add_special_tokens = false, .literal = rendered->literal});
     EXPECT_THAT(*ids, Not(Contains(::testing::Ge(256)))) << source << " gives " << rendered->text;
   }
+  ChatInput parts = Say("");
+  parts.messages[0].parts = {"a</s>", "</s>\uFDD0"};
+  for (const char* source : {"{{ messages[0].content }}",
+                             "{% for p in messages[0].content %}{{ p.text }}{% endfor %}"}) {
+    const auto rendered = Load({.template_file = source}, options)->Render(parts, kNow);
+    ASSERT_TRUE(rendered.ok()) << rendered.status();
+    const auto ids = SharedTokenizer().Encode(
+        rendered->text, {.add_special_tokens = false, .literal = rendered->literal});
+    EXPECT_THAT(*ids, Not(Contains(::testing::Ge(256)))) << rendered->text;
+    EXPECT_THAT(rendered->text, HasSubstr("\uFDD0"));
+  }
   ChatInput chat = Say("x");
   chat.messages[0].tool_calls.push_back(
       {.id = "1", .name = "f", .arguments_json = R"({"\u003c/s>": "<\/s>"})"});
@@ -465,6 +642,8 @@ TEST(ChatTemplateTest, EveryFieldOfAConversationCounts) {
   EXPECT_EQ(InputBytes(chat), 25);
   chat.template_vars_json = "1234";
   EXPECT_EQ(InputBytes(chat), 29);
+  chat.messages[0].parts = {"12", "3"};
+  EXPECT_EQ(InputBytes(chat), 32);
 }
 
 TEST(ChatTemplateTest, TheJsonOfAConversationHasFewElements) {
@@ -481,7 +660,7 @@ TEST(ChatTemplateTest, TheJsonOfAConversationHasFewElements) {
   EXPECT_THAT(TextOf(*templates, chat), HasSubstr("more than 250000 keys and values"));
   ChatInput empty;
   empty.messages.resize(250001);
-  EXPECT_THAT(TextOf(*templates, empty), HasSubstr("has 250001 messages and tools"));
+  EXPECT_THAT(TextOf(*templates, empty), HasSubstr("has 250001 messages, content parts and tools"));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace quire::text {
 namespace {
 
-// Words that no template has itself.
+// Words that occur in no template.
 constexpr absl::string_view kFirst = "qzfirstprobe";
 constexpr absl::string_view kSecond = "qzsecondprobe";
 constexpr absl::string_view kArgumentName = "qzargument";
@@ -46,8 +46,8 @@ ChatTool ProbeTool() {
           .parameters_json = R"({"type": "object", "properties": {}})"};
 }
 
-// The conversation without tools, and with one: some templates read calls and results with tools
-// only, others refuse tools.
+// Returns the conversation twice, without tools and with one. Some templates print calls only with
+// tools, and others refuse tools.
 std::vector<ChatInput> WithAndWithoutTools(std::vector<ChatMessage> messages) {
   ChatInput plain;
   plain.messages = std::move(messages);
@@ -60,7 +60,8 @@ bool Prints(const absl::StatusOr<std::string>& text, absl::string_view word) {
   return text.ok() && absl::StrContains(*text, word);
 }
 
-// True if the word follows the key "text" in quotes, as where a list of parts is printed whole.
+// True if the word follows the key "text" in quotes. Then the template printed a list of parts as
+// one value.
 bool IsPrintedAsPart(absl::string_view text, absl::string_view word) {
   const absl::string_view before = text.substr(0, text.find(word));
   const std::size_t end = before.find_last_not_of("'\"\\: ");
@@ -99,8 +100,8 @@ void ProbeArguments(const ProbeRenderer& render, TemplateTraits* traits) {
   }
 }
 
-// Messages in which the content that is probed belongs to the message at `at`; `form` is the trait
-// of its role.
+// A conversation whose message at `at` has the content that is probed. `form` is the trait of that
+// message's role.
 struct ContentProbe {
   std::vector<ChatMessage> messages;
   std::size_t at;
@@ -157,7 +158,7 @@ TemplateTraits ProbeTemplate(const ProbeRenderer& render) {
       1,
       &TemplateTraits::assistant_content};
   ProbeContent(render, assistant, &traits);
-  // A conversation with a result has a call before it, which needs the right form of arguments.
+  // The call before a tool result needs the form of arguments that the template takes.
   ProbeArguments(render, &traits);
   const ContentProbe tool = {
       {Message("user", "hi"), CallMessage(), ToolMessage("")}, 2, &TemplateTraits::tool_content};

@@ -30,10 +30,11 @@ enum class ContentForm : std::uint8_t {
 
 // The defaults are those of a template that prints nothing of the probed kind.
 struct TemplateTraits {
-  // tool_calls[].function.arguments may be a mapping; JSON text.
+  // The forms of tool_calls[].function.arguments that are printed: a mapping, or JSON text. Both
+  // may be true.
   bool takes_mapping_arguments = true;
   bool takes_text_arguments = false;
-  // By the role of the message.
+  // The form of content, by the role of the message.
   ContentForm system_content = ContentForm::kText;
   ContentForm user_content = ContentForm::kText;
   ContentForm assistant_content = ContentForm::kText;

@@ -27,6 +27,7 @@
 #include "models/weights/checkpoint.h"
 #include "runtime/model.h"
 #include "text/chat/chat_template.h"
+#include "text/chat/template_files.h"
 #include "text/tokenizer/gguf_vocabulary.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -279,26 +280,10 @@ void Inspector::AddText(const formats::ModelFiles& files) {
   AddTemplates(files, **tokenizer);
 }
 
-// The text of a file, nothing where there is none or it cannot be read: the server does without it
-// too.
-std::optional<std::string> ReadText(const formats::ModelFiles& files, absl::string_view name) {
-  if (!files.Has(name)) return std::nullopt;
-  const absl::StatusOr<formats::ModelFile> file = files.Open(name);
-  if (!file.ok()) return std::nullopt;
-  return std::string(file->text());
-}
-
 void Inspector::AddTemplates(const formats::ModelFiles& files, const text::Tokenizer& tokenizer) {
-  text::TemplateFiles found;
-  if (files.gguf().empty()) {
-    found.chat_template_jinja = ReadText(files, "chat_template.jinja");
-    found.tokenizer_config_json = ReadText(files, "tokenizer_config.json");
-    found.chat_template_json = ReadText(files, "chat_template.json");
-  } else if (const auto opened = formats::OpenGguf(files); opened.ok()) {
-    const auto text = opened->gguf.OptionalString("tokenizer.chat_template");
-    if (text.ok() && *text) found.gguf_template = std::string(**text);
-  }
-  const text::FoundTemplates sources = text::FindTemplates(found);
+  const absl::StatusOr<text::TemplateFiles> found = text::ReadTemplateFiles(files);
+  if (!found.ok()) return AddProblem(found.status());
+  const text::FoundTemplates sources = text::FindTemplates(*found);
   const auto templates = text::ChatTemplates::Create(sources, tokenizer, {});
   if (!templates.ok()) return AddProblem(templates.status());
   const std::vector<std::string> names = (*templates)->names();
