@@ -184,7 +184,9 @@ text::ChatMessage ToMessage(const v1::ChatMessage& message) {
                            .name = message.name(),
                            .tool_calls = {},
                            .tool_call_id = message.tool_call_id(),
-                           .reasoning_content = message.reasoning_content()};
+                           .reasoning_content = message.reasoning_content(),
+                           .parts = {}};
+  for (const v1::ContentPart& part : message.parts()) result.parts.push_back(part.text());
   for (const v1::ToolCall& call : message.tool_calls()) {
     result.tool_calls.push_back(
         {.id = call.id(), .name = call.name(), .arguments_json = call.arguments_json()});
@@ -208,6 +210,10 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
     if (size == 0 || size > kMaxNameBytes) {
       return Bad(chat, absl::StrCat("chat.messages[", i, "].role has ", size, " bytes, 1 to ",
                                     kMaxNameBytes, " are allowed"));
+    }
+    if (!chat.messages(i).content().empty() && !chat.messages(i).parts().empty()) {
+      return Bad(chat, absl::StrCat("chat.messages[", i,
+                                    "] has both content and parts, only one may be set"));
     }
     input.messages.push_back(ToMessage(chat.messages(i)));
   }

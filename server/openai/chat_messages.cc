@@ -35,9 +35,9 @@ absl::Status CheckArray(const JsonValue& value) {
 }
 
 // A string, or a list of parts.
-absl::Status ReadContent(const JsonValue& content, std::string* joined) {
+absl::Status ReadContent(const JsonValue& content, v1::ChatMessage* message) {
   if (content.is_string()) {
-    QUIRE_ASSIGN_OR_RETURN(*joined, content.AsString());
+    QUIRE_ASSIGN_OR_RETURN(*message->mutable_content(), content.AsString());
     return absl::OkStatus();
   }
   if (!content.is_array()) return BadField(content, "must be a string or a list of parts");
@@ -52,7 +52,8 @@ absl::Status ReadContent(const JsonValue& content, std::string* joined) {
           part, absl::StrCat("has type \"", type.substr(0, 40), "\", only text is supported"));
     }
     if (!fields.Find("text")) return Missing(part, "text");
-    QUIRE_RETURN_IF_ERROR(fields.Text("text", [&](std::string value) { *joined += value; }));
+    QUIRE_RETURN_IF_ERROR(
+        fields.Text("text", [&](std::string value) { message->add_parts()->set_text(value); }));
   }
   return absl::OkStatus();
 }
@@ -81,7 +82,7 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   QUIRE_RETURN_IF_ERROR(fields.Text(
       "reasoning_content", [&](std::string text) { message->set_reasoning_content(text); }));
   if (const auto content = fields.Find("content")) {
-    QUIRE_RETURN_IF_ERROR(ReadContent(*content, message->mutable_content()));
+    QUIRE_RETURN_IF_ERROR(ReadContent(*content, message));
   }
   const auto calls = fields.Find("tool_calls");
   if (!calls) return absl::OkStatus();

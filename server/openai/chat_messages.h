@@ -4,7 +4,7 @@
 // quire.v1.ChatPrompt.
 //
 // Place:      part of openai_request.h.
-// Invariants: as there. Content parts are joined; other types than text are refused, not dropped.
+// Invariants: as there. Content parts stay a list; other types than text are refused, not dropped.
 // Threads:    any.
 
 #include "absl/status/status.h"

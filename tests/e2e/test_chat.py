@@ -1,11 +1,13 @@
 """Chat templates: a served model with a template renders conversations, and one without says so."""
 
 import json
+import struct
 import subprocess
 
 import grpc
+import openai
 import pytest
-from daemon import QUIRE, ROOT, TESTDATA, Daemon, reason_of
+from daemon import QUIRE, QUIRED, ROOT, TESTDATA, Daemon, reason_of
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -164,20 +166,153 @@ def test_the_configuration_brings_a_template_and_a_reload_changes_it(api, tmp_pa
             # A broken template does not replace one that works.
             template.write_text("{% if %}")
             errors = admin.ReloadConfig(api.ReloadConfigRequest()).errors
-            assert len(errors) == 1 and "chat template: chat.template_file" in errors[0], errors
+            assert len(errors) == 1 and "chat.template_file" in errors[0] and str(template) in errors[0], errors
             assert "line 1, column 7" in errors[0]
             assert service.RenderChat(request).text == "Servus, you"
 
 
-def test_a_template_that_was_broken_at_the_start_refuses_chats(api, tmp_path):
+@pytest.mark.parametrize(
+    "source, place",
+    [("{% if %}", "line 1, column 7"), ("a\n{{ x|nosuch }}", "line 2, column 6"), ("", "is empty"),
+     (b"\xff", "not UTF-8"), ("{{ 'a'.encode() }}", "the method 'encode' is not supported")],
+)
+def test_a_broken_template_file_ends_the_start_and_fails_validation(tmp_path, source, place):
     template = tmp_path / "own.jinja"
-    template.write_text("{% if %}")
+    template.write_bytes(source if isinstance(source, bytes) else source.encode())
+    setting = f"chat.template_file={template}"
+    checked = subprocess.run(
+        [str(QUIRED), "--validate", "--set", setting], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert checked.returncode != 0
+    output = checked.stdout + checked.stderr
+    assert "chat.template_file" in output and str(template) in output and place in output
+    with Daemon(tmp_path, settings=[setting]) as daemon:
+        assert daemon.wait(60) != 0
+        assert "chat.template_file" in daemon.log and place in daemon.log
+
+
+def test_an_unsupported_filter_in_a_branch_is_a_warning_until_a_chat_takes_it(api, tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text("{% if tools %}{{ tools|nosuch }}{% else %}{{ messages[0].content }}{% endif %}")
     with Daemon(tmp_path, settings=[f"chat.template_file={template}"]) as daemon:
         daemon.wait_serving()
+        warnings = [line for line in daemon.lines if "the filter 'nosuch' is not supported" in line]
+        assert warnings and "line 1, column 24" in warnings[0]
         with daemon.channel() as channel:
-            request = api.RenderChatRequest(chat=say(api, ("user", "you")))
-            code, reason, text = refusal(lambda: api.GenerationServiceStub(channel).RenderChat(request))
-            assert reason == "CHAT_TEMPLATE_MISSING" and "line 1, column 7" in text
+            service = api.GenerationServiceStub(channel)
+            chat = say(api, ("user", "you"))
+            assert service.RenderChat(api.RenderChatRequest(chat=chat)).text == "you"
+            chat.tools.add(name="f")
+            code, reason, text = refusal(lambda: service.RenderChat(api.RenderChatRequest(chat=chat)))
+            assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CHAT_TEMPLATE_MISSING")
+            assert "nosuch" in text
+
+
+PLAIN = "P:{% for m in messages %}{{ m.content }};{% endfor %}"
+TOOL_USE = "T:{% for t in tools %}{{ t.function.name }},{% endfor %}"
+RAG = "R"
+
+
+def list_in_tokenizer_config(folder):
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.unlink()
+    config["chat_template"] = [{"name": name, "template": template} for name, template in
+                               (("default", PLAIN), ("tool_use", TOOL_USE), ("rag", RAG))]
+    path.write_text(json.dumps(config))
+
+
+def files_of_a_folder(folder):
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
+    (folder / "additional_chat_templates" / "rag.jinja").write_text(RAG)
+    (folder / "additional_chat_templates" / "notes.txt").write_text("no template")
+
+
+def named_keys_of_a_gguf_file(source, target):
+    """Adds metadata in front of a file's own. Its size is a multiple of the alignment of the data."""
+    def text(value):
+        return struct.pack("<Q", len(value)) + value
+
+    bytes_ = source.read_bytes()
+    added = b""
+    for name, template in ((".tool_use", TOOL_USE), (".rag", RAG)):
+        entry = text(b"tokenizer.chat_template" + name.encode()) + struct.pack("<I", 8)
+        size = 8 + len(template)
+        template = template.encode() + b"{#" + b" " * (-(len(entry) + size + 4) % 32) + b"#}"
+        added += entry + text(template)
+    count = struct.unpack("<Q", bytes_[16:24])[0]
+    target.write_bytes(bytes_[:16] + struct.pack("<Q", count + 2) + added + bytes_[24:])
+
+
+@pytest.mark.parametrize("layout", ["list", "folder", "gguf"])
+def test_chats_with_tools_get_the_template_tool_use(api, tmp_path, layout):
+    plain = "P:hi;"
+    if layout == "gguf":
+        model = tmp_path / "model.gguf"
+        named_keys_of_a_gguf_file(TESTDATA / "gguf" / "models" / "llama-f16" / "model.gguf", model)
+        plain = "user: hi\n"
+    else:
+        model = tmp_path / "model"
+        model.mkdir()
+        for file in (ROOT / "assets" / "story").iterdir():
+            (model / file.name).write_bytes(file.read_bytes())
+        (list_in_tokenizer_config if layout == "list" else files_of_a_folder)(model)
+    with Daemon(tmp_path, settings=[f"model.path={model}", "kv_cache.dtype=f32", "kv_cache.page_size=16"]) as daemon:
+        daemon.wait_serving()
+        with daemon.channel() as channel:
+            service = api.GenerationServiceStub(channel)
+
+            def render(chat):
+                return service.RenderChat(api.RenderChatRequest(chat=chat)).text
+
+            chat = say(api, ("user", "hi"))
+            assert render(chat) == plain
+            chat.tools.add(name="get_weather")
+            chat.tools.add(name="stop")
+            assert render(chat) == "T:get_weather,stop,"
+            chat.tool_choice = api.TOOL_CHOICE_NONE
+            assert render(chat) == plain
+            chat.tool_choice = api.TOOL_CHOICE_AUTO
+            chat.template_name = "rag"
+            assert render(chat) == "R"
+            chat.template_name = "default"
+            assert render(chat) == plain
+
+
+def test_parts_of_content_reach_the_template_over_both_interfaces(api, model_dir, tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %};{% endfor %}"
+    )
+    settings = [f"model.path={model_dir}", "openai.enabled=true", "openai.listen=127.0.0.1:0"]
+    for more, expected in (([f"chat.template_file={template}"], "<a><b>;<>;c;"),
+                           ([], "User: a\nb\nUser:\nUser: c\n")):
+        with Daemon(tmp_path, settings=[*settings, *more]) as daemon:
+            daemon.wait_serving()
+            with daemon.channel() as channel:
+                service = api.GenerationServiceStub(channel)
+                chat = api.ChatPrompt(add_generation_prompt=False)
+                chat.messages.add(role="user").parts.extend([api.ContentPart(text="a"), api.ContentPart(text="b")])
+                chat.messages.add(role="user").parts.add()
+                chat.messages.add(role="user", content="c")
+                rendered = service.RenderChat(api.RenderChatRequest(chat=chat))
+                assert rendered.text.replace(": \n", ":\n") == expected
+                chat.messages[0].content = "both"
+                code, reason, text = refusal(lambda: service.RenderChat(api.RenderChatRequest(chat=chat)))
+                assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_CHAT_TEMPLATE_INPUT")
+                assert "chat.messages[0]" in text and "content and parts" in text
+            client = openai.OpenAI(base_url=f"http://{daemon.openai_address}/v1", api_key="x", max_retries=0)
+            part = [{"type": "text", "text": word} for word in ("a", "b")]
+            answer = client.chat.completions.create(
+                model=client.models.list().data[0].id, max_tokens=1,
+                messages=[{"role": "user", "content": part}, {"role": "user", "content": [{"type": "text", "text": ""}]},
+                          {"role": "user", "content": "c"}],
+                extra_body={"add_generation_prompt": False},
+            )
+            assert answer.usage.prompt_tokens == len(rendered.token_ids)
 
 
 def test_a_missing_template_file_ends_the_start(tmp_path):

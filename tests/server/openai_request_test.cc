@@ -141,7 +141,7 @@ TEST(OpenAiRequestTest, EveryChatField) {
     output { text: true logprobs: 2 parse: true }
     chat {
       tool_choice: TOOL_CHOICE_AUTO parallel_tool_calls: false
-      messages { role: "system" content: "Be kind" }
+      messages { role: "system" parts { text: "Be " } parts { text: "kind" } }
       messages { role: "user" content: "Hi" name: "Ann" }
       messages { role: "assistant" reasoning_content: "why"
                  tool_calls { id: "c1" name: "f" arguments_json: "{}" } }
