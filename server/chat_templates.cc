@@ -80,8 +80,11 @@ absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
       std::ranges::any_of(sources.templates, [&](const text::TemplateSource& source) {
         return text::HasReasoning(*loaded.tool_format, source.text);
       });
+  text::ChatOptions rendering = options.rendering;
+  rendering.generic_tools =
+      loaded.tool_format != nullptr && loaded.tool_format->name == text::kGenericFormat;
   QUIRE_ASSIGN_OR_RETURN(loaded.templates,
-                         text::ChatTemplates::Create(sources, tokenizer, options.rendering));
+                         text::ChatTemplates::Create(sources, tokenizer, rendering));
   const text::ChatTemplates* const templates = loaded.templates.get();
   if (!options.template_file.empty() && !templates->problem().empty()) {
     return absl::InvalidArgumentError(

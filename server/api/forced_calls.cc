@@ -76,11 +76,11 @@ absl::StatusOr<engine::ConstraintTag> TagOf(const text::ChatTool& tool, std::siz
   return tag;
 }
 
-engine::ConstraintSpec CallsOf(const text::ToolFormat& format) {
+engine::ConstraintSpec CallsOf(const text::ToolFormat& format, bool has_reasoning) {
   engine::ConstraintSpec spec;
   spec.kind = engine::ConstraintKind::kToolCalls;
   spec.tool_format = &format;
-  spec.starts_after_reasoning = true;
+  spec.starts_after_reasoning = has_reasoning || format.name != text::kGenericFormat;
   spec.start_follows_prompt = true;
   return spec;
 }
@@ -94,7 +94,8 @@ bool ForcesCalls(const v1::ChatPrompt& chat) {
 
 absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      const text::ChatInput& input,
-                                                     const text::ToolFormat* format) {
+                                                     const text::ToolFormat* format,
+                                                     bool has_reasoning) {
   if (format == nullptr || !format->can_be_forced()) {
     return FeatureUnsupported(
         format == nullptr
@@ -103,7 +104,7 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
         "chat.tool_choice");
   }
   const bool is_named = chat.tool_choice() == v1::TOOL_CHOICE_NAMED;
-  engine::ConstraintSpec spec = CallsOf(*format);
+  engine::ConstraintSpec spec = CallsOf(*format, has_reasoning);
   spec.stop_after_first_tag =
       is_named || (chat.has_parallel_tool_calls() && !chat.parallel_tool_calls());
   for (std::size_t i = 0; i < input.tools.size(); ++i) {
@@ -121,8 +122,9 @@ bool HoldsCalls(const v1::ChatPrompt& chat) {
 
 absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const v1::ChatPrompt& chat,
                                                    const text::ChatInput& input,
-                                                   const text::ToolFormat& format) {
-  engine::ConstraintSpec spec = CallsOf(format);
+                                                   const text::ToolFormat& format,
+                                                   bool has_reasoning) {
+  engine::ConstraintSpec spec = CallsOf(format, has_reasoning);
   spec.calls_are_optional = true;
   for (std::size_t i = 0; i < input.tools.size(); ++i) {
     const bool is_strict = chat.tools(static_cast<int>(i)).strict();

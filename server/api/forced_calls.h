@@ -24,12 +24,14 @@ namespace quire::server {
 bool ForcesCalls(const v1::ChatPrompt& chat);
 
 // `input`: of the same prompt, with its tools checked and its tool_choice among them; `format`: of
-// the model, null if it has none. Errors: UNIMPLEMENTED / FEATURE_UNSUPPORTED for formats whose
-// calls cannot be forced; INVALID_ARGUMENT / BAD_CONSTRAINT for parameters that are no objects.
-// REQUIRES: ForcesCalls(chat).
+// the model, null if it has none; `has_reasoning`: its chat template has markers of reasoning. In
+// the generic format only such a model may reason before a call. Errors: UNIMPLEMENTED /
+// FEATURE_UNSUPPORTED for formats whose calls cannot be forced; INVALID_ARGUMENT / BAD_CONSTRAINT
+// for parameters that are no objects. REQUIRES: ForcesCalls(chat).
 absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      const text::ChatInput& input,
-                                                     const text::ToolFormat* format);
+                                                     const text::ToolFormat* format,
+                                                     bool has_reasoning);
 
 // Whether calls are to be held to their schemas though none is asked for.
 bool HoldsCalls(const v1::ChatPrompt& chat);
@@ -39,6 +41,7 @@ bool HoldsCalls(const v1::ChatPrompt& chat);
 // strict, for those whose arguments are no JSON. REQUIRES: HoldsCalls(chat), and a format of calls.
 absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const v1::ChatPrompt& chat,
                                                    const text::ChatInput& input,
-                                                   const text::ToolFormat& format);
+                                                   const text::ToolFormat& format,
+                                                   bool has_reasoning);
 
 }  // namespace quire::server

@@ -145,19 +145,22 @@ absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOpt
   if (!request->output.text) return BadParameter("output.parse", "true", "false without text");
   const text::ChatInput& input = std::get<engine::ChatPrompt>(request->prompt).chat;
   if (options.tool_format == nullptr) {
-    return ForcesCalls(chat) ? ToForcedCalls(chat, input, nullptr).status() : absl::OkStatus();
+    return ForcesCalls(chat) ? ToForcedCalls(chat, input, nullptr, false).status()
+                             : absl::OkStatus();
   }
   QUIRE_ASSIGN_OR_RETURN(text::DeclaredTools declared, DeclareTools(input, JsonLimitsOf(options)));
   if (ForcesCalls(chat)) {
     if (request->constraint) {
       return BadParameter("constraint", "set", "absent where chat.tool_choice forces a call");
     }
-    QUIRE_ASSIGN_OR_RETURN(request->constraint, ToForcedCalls(chat, input, options.tool_format));
+    QUIRE_ASSIGN_OR_RETURN(request->constraint,
+                           ToForcedCalls(chat, input, options.tool_format, options.has_reasoning));
   } else if (HoldsCalls(chat) && options.tool_format->shape != text::CallShape::kNone) {
     if (request->constraint) {
       return BadParameter("constraint", "set", "absent beside a tool that is strict");
     }
-    QUIRE_ASSIGN_OR_RETURN(request->constraint, ToHeldCalls(chat, input, *options.tool_format));
+    QUIRE_ASSIGN_OR_RETURN(request->constraint,
+                           ToHeldCalls(chat, input, *options.tool_format, options.has_reasoning));
   }
   request->parsing = engine::AnswerParsing{
       .format = options.tool_format,

@@ -280,6 +280,10 @@ TEST(RequestTranslatorTest, ForcedCallsBecomeAConstraint) {
   ASSERT_EQ(named->constraint->tags.size(), 1u);
   EXPECT_EQ(named->constraint->tags[0].begin, "g");
   EXPECT_FALSE(translate("hermes", "tool_choice: TOOL_CHOICE_AUTO")->constraint.has_value());
+  // Options has no reasoning, of which the generic format needs to be told.
+  const auto generic = translate("generic", "tool_choice: TOOL_CHOICE_REQUIRED");
+  ASSERT_TRUE(generic.ok()) << generic.status();
+  EXPECT_FALSE(generic->constraint->starts_after_reasoning);
   for (const char* const format : {"think", "no such"}) {
     const absl::Status refused = translate(format, "tool_choice: TOOL_CHOICE_REQUIRED").status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented) << format;

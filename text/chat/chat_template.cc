@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/error_reason.h"
@@ -11,6 +12,7 @@
 #include "base/utf8.h"
 #include "formats/json_value.h"
 #include "text/chat/chat_marks.h"
+#include "text/chat/generic_tools.h"
 #include "text/chat/jinja/json.h"
 #include "text/chat/jinja/parser.h"
 #include "text/chat/jinja/strings.h"
@@ -296,19 +298,28 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
   name_token("pad_token", tokenizer.pad_token_id());
   for (auto& variable : *defaults) templates->defaults_.push_back(std::move(variable));
   if (options.escape_special_in_content) templates->CollectSpecialTokens(tokenizer);
+  if (options.generic_tools) {
+    QUIRE_ASSIGN_OR_RETURN(jinja::ParsedTemplate generic, jinja::Parse(GenericToolsSource()));
+    templates->generic_ = std::move(generic.body);
+  }
   for (auto& [name, loaded] : templates->templates_) templates->ProbeTraits(&loaded);
   return std::shared_ptr<const ChatTemplates>(std::move(templates));
+}
+
+ProbeRenderer ChatTemplates::RendererOf(const jinja::Body& body,
+                                        const jinja::RenderLimits& limits) const {
+  return [this, &body, limits](const ChatInput& chat,
+                               const TemplateTraits& traits) -> absl::StatusOr<std::string> {
+    const jinja::TextHook as_it_is = [](std::string text) { return text; };
+    QUIRE_ASSIGN_OR_RETURN(const jinja::Variables variables, MakeVariables(chat, traits, as_it_is));
+    return jinja::Render(body, variables, limits, absl::UnixEpoch()).text;
+  };
 }
 
 void ChatTemplates::ProbeTraits(LoadedTemplate* loaded) const {
   jinja::RenderLimits limits = options_.limits;
   limits.max_steps = std::min(limits.max_steps, kMaxProbeSteps);
-  loaded->traits = ProbeTemplate([&](const ChatInput& chat,
-                                     const TemplateTraits& traits) -> absl::StatusOr<std::string> {
-    const jinja::TextHook as_it_is = [](std::string text) { return text; };
-    QUIRE_ASSIGN_OR_RETURN(const jinja::Variables variables, MakeVariables(chat, traits, as_it_is));
-    return jinja::Render(loaded->body, variables, limits, absl::UnixEpoch()).text;
-  });
+  loaded->traits = ProbeTemplate(RendererOf(loaded->body, limits));
 }
 
 void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
@@ -404,20 +415,62 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
   return variables;
 }
 
+// A template may print tools only in conversations of a kind, so the conversation at hand decides
+// where ProbeTraits has seen no tool.
+absl::Status ChatTemplates::CheckTools(const std::string& name, const LoadedTemplate& chosen,
+                                       const ChatInput& chat) const {
+  if (chat.tools.empty() || chosen.traits.prints_tools) return absl::OkStatus();
+  const absl::StatusOr<bool> prints =
+      PrintsTools(RendererOf(chosen.body, options_.limits), chat, chosen.traits);
+  if (!prints.ok() || *prints) return absl::OkStatus();  // an error has its own message
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "tools has ", chat.tools.size(), chat.tools.size() == 1 ? " tool" : " tools",
+          ", which the chat template \"", name,
+          "\" does not print; set chat.tool_format: generic, or chat.template_file to a template "
+          "that prints tools")),
+      Reason::kChatTemplateMissing, {{"field", "chat.tools"}});
+}
+
+absl::StatusOr<ChatInput> ChatTemplates::ToGeneric(const LoadedTemplate& chosen,
+                                                   const ChatInput& chat) const {
+  std::string instructions;
+  if (!chat.tools.empty()) {
+    ChatInput tools;
+    tools.tools = chat.tools;
+    QUIRE_ASSIGN_OR_RETURN(instructions, RendererOf(*generic_, options_.limits)(tools, {}));
+  }
+  return WithGenericTools(chat, instructions, chosen.traits.has_system_role);
+}
+
 absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
                                                    absl::Time wall_now) const {
-  QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen,
-                         Choose(chat.template_name, !chat.tools.empty()));
-  const std::string name = NameFor(chat.template_name, !chat.tools.empty());
+  // The generic format passes no tools to the template.
+  const bool has_tools = !chat.tools.empty() && !generic_.has_value();
+  QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name, has_tools));
+  const std::string name = NameFor(chat.template_name, has_tools);
+  if (generic_.has_value()) {
+    const absl::StatusOr<ChatInput> generic = ToGeneric(*chosen, chat);
+    if (!generic.ok()) return BadInput(name, 0, generic.status().message());
+    return RenderTemplate(name, *chosen, *generic, wall_now);
+  }
+  QUIRE_RETURN_IF_ERROR(CheckTools(name, *chosen, chat));
+  return RenderTemplate(name, *chosen, chat, wall_now);
+}
+
+absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& name,
+                                                           const LoadedTemplate& chosen,
+                                                           const ChatInput& chat,
+                                                           absl::Time wall_now) const {
   const absl::StatusOr<ChatMarks> marks =
       ChatMarks::For(chat, longest_special_ > 0 ? &special_ : nullptr, longest_special_);
   if (!marks.ok()) return BadInput(name, 0, marks.status().message());
   const jinja::TextHook literal = [&marks](std::string text) {
     return marks->Mark(std::move(text));
   };
-  const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, chosen->traits, literal);
+  const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, chosen.traits, literal);
   if (!variables.ok()) return BadInput(name, 0, variables.status().message());
-  jinja::RenderResult result = jinja::Render(chosen->body, *variables, options_.limits, wall_now);
+  jinja::RenderResult result = jinja::Render(chosen.body, *variables, options_.limits, wall_now);
   const absl::Status& status = result.text.status();
   if (absl::IsResourceExhausted(status)) {
     return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,
@@ -434,7 +487,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
   std::string text = *std::move(result.text);
   if (chat.continue_final_message && !chat.messages.empty()) {
     const ChatMessage& last = chat.messages.back();
-    const bool is_list = !last.parts.empty() && IsContentList(last, chosen->traits);
+    const bool is_list = !last.parts.empty() && IsContentList(last, chosen.traits);
     const std::string final_text = is_list ? last.parts.back() : ContentText(last);
     const absl::Status cut = CutBehindFinal(literal(final_text), &text);
     if (!cut.ok()) return BadInput(name, 0, cut.message());

@@ -10,7 +10,8 @@
 //             its own: the server reads them.
 // Invariants: a model without a usable template is no error of Create: Render says why there is
 //             none (FAILED_PRECONDITION / CHAT_TEMPLATE_MISSING), and so it does where a chat needs
-//             a part of the template that is not supported. Every other failure of Render is
+//             a part of the template that is not supported, or has tools that the template does not
+//             print. Every other failure of Render is
 //             INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT with the template's name and line, or
 //             INPUT_TOO_LARGE. The same input and time render the same text.
 // Threads:    immutable after Create.
@@ -42,6 +43,7 @@ struct ChatOptions {
   std::string default_template_name = {};  // empty: "default"
   std::string default_vars_json = {};      // an object; empty: none
   bool escape_special_in_content = false;
+  bool generic_tools = false;  // templates get tools as text (generic_tools.h)
   jinja::JsonLimits json_limits = {};
 };
 
@@ -112,15 +114,23 @@ class ChatTemplates {
   // The template of a request that names `asked`, or none if that is empty.
   std::string NameFor(const std::string& asked, bool has_tools) const;
   absl::StatusOr<const LoadedTemplate*> Choose(const std::string& asked, bool has_tools) const;
+  // FAILED_PRECONDITION unless the tools of this conversation reach the prompt.
+  absl::Status CheckTools(const std::string& name, const LoadedTemplate& chosen,
+                          const ChatInput& chat) const;
+  absl::StatusOr<ChatInput> ToGeneric(const LoadedTemplate& chosen, const ChatInput& chat) const;
+  absl::StatusOr<RenderedChat> RenderTemplate(const std::string& name, const LoadedTemplate& chosen,
+                                              const ChatInput& chat, absl::Time wall_now) const;
   absl::StatusOr<jinja::Variables> MakeVariables(const ChatInput& chat,
                                                  const TemplateTraits& traits,
                                                  const jinja::TextHook& literal) const;
+  ProbeRenderer RendererOf(const jinja::Body& body, const jinja::RenderLimits& limits) const;
   void ProbeTraits(LoadedTemplate* loaded) const;
   void CollectSpecialTokens(const Tokenizer& tokenizer);
 
   ChatOptions options_;
   std::map<std::string, LoadedTemplate> templates_;
   std::map<std::string, std::string> broken_;  // name -> what is wrong with it
+  std::optional<jinja::Body> generic_;         // GenericToolsSource(), with generic_tools
   std::string origin_;
   std::string problem_;
   std::vector<std::string> warnings_;

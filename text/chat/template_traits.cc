@@ -137,6 +137,16 @@ void ProbeContent(const ProbeRenderer& render, const ContentProbe& probe, Templa
   }
 }
 
+void ProbeTools(const ProbeRenderer& render, TemplateTraits* traits) {
+  ChatInput chat;
+  chat.messages = {Message("user", "hi")};
+  const absl::StatusOr<bool> alone = PrintsTools(render, chat, *traits);
+  chat.messages = {Message("system", kFirst), Message("user", "hi")};
+  const absl::StatusOr<bool> led = PrintsTools(render, chat, *traits);
+  traits->prints_tools = alone.value_or(false) || led.value_or(false);
+  traits->has_system_role = Prints(render(chat, *traits), kFirst);
+}
+
 }  // namespace
 
 ContentForm TemplateTraits::ContentFormOf(absl::string_view role) const {
@@ -163,7 +173,16 @@ TemplateTraits ProbeTemplate(const ProbeRenderer& render) {
   const ContentProbe tool = {
       {Message("user", "hi"), CallMessage(), ToolMessage("")}, 2, &TemplateTraits::tool_content};
   ProbeContent(render, tool, &traits);
+  ProbeTools(render, &traits);
   return traits;
+}
+
+absl::StatusOr<bool> PrintsTools(const ProbeRenderer& render, ChatInput chat,
+                                 const TemplateTraits& traits) {
+  chat.tools = {ProbeTool()};
+  const absl::StatusOr<std::string> text = render(chat, traits);
+  if (!text.ok()) return text.status();
+  return absl::StrContains(*text, kToolName);
 }
 
 }  // namespace quire::text

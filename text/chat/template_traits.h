@@ -39,6 +39,9 @@ struct TemplateTraits {
   ContentForm user_content = ContentForm::kText;
   ContentForm assistant_content = ContentForm::kText;
   ContentForm tool_content = ContentForm::kText;
+  // Tools reach the prompt; a system message does.
+  bool prints_tools = false;
+  bool has_system_role = false;
 
   // `developer` counts as system, roles of other names as user.
   ContentForm ContentFormOf(absl::string_view role) const;
@@ -49,5 +52,9 @@ using ProbeRenderer =
     std::function<absl::StatusOr<std::string>(const ChatInput& chat, const TemplateTraits& traits)>;
 
 TemplateTraits ProbeTemplate(const ProbeRenderer& render);
+
+// Whether a tool reaches the prompt in this conversation. Errors are those of the rendering.
+absl::StatusOr<bool> PrintsTools(const ProbeRenderer& render, ChatInput chat,
+                                 const TemplateTraits& traits);
 
 }  // namespace quire::text

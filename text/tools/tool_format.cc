@@ -28,6 +28,12 @@ constexpr CallWriting ObjectWriting(absl::string_view begin, absl::string_view e
           .call_end = "}"};
 }
 
+// <tool_call> {"name": .., "arguments": ..} </tool_call>, each on a line of its own.
+constexpr CallWriting kTaggedObjects = {.separator = "\n",
+                                        .call_begin = "<tool_call>\n{\"name\": \"",
+                                        .arguments_begin = "\", \"arguments\": ",
+                                        .call_end = "}\n</tool_call>"};
+
 constexpr ToolFormat kFormats[] = {
     {.name = "harmony",
      .shape = CallShape::kHarmony,
@@ -140,10 +146,14 @@ constexpr ToolFormat kFormats[] = {
      .reasoning_end = kEndThink,
      .call_begin = {kToolCall},
      .call_end = kEndToolCall,
-     .writing = {.separator = "\n",
-                 .call_begin = "<tool_call>\n{\"name\": \"",
-                 .arguments_begin = "\", \"arguments\": ",
-                 .call_end = "}\n</tool_call>"}},
+     .writing = kTaggedObjects},
+    {.name = kGenericFormat,
+     .shape = CallShape::kObject,
+     .reasoning_begin = kThink,
+     .reasoning_end = kEndThink,
+     .call_begin = {kToolCall},
+     .call_end = kEndToolCall,
+     .writing = kTaggedObjects},
     {.name = "llama3-json",
      .shape = CallShape::kObjectAtStart,
      .call_begin = {"<|python_tag|>"},

@@ -16,6 +16,10 @@
 
 namespace quire::text {
 
+// The format for models whose chat template knows no tools. The prompt of
+// text/chat/generic_tools.h tells the model of it, so no template is detected as having it.
+inline constexpr absl::string_view kGenericFormat = "generic";
+
 // What a call looks like between its markers, and what ends it.
 enum class CallShape : std::uint8_t {
   kNone,           // no calls: reasoning at most
