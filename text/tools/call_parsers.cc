@@ -30,12 +30,13 @@ std::string TakeAll(std::string& text) {
   return std::exchange(text, {});
 }
 
-// Moves white space from the beginning of `from` to the end of `to`.
-void MoveSpace(std::string& from, std::string& to) {
+// Removes white space from the beginning of `text` and returns it.
+std::string TakeSpace(std::string& text) {
   std::size_t spaces = 0;
-  while (spaces < from.size() && IsSpace(from[spaces])) ++spaces;
-  to += from.substr(0, spaces);
-  from.erase(0, spaces);
+  while (spaces < text.size() && IsSpace(text[spaces])) ++spaces;
+  std::string space = text.substr(0, spaces);
+  text.erase(0, spaces);
+  return space;
 }
 
 }  // namespace
@@ -58,35 +59,37 @@ void MarkedParser::Push(char byte, PartSink& sink) {
   }
   if (EndsCall(byte)) {
     ToolCall call = ReadMarkedCall(held_, format_, tools_);
-    sink.Call(TakeAll(held_), std::move(call));
+    markup_.Call(TakeAll(held_), std::move(call), sink);
     state_ = in_section_ ? State::kSection : State::kAfterMarkup;
   } else if (IsHopeless()) {
-    sink.Failed(TakeAll(held_), "bad_call");
+    markup_.Failed(TakeAll(held_), "bad_call", sink);
     state_ = State::kText;
   }
 }
 
 void MarkedParser::PushText(PartSink& sink) {
   while (true) {
-    if (state_ != State::kText) MoveSpace(held_, space_);
+    if (state_ != State::kText) markup_.Hold(TakeSpace(held_));
     if (held_.empty()) return;
     const MarkerMatch match = MatchMarkers(
         held_, {state_ == State::kSection ? format_.section_end : format_.section_begin,
                 format_.call_begin[0], format_.call_begin[1]});
     if (match.may_come) return;
     if (match.marker.empty()) {
-      sink.Content(TakeAll(space_));
-      sink.Content(held_.substr(0, 1));
+      markup_.Content(held_.substr(0, 1), sink);
       held_.erase(0, 1);
       state_ = State::kText;
       in_section_ = false;
       continue;
     }
-    sink.Markup(TakeAll(space_));
-    if (match.marker == format_.section_begin || match.marker == format_.section_end) {
-      in_section_ = match.marker == format_.section_begin;
-      state_ = in_section_ ? State::kSection : State::kAfterMarkup;
-      sink.Markup(TakeAll(held_));
+    if (match.marker == format_.section_begin) {
+      in_section_ = true;
+      state_ = State::kSection;
+      markup_.Open(TakeAll(held_));
+    } else if (match.marker == format_.section_end) {
+      in_section_ = false;
+      state_ = State::kAfterMarkup;
+      markup_.Close(TakeAll(held_), sink);
     } else {
       BeginCall();
     }
@@ -152,11 +155,11 @@ void MarkedParser::Finish(PartSink& sink) {
   if (state_ == State::kCall) {
     ToolCall call = ReadMarkedCall(held_, format_, tools_);
     if (!call.error.empty()) call.error = "unfinished";
-    sink.Call(TakeAll(held_), std::move(call));
+    markup_.Call(TakeAll(held_), std::move(call), sink);
     return;
   }
-  sink.Markup(TakeAll(space_));
-  sink.Content(TakeAll(held_));
+  if (!held_.empty()) markup_.Content(TakeAll(held_), sink);
+  markup_.Finish(sink);
 }
 
 void ListParser::Push(char byte, PartSink& sink) {
@@ -174,11 +177,7 @@ void ListParser::Push(char byte, PartSink& sink) {
       return;
     case State::kItem:
       held_ += byte;
-      if (!json_.Push(byte)) return;
-      sink.Call(held_, ReadObjectCall(held_, tools_));
-      held_.clear();
-      state_ = State::kItems;
-      if (is_single_) EndList();
+      if (json_.Push(byte)) EndItem(sink);
       return;
     case State::kEnd:
       held_ += byte;
@@ -187,19 +186,24 @@ void ListParser::Push(char byte, PartSink& sink) {
   }
 }
 
+void ListParser::EndItem(PartSink& sink) {
+  markup_.Call(held_, ReadObjectCall(held_, tools_), sink);
+  held_.clear();
+  state_ = State::kItems;
+  if (is_single_) EndList();
+}
+
 void ListParser::PushText(PartSink& sink) {
   while (true) {
-    if (state_ == State::kAfterMarkup) MoveSpace(held_, space_);
+    if (state_ == State::kAfterMarkup) markup_.Hold(TakeSpace(held_));
     if (held_.empty()) return;
     const MarkerMatch match = MatchMarkers(held_, {format_.call_begin[0], format_.call_begin[1]});
     if (match.may_come) return;
     if (!match.marker.empty()) {
-      sink.Markup(TakeAll(space_));
       state_ = State::kMarker;
       return;
     }
-    sink.Content(TakeAll(space_));
-    sink.Content(held_.substr(0, 1));
+    markup_.Content(held_.substr(0, 1), sink);
     held_.erase(0, 1);
     state_ = State::kText;
   }
@@ -209,15 +213,15 @@ void ListParser::PushMarker(char byte, PartSink& sink) {
   if (IsSpace(byte)) {
     held_ += byte;
   } else if (byte == '[') {
-    sink.Markup(TakeAll(held_) + byte);
+    markup_.Open(TakeAll(held_) + byte);
     state_ = State::kItems;
     is_single_ = false;
   } else if (byte == '{') {
-    sink.Markup(TakeAll(held_));
+    markup_.Open(TakeAll(held_));
     is_single_ = true;
     PushItems(byte, sink);
   } else {
-    sink.Failed(TakeAll(held_), "bad_call");
+    markup_.Failed(TakeAll(held_), "bad_call", sink);
     held_ = byte;
     state_ = State::kText;
     PushText(sink);
@@ -226,23 +230,23 @@ void ListParser::PushMarker(char byte, PartSink& sink) {
 
 void ListParser::PushItems(char byte, PartSink& sink) {
   if (IsSpace(byte) || byte == ',') {
-    sink.Markup(AsText(byte));
+    markup_.Hold(AsText(byte));
   } else if (byte == '{') {
     held_ = byte;
     json_ = JsonTracker();
     json_.Push(byte);
     state_ = State::kItem;
   } else if (byte == ']') {
-    sink.Markup(AsText(byte));
+    markup_.Close(AsText(byte), sink);
     EndList();
   } else {
-    sink.Failed(AsText(byte), "bad_call");
+    markup_.Failed(AsText(byte), "bad_call", sink);
     state_ = State::kText;
   }
 }
 
 void ListParser::PushEnd(PartSink& sink) {
-  MoveSpace(held_, space_);
+  markup_.Hold(TakeSpace(held_));
   if (held_.empty()) return;
   const MarkerMatch match = MatchMarkers(held_, {format_.call_end});
   if (match.may_come) return;
@@ -251,17 +255,16 @@ void ListParser::PushEnd(PartSink& sink) {
     PushText(sink);
     return;
   }
-  sink.Markup(TakeAll(space_));
-  sink.Markup(TakeAll(held_));
+  markup_.Close(TakeAll(held_), sink);
 }
 
 void ListParser::Finish(PartSink& sink) {
   if (state_ == State::kMarker || state_ == State::kItem) {
-    sink.Failed(TakeAll(held_), "unfinished");
+    markup_.Failed(TakeAll(held_), "unfinished", sink);
     return;
   }
-  sink.Markup(TakeAll(space_));
-  sink.Content(TakeAll(held_));
+  if (!held_.empty()) markup_.Content(TakeAll(held_), sink);
+  markup_.Finish(sink);
 }
 
 void ObjectParser::Push(char byte, PartSink& sink) {
@@ -272,11 +275,11 @@ void ObjectParser::Push(char byte, PartSink& sink) {
       return;
     case State::kAfterTag:
       if (IsSpace(byte)) {
-        sink.Markup(AsText(byte));
+        markup_.Hold(AsText(byte));
       } else if (byte == '{') {
         BeginObject(byte);
       } else {
-        sink.Failed(AsText(byte), "bad_call");
+        markup_.Failed(AsText(byte), "bad_call", sink);
         state_ = State::kText;
       }
       return;
@@ -286,11 +289,11 @@ void ObjectParser::Push(char byte, PartSink& sink) {
       return;
     case State::kBetween:
       if (IsSpace(byte) || byte == ';') {
-        space_ += byte;
+        markup_.Hold(AsText(byte));
       } else if (byte == '{') {
         BeginObject(byte);
       } else {
-        sink.Content(TakeAll(space_) + byte);
+        markup_.Content(AsText(byte), sink);
         state_ = State::kText;
       }
       return;
@@ -301,7 +304,7 @@ void ObjectParser::Push(char byte, PartSink& sink) {
 }
 
 void ObjectParser::PushStart(PartSink& sink) {
-  MoveSpace(held_, space_);
+  markup_.Hold(TakeSpace(held_));
   if (held_.empty()) return;
   if (held_ == "{") {
     BeginObject('{');
@@ -310,11 +313,11 @@ void ObjectParser::PushStart(PartSink& sink) {
   const MarkerMatch match = MatchMarkers(held_, {format_.call_begin[0]});
   if (match.may_come) return;
   if (match.marker.empty()) {
-    sink.Content(TakeAll(space_) + TakeAll(held_));
+    markup_.Content(TakeAll(held_), sink);
     state_ = State::kText;
     return;
   }
-  sink.Markup(TakeAll(space_) + TakeAll(held_));
+  markup_.Open(TakeAll(held_));
   state_ = State::kAfterTag;
   is_call_expected_ = true;
 }
@@ -328,25 +331,22 @@ void ObjectParser::BeginObject(char byte) {
 
 void ObjectParser::EndObject(PartSink& sink) {
   if (!is_call_expected_ && !LooksLikeCall(held_)) {
-    sink.Content(TakeAll(space_) + TakeAll(held_));
+    markup_.Content(TakeAll(held_), sink);
     state_ = State::kText;
     return;
   }
-  sink.Markup(TakeAll(space_));
-  sink.Call(held_, ReadObjectCall(held_, tools_));
+  markup_.Call(held_, ReadObjectCall(held_, tools_), sink);
   held_.clear();
   state_ = State::kBetween;
 }
 
 void ObjectParser::Finish(PartSink& sink) {
   if (state_ == State::kObject) {
-    sink.Markup(TakeAll(space_));
-    sink.Failed(TakeAll(held_), "unfinished");
-  } else if (state_ == State::kBetween) {
-    sink.Markup(TakeAll(space_));
-  } else {
-    sink.Content(TakeAll(space_) + TakeAll(held_));
+    markup_.Failed(TakeAll(held_), "unfinished", sink);
+    return;
   }
+  if (!held_.empty()) markup_.Content(TakeAll(held_), sink);
+  markup_.Finish(sink);
 }
 
 void PythonParser::Push(char byte, PartSink& sink) {
@@ -376,7 +376,7 @@ void PythonParser::Push(char byte, PartSink& sink) {
 }
 
 void PythonParser::PushStart(PartSink& sink) {
-  MoveSpace(held_, prefix_);
+  prefix_ += TakeSpace(held_);
   if (held_.empty()) return;
   if (held_ == "[") {
     prefix_ += TakeAll(held_);
@@ -388,25 +388,27 @@ void PythonParser::PushStart(PartSink& sink) {
   if (match.marker.empty()) {
     BecomeText(sink);
   } else {
-    sink.Markup(TakeAll(prefix_) + TakeAll(held_));
+    markup_.Open(TakeAll(prefix_) + TakeAll(held_));
   }
 }
 
 void PythonParser::PushName(char byte, PartSink& sink) {
-  if (IsSpace(byte)) {
+  if (IsSpace(byte) && held_.empty() && has_calls_) {
+    markup_.Hold(AsText(byte));
+  } else if (IsSpace(byte)) {
     (held_.empty() ? prefix_ : held_) += byte;
     if (held_.size() > kMaxNameBytes) BecomeText(sink);
   } else if (IsPythonNameByte(byte) && (held_.empty() || !IsSpace(held_.back()))) {
     held_ += byte;
     if (held_.size() > kMaxNameBytes) BecomeText(sink);
   } else if (byte == '(' && !held_.empty()) {
-    sink.Markup(TakeAll(prefix_));
+    if (!has_calls_) markup_.Open(TakeAll(prefix_));
     held_ += byte;
     python_ = PythonTracker();
     has_calls_ = true;
     state_ = State::kArguments;
   } else if (byte == ']' && held_.empty() && has_calls_) {
-    sink.Markup(TakeAll(prefix_) + byte);
+    markup_.Close(AsText(byte), sink);
     state_ = State::kClosed;
   } else {
     held_ += byte;
@@ -417,10 +419,14 @@ void PythonParser::PushName(char byte, PartSink& sink) {
 void PythonParser::PushAfterCall(char byte, PartSink& sink) {
   if (IsSpace(byte)) {
     prefix_ += byte;
-  } else if (byte == ',' || byte == ']') {
+  } else if (byte == ',') {
     EmitCall(sink);
-    sink.Markup(TakeAll(prefix_) + byte);
-    state_ = byte == ',' ? State::kName : State::kClosed;
+    markup_.Hold(AsText(byte));
+    state_ = State::kName;
+  } else if (byte == ']') {
+    EmitCall(sink);
+    markup_.Close(AsText(byte), sink);
+    state_ = State::kClosed;
   } else {
     held_ += TakeAll(prefix_) + byte;
     BecomeText(sink);
@@ -428,15 +434,15 @@ void PythonParser::PushAfterCall(char byte, PartSink& sink) {
 }
 
 void PythonParser::PushClosed(PartSink& sink) {
-  MoveSpace(held_, prefix_);
+  markup_.Hold(TakeSpace(held_));
   if (held_.empty()) return;
   const MarkerMatch match = MatchMarkers(held_, {format_.call_end});
   if (match.may_come) return;
   if (match.marker.empty()) {
-    sink.Content(TakeAll(prefix_) + TakeAll(held_));
+    markup_.Content(TakeAll(held_), sink);
     state_ = State::kText;
   } else {
-    sink.Markup(TakeAll(prefix_) + TakeAll(held_));
+    markup_.Close(TakeAll(held_), sink);
   }
 }
 
@@ -444,42 +450,31 @@ void PythonParser::PushClosed(PartSink& sink) {
 void PythonParser::BecomeText(PartSink& sink) {
   const std::string text = TakeAll(prefix_) + TakeAll(held_);
   if (has_calls_) {
-    sink.Failed(text, "bad_call");
+    markup_.Failed(text, "bad_call", sink);
   } else {
-    sink.Content(text);
+    markup_.Content(text, sink);
   }
   state_ = State::kText;
 }
 
+// With the white space behind the call.
 void PythonParser::EmitCall(PartSink& sink) {
-  sink.Call(held_, ReadPythonToolCall(held_, tools_));
+  markup_.Call(held_, ReadPythonToolCall(held_, tools_), sink);
   held_.clear();
+  markup_.Hold(TakeAll(prefix_));
 }
 
 void PythonParser::Finish(PartSink& sink) {
-  switch (state_) {
-    case State::kArguments:
-      sink.Failed(TakeAll(held_), "unfinished");
-      return;
-    case State::kAfterCall:
-      EmitCall(sink);
-      sink.Markup(TakeAll(prefix_));
-      return;
-    case State::kClosed:
-      sink.Markup(TakeAll(prefix_));
-      sink.Content(TakeAll(held_));
-      return;
-    case State::kName:
-      if (has_calls_) {
-        sink.Markup(TakeAll(prefix_));
-        if (!held_.empty()) sink.Failed(TakeAll(held_), "unfinished");
-        return;
-      }
-      break;
-    default:
-      break;
+  if (state_ == State::kAfterCall) EmitCall(sink);
+  const bool is_cut =
+      state_ == State::kArguments || (state_ == State::kName && has_calls_ && !held_.empty());
+  if (is_cut) {
+    markup_.Failed(TakeAll(held_), "unfinished", sink);
+    return;
   }
-  sink.Content(TakeAll(prefix_) + TakeAll(held_));
+  const std::string text = TakeAll(prefix_) + TakeAll(held_);
+  if (!text.empty()) markup_.Content(text, sink);
+  markup_.Finish(sink);
 }
 
 void HarmonyParser::Push(char byte, PartSink& sink) {

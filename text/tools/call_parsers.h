@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "text/tools/declared_tools.h"
+#include "text/tools/held_markup.h"
 #include "text/tools/json_tracker.h"
 #include "text/tools/output_part.h"
 #include "text/tools/python_call.h"
@@ -42,10 +43,10 @@ class MarkedParser {
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return space_.size() + held_.size(); }
+  std::size_t num_held() const { return markup_.size() + held_.size(); }
 
  private:
-  // After markup white space is held: it is markup too before more of it, and content before text.
+  // White space behind markup is held by markup_.
   enum class State { kText, kAfterMarkup, kSection, kCall };
 
   void PushText(PartSink& sink);
@@ -59,8 +60,8 @@ class MarkedParser {
   const DeclaredTools& tools_;
   State state_ = State::kAfterMarkup;
   bool in_section_ = false;
-  std::string space_;  // after markup, and at the start
-  std::string held_;   // kCall: the call so far; else what may become a marker
+  HeldMarkup markup_;
+  std::string held_;  // kCall: the call so far; else what may become a marker
   JsonTracker json_;
   std::size_t json_end_ = 0;  // of held_: how much is before the end of its last JSON object
   bool in_value_ = false;     // kKeyValues
@@ -76,7 +77,7 @@ class ListParser {
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return space_.size() + held_.size(); }
+  std::size_t num_held() const { return markup_.size() + held_.size(); }
 
  private:
   enum class State { kText, kAfterMarkup, kMarker, kItems, kItem, kEnd };
@@ -85,12 +86,13 @@ class ListParser {
   void PushMarker(char byte, PartSink& sink);
   void PushItems(char byte, PartSink& sink);
   void PushEnd(PartSink& sink);
+  void EndItem(PartSink& sink);
   void EndList() { state_ = format_.call_end.empty() ? State::kAfterMarkup : State::kEnd; }
 
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kAfterMarkup;
-  std::string space_;
+  HeldMarkup markup_;
   std::string held_;        // kMarker: the marker and white space; kItem: the item; else as above
   bool is_single_ = false;  // an object without a list
   JsonTracker json_;
@@ -104,7 +106,7 @@ class ObjectParser {
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return space_.size() + held_.size(); }
+  std::size_t num_held() const { return markup_.size() + held_.size(); }
 
  private:
   enum class State { kStart, kAfterTag, kObject, kBetween, kText };
@@ -117,7 +119,7 @@ class ObjectParser {
   const DeclaredTools& tools_;
   State state_ = State::kStart;
   bool is_call_expected_ = false;  // behind the tag or a call, where other JSON is a failure
-  std::string space_;              // before the object, with separators
+  HeldMarkup markup_;
   std::string held_;
   JsonTracker json_;
 };
@@ -130,7 +132,7 @@ class PythonParser {
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return prefix_.size() + held_.size(); }
+  std::size_t num_held() const { return markup_.size() + prefix_.size() + held_.size(); }
 
  private:
   enum class State { kStart, kName, kArguments, kAfterCall, kClosed, kText };
@@ -146,8 +148,10 @@ class PythonParser {
   const DeclaredTools& tools_;
   State state_ = State::kStart;
   bool has_calls_ = false;  // the bracket has turned out to be a list of calls
-  std::string prefix_;      // brackets, commas and white space before held_ (kAfterCall: behind it)
-  std::string held_;        // the call, or what may become a marker
+  HeldMarkup markup_;
+  // The bracket and white space until there is a call; in kAfterCall white space behind held_.
+  std::string prefix_;
+  std::string held_;  // the call, or what may become a marker
   PythonTracker python_;
 };
 
