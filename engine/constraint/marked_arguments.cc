@@ -140,7 +140,54 @@ class MarkedWriter {
       if (found == schema_.end()) continue;
       QUIRE_RETURN_IF_ERROR(CheckJson(*found, absl::StrCat("/", definitions)));
     }
+    const std::vector<Shape>& shapes = spec_.document.ShapesOf(argument->property->schema);
+    if (AreTexts(shapes)) {
+      argument->value = Texts(shapes);
+      argument->is_string = true;
+    }
     return absl::OkStatus();
+  }
+
+  // Whether the values are strings, perhaps with null beside them. Such a value is read as the text
+  // that stands there, so it is written without quotes.
+  static bool AreTexts(const std::vector<Shape>& shapes) {
+    bool has_strings = false;
+    for (const Shape& shape : shapes) {
+      if (shape.boolean || shape.number || shape.array || shape.object) return false;
+      has_strings |= shape.string.has_value();
+      for (const ordered_json& value : shape.values) {
+        if (!value.is_string() && !value.is_null()) return false;
+        has_strings |= value.is_string();
+      }
+    }
+    return has_strings;
+  }
+
+  // Strings with a bounded length or a format are written without `<`.
+  Expression Texts(const std::vector<Shape>& shapes) {
+    std::vector<Expression> options;
+    const auto add = [&](const ordered_json& value) {
+      const std::string text = value.is_null() ? "null" : value.get<std::string>();
+      options.push_back(text.empty() ? GrammarText::Empty() : GrammarText::Literal(text));
+    };
+    grammar_.Omit(CodePoints({{'<', '<'}}));
+    for (const Shape& shape : shapes) {
+      std::ranges::for_each(shape.values, add);
+      if (shape.null) add(nullptr);
+      if (!shape.string) continue;
+      const StringShape& string = *shape.string;
+      if (string.pattern) {
+        options.push_back(WriteRegex(*string.pattern, Spelling::kPlain, &grammar_));
+      } else if (string.min > 0 || string.max) {
+        options.push_back(
+            grammar_.RepeatCharacter(CodePoints::All(), Spelling::kPlain, string.min, string.max));
+      } else {
+        grammar_.Omit({});
+        return FreeString();  // which has all other options
+      }
+    }
+    grammar_.Omit({});
+    return GrammarText::Sequence({GrammarText::Choice(options), End()});
   }
 
   // Values of which every one can be written without `<`.

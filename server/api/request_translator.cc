@@ -108,12 +108,13 @@ void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sam
 
 // The limits are those that the template's rendering has for them.
 absl::StatusOr<text::DeclaredTools> DeclareTools(const text::ChatInput& chat,
+                                                 const text::ToolFormat& format,
                                                  const text::jinja::JsonLimits& limits) {
   std::size_t bytes = 0;
   for (const text::ChatTool& tool : chat.tools) bytes += tool.parameters_json.size();
   absl::StatusOr<text::DeclaredTools> declared =
       static_cast<std::int64_t>(bytes) <= limits.max_bytes
-          ? text::DeclaredTools::Create(chat.tools)
+          ? text::DeclaredTools::Create(chat.tools, !format.writing.key_begin.empty())
           : absl::InvalidArgumentError(absl::StrCat("tools have ", bytes,
                                                     " bytes of parameters, at most ",
                                                     limits.max_bytes, " (limits.max_json_bytes)"));
@@ -148,7 +149,8 @@ absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOpt
     return ForcesCalls(chat) ? ToForcedCalls(chat, input, nullptr, false).status()
                              : absl::OkStatus();
   }
-  QUIRE_ASSIGN_OR_RETURN(text::DeclaredTools declared, DeclareTools(input, JsonLimitsOf(options)));
+  QUIRE_ASSIGN_OR_RETURN(text::DeclaredTools declared,
+                         DeclareTools(input, *options.tool_format, JsonLimitsOf(options)));
   if (ForcesCalls(chat)) {
     if (request->constraint) {
       return BadParameter("constraint", "set", "absent where chat.tool_choice forces a call");

@@ -280,6 +280,44 @@ TEST_F(TagGrammarTest, ArgumentsInTagsThatCannotBeReadBackAreRefused) {
   }
 }
 
+// Arguments that are strings, perhaps with null, however the schema says so.
+TEST_F(TagGrammarTest, StringsInTagsAreWrittenWithoutQuotes) {
+  ConstraintSpec spec;
+  spec.kind = ConstraintKind::kToolCalls;
+  spec.tool_format = text::FindToolFormat("qwen3-coder");
+  spec.tags = {{.begin = "f"}};
+  const auto allows = [&](absl::string_view schema, absl::string_view value) {
+    spec.tags[0].text =
+        absl::StrCat(R"({"properties": {"a": )", schema,
+                     R"(}, "required": ["a"], "$defs": {"name": {"type": "string"}}})");
+    const auto matcher = Matcher(spec);
+    return matcher != nullptr &&
+           Accept(*matcher, absl::StrCat("<tool_call>\n<function=f>\n<parameter=a>\n", value,
+                                         "\n</parameter>\n</function>\n</tool_call>")) &&
+           matcher->Accept(kEnd).ok();
+  };
+  for (const char* free : {R"({"anyOf": [{"type": "string"}, {"type": "null"}]})",
+                           R"({"$ref": "#/$defs/name"})", R"({"allOf": [{"type": "string"}]})"}) {
+    for (const char* value : {"a < b", "null", "5", "", "two\nlines"}) {
+      EXPECT_TRUE(allows(free, value)) << free << value;
+    }
+  }
+  constexpr char kListed[] = R"({"enum": ["red", "a\nb", "", null]})";
+  for (const char* value : {"red", "a\nb", "", "null"})
+    EXPECT_TRUE(allows(kListed, value)) << value;
+  for (const char* value : {"\"red\"", "blue", "5"}) EXPECT_FALSE(allows(kListed, value)) << value;
+  constexpr char kShort[] = R"({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]})";
+  for (const char* value : {"", "ab", "\"a", "null"}) EXPECT_TRUE(allows(kShort, value)) << value;
+  for (const char* value : {"abc", "<"}) EXPECT_FALSE(allows(kShort, value)) << value;
+  constexpr char kDate[] = R"({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]})";
+  for (const char* value : {"2026-11-28", "null"}) EXPECT_TRUE(allows(kDate, value)) << value;
+  for (const char* value : {"\"2026-11-28\"", "today"}) EXPECT_FALSE(allows(kDate, value)) << value;
+  // With other types beside it, a string is JSON.
+  constexpr char kMixed[] = R"({"anyOf": [{"type": "string"}, {"type": "integer"}]})";
+  for (const char* value : {"\"a\"", "5", "\"5\""}) EXPECT_TRUE(allows(kMixed, value)) << value;
+  EXPECT_FALSE(allows(kMixed, "a"));
+}
+
 TEST_F(TagGrammarTest, ReferencesInArgumentsInTagsAreThoseOfTheWholeSchema) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kToolCalls;

@@ -1,0 +1,346 @@
+#include "text/tools/argument_schema.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/json_text.h"
+#include "text/tools/json_tracker.h"
+#include "text/tools/python_call.h"
+
+namespace quire::text {
+namespace {
+
+using formats::JsonDocument;
+using nlohmann::json;
+
+constexpr int kMaxDepth = 64;
+constexpr int kMaxSteps = 100000;
+
+// Bits of the types of JSON Schema; an integer is a number.
+enum Types : unsigned {
+  kNone = 0,
+  kString = 1,
+  kNumber = 2,
+  kBoolean = 4,
+  kNull = 8,
+  kArray = 16,
+  kObject = 32,
+  kAny = 63,
+};
+
+unsigned TypeOf(const json& value) {
+  if (value.is_string()) return kString;
+  if (value.is_number()) return kNumber;
+  if (value.is_boolean()) return kBoolean;
+  if (value.is_null()) return kNull;
+  return value.is_array() ? kArray : kObject;
+}
+
+// An unknown name allows every type.
+unsigned TypeNamed(const json& name) {
+  constexpr std::pair<absl::string_view, Types> kNames[] = {
+      {"string", kString}, {"number", kNumber}, {"integer", kNumber}, {"boolean", kBoolean},
+      {"null", kNull},     {"array", kArray},   {"object", kObject}};
+  for (const auto& [known, type] : kNames) {
+    if (name == std::string(known)) return type;
+  }
+  return kAny;
+}
+
+bool IsInteger(const json& value) {
+  return value.is_number_integer() ||
+         (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>());
+}
+
+const json* Find(const json& object, absl::string_view key) {
+  if (!object.is_object()) return nullptr;
+  const auto found = object.find(std::string(key));
+  return found == object.end() ? nullptr : &*found;
+}
+
+// The elements of a keyword that is a list of schemas; none if it is absent.
+const json& ListOf(const json& schema, absl::string_view keyword) {
+  static const json* const kEmpty = new json(json::array());
+  const json* const list = Find(schema, keyword);
+  return list != nullptr && list->is_array() ? *list : *kEmpty;
+}
+
+std::size_t CodePoints(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char byte) { return (byte & 0xC0) != 0x80; }));
+}
+
+// The schemas of one argument: it is valid under one of each group.
+using Groups = std::vector<std::vector<const json*>>;
+
+class Evaluator {
+ public:
+  explicit Evaluator(const json& root) : root_(root) {}
+
+  Groups SchemasOf(const std::string& argument) {
+    Groups groups;
+    Collect(root_, argument, 0, &groups);
+    return groups;
+  }
+
+  bool Accepts(const Groups& groups, const json& value) {
+    return std::ranges::all_of(groups, [&](const auto& group) {
+      return std::ranges::any_of(group,
+                                 [&](const json* schema) { return Accepts(*schema, value, 0); });
+    });
+  }
+
+  unsigned TypesOf(const Groups& groups) {
+    unsigned types = kAny;
+    for (const auto& group : groups) {
+      unsigned any = kNone;
+      for (const json* const schema : group) any |= TypesOf(*schema, 0);
+      types &= any;
+    }
+    return types;
+  }
+
+ private:
+  // False when the work is too much, and the schema is taken to allow everything.
+  bool Enter(int depth) { return --steps_left_ > 0 && depth < kMaxDepth; }
+
+  // The schema that a reference into the document names.
+  const json* Resolve(const json& schema) const {
+    const json* const reference = Find(schema, "$ref");
+    if (reference == nullptr || !reference->is_string()) return nullptr;
+    absl::string_view pointer = reference->get_ref<const std::string&>();
+    if (!absl::ConsumePrefix(&pointer, "#")) return nullptr;
+    const json* at = &root_;
+    if (pointer.empty()) return at;
+    if (!absl::ConsumePrefix(&pointer, "/")) return nullptr;
+    for (const absl::string_view step : absl::StrSplit(pointer, '/')) {
+      const std::string key = absl::StrReplaceAll(step, {{"~1", "/"}, {"~0", "~"}});
+      std::size_t index = 0;
+      if (at->is_array() && absl::SimpleAtoi(key, &index) && index < at->size()) {
+        at = &(*at)[index];
+      } else {
+        at = Find(*at, key);
+      }
+      if (at == nullptr) return nullptr;
+    }
+    return at;
+  }
+
+  // Adds what a schema of all arguments says of one. Branches of anyOf and oneOf that do not declare
+  // the argument are left out.
+  void Collect(const json& schema, const std::string& argument, int depth, Groups* groups) {
+    if (!schema.is_object() || !Enter(depth)) return;
+    const json* const properties = Find(schema, "properties");
+    const json* const own = properties == nullptr ? nullptr : Find(*properties, argument);
+    const json* const others = Find(schema, "additionalProperties");
+    if (own != nullptr) {
+      groups->push_back({own});
+    } else if (others != nullptr && others->is_object() &&
+               Find(schema, "patternProperties") == nullptr) {
+      groups->push_back({others});
+    }
+    if (const json* const target = Resolve(schema)) Collect(*target, argument, depth + 1, groups);
+    for (const json& part : ListOf(schema, "allOf")) Collect(part, argument, depth + 1, groups);
+    for (const absl::string_view keyword : {"anyOf", "oneOf"}) {
+      std::vector<const json*> any;
+      for (const json& branch : ListOf(schema, keyword)) {
+        Groups declared;
+        Collect(branch, argument, depth + 1, &declared);
+        for (const auto& group : declared) any.insert(any.end(), group.begin(), group.end());
+      }
+      if (!any.empty()) groups->push_back(std::move(any));
+    }
+  }
+
+  // A superset of the types of the values that the schema allows.
+  unsigned TypesOf(const json& schema, int depth) {
+    if (schema.is_boolean()) return schema.get<bool>() ? kAny : kNone;
+    if (!schema.is_object() || !Enter(depth)) return kAny;
+    unsigned types = kAny;
+    if (const json* const type = Find(schema, "type")) {
+      unsigned named = type->is_array() ? unsigned{kNone} : TypeNamed(*type);
+      if (type->is_array()) {
+        for (const json& name : *type) named |= TypeNamed(name);
+      }
+      types &= named;
+    }
+    if (const json* const value = Find(schema, "const")) types &= TypeOf(*value);
+    if (const json* const values = Find(schema, "enum"); values != nullptr && values->is_array()) {
+      unsigned listed = kNone;
+      for (const json& value : *values) listed |= TypeOf(value);
+      types &= listed;
+    }
+    if (const json* const target = Resolve(schema)) types &= TypesOf(*target, depth + 1);
+    for (const json& part : ListOf(schema, "allOf")) types &= TypesOf(part, depth + 1);
+    for (const absl::string_view keyword : {"anyOf", "oneOf"}) {
+      const json& branches = ListOf(schema, keyword);
+      unsigned any = kNone;
+      for (const json& branch : branches) any |= TypesOf(branch, depth + 1);
+      if (!branches.empty()) types &= any;
+    }
+    return types;
+  }
+
+  bool Accepts(const json& schema, const json& value, int depth) {
+    if (schema.is_boolean()) return schema.get<bool>();
+    if (!schema.is_object() || !Enter(depth)) return true;
+    if (!AcceptsType(schema, value)) return false;
+    const json* const constant = Find(schema, "const");
+    if (constant != nullptr && *constant != value) return false;
+    const json* const values = Find(schema, "enum");
+    if (values != nullptr && values->is_array() &&
+        std::ranges::find(*values, value) == values->end()) {
+      return false;
+    }
+    if (!AcceptsParts(schema, value, depth + 1)) return false;
+    if (value.is_number()) return AcceptsNumber(schema, value);
+    if (value.is_string()) {
+      return HasCount(schema, "minLength", "maxLength",
+                      CodePoints(value.get_ref<const std::string&>()));
+    }
+    if (value.is_array()) return AcceptsArray(schema, value, depth + 1);
+    return !value.is_object() || AcceptsObject(schema, value, depth + 1);
+  }
+
+  static bool AcceptsType(const json& schema, const json& value) {
+    const json* const type = Find(schema, "type");
+    if (type == nullptr) return true;
+    const auto is = [&](const json& name) {
+      return name == "integer" ? value.is_number() && IsInteger(value)
+                               : (TypeNamed(name) & TypeOf(value)) != 0;
+    };
+    return type->is_array() ? std::ranges::any_of(*type, is) : is(*type);
+  }
+
+  // The keywords that apply other schemas to the same value.
+  bool AcceptsParts(const json& schema, const json& value, int depth) {
+    const auto accepts = [&](const json& part) { return Accepts(part, value, depth); };
+    if (const json* const target = Resolve(schema); target != nullptr && !accepts(*target)) {
+      return false;
+    }
+    if (!std::ranges::all_of(ListOf(schema, "allOf"), accepts)) return false;
+    const json& any = ListOf(schema, "anyOf");
+    if (!any.empty() && std::ranges::none_of(any, accepts)) return false;
+    const json& one = ListOf(schema, "oneOf");
+    if (!one.empty() && std::ranges::count_if(one, accepts) != 1) return false;
+    if (const json* const excluded = Find(schema, "not");
+        excluded != nullptr && accepts(*excluded)) {
+      return false;
+    }
+    const json* const condition = Find(schema, "if");
+    if (condition == nullptr) return true;
+    const json* const branch = Find(schema, accepts(*condition) ? "then" : "else");
+    return branch == nullptr || accepts(*branch);
+  }
+
+  static bool AcceptsNumber(const json& schema, const json& value) {
+    const auto meets = [&](absl::string_view keyword, auto compare) {
+      const json* const bound = Find(schema, keyword);
+      return bound == nullptr || !bound->is_number() || compare(value, *bound);
+    };
+    const auto is_multiple = [](const json& number, const json& divisor) {
+      const double quotient = number.get<double>() / divisor.get<double>();
+      return std::abs(quotient - std::round(quotient)) < 1e-9 * std::max(1.0, std::abs(quotient));
+    };
+    return meets("minimum", std::greater_equal<>()) && meets("maximum", std::less_equal<>()) &&
+           meets("exclusiveMinimum", std::greater<>()) &&
+           meets("exclusiveMaximum", std::less<>()) && meets("multipleOf", is_multiple);
+  }
+
+  static bool HasCount(const json& schema, absl::string_view min, absl::string_view max,
+                       std::size_t count) {
+    const json* const least = Find(schema, min);
+    const json* const most = Find(schema, max);
+    return (least == nullptr || !least->is_number() || json(count) >= *least) &&
+           (most == nullptr || !most->is_number() || json(count) <= *most);
+  }
+
+  bool AcceptsArray(const json& schema, const json& value, int depth) {
+    if (!HasCount(schema, "minItems", "maxItems", value.size())) return false;
+    const json* const unique = Find(schema, "uniqueItems");
+    if (unique != nullptr && *unique == true) {
+      std::vector<json> items(value.begin(), value.end());
+      std::ranges::sort(items, std::less<json>());
+      if (std::ranges::adjacent_find(items) != items.end()) return false;
+    }
+    // Up to draft 2019-09 the list of schemas is `items` itself.
+    const json* items = Find(schema, "items");
+    const json* prefix = Find(schema, "prefixItems");
+    if (items != nullptr && items->is_array()) {
+      prefix = std::exchange(items, Find(schema, "additionalItems"));
+    }
+    const std::size_t num_prefix = prefix != nullptr && prefix->is_array() ? prefix->size() : 0;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const json* const of_item = i < num_prefix ? &(*prefix)[i] : items;
+      if (of_item != nullptr && !Accepts(*of_item, value[i], depth)) return false;
+    }
+    return true;
+  }
+
+  bool AcceptsObject(const json& schema, const json& value, int depth) {
+    if (!HasCount(schema, "minProperties", "maxProperties", value.size())) return false;
+    for (const json& name : ListOf(schema, "required")) {
+      if (name.is_string() && !value.contains(name.get_ref<const std::string&>())) return false;
+    }
+    const json* const properties = Find(schema, "properties");
+    const json* others = Find(schema, "additionalProperties");
+    if (Find(schema, "patternProperties") != nullptr) others = nullptr;
+    for (const auto& [name, member] : value.items()) {
+      const json* of_member = properties == nullptr ? nullptr : Find(*properties, name);
+      if (of_member == nullptr) of_member = others;
+      if (of_member != nullptr && !Accepts(*of_member, member, depth)) return false;
+    }
+    return true;
+  }
+
+  const json& root_;
+  int steps_left_ = kMaxSteps;
+};
+
+// The JSON text of a literal of Python; absent if it is none.
+std::optional<std::string> JsonOfPython(absl::string_view text) {
+  const auto call = ReadPythonCall(absl::StrCat("f(v=", text, ")"));
+  if (!call.ok()) return std::nullopt;
+  const auto members = JsonMembers(call->second);
+  if (members.size() != 1) return std::nullopt;
+  return std::string(members[0].second);
+}
+
+}  // namespace
+
+std::string ArgumentSchema::JsonOf(absl::string_view argument, absl::string_view text) const {
+  Evaluator evaluator(parameters_.root().raw());
+  const Groups schemas = evaluator.SchemasOf(std::string(argument));
+  if (schemas.empty()) return JsonQuoted(text);
+  const unsigned types = evaluator.TypesOf(schemas);
+  const bool is_valid_text = evaluator.Accepts(schemas, json(std::string(text)));
+  const std::string bare(absl::StripAsciiWhitespace(text));
+  if (const auto document = JsonDocument::Parse(bare); document.ok()) {
+    const json& value = document->root().raw();
+    const bool is_valid_value = evaluator.Accepts(schemas, value);
+    const bool is_text_alone = (types & ~unsigned{kNull}) == kString;
+    bool is_text = is_valid_text;
+    if (is_valid_text == is_valid_value) {
+      is_text = is_valid_text ? is_text_alone && !value.is_null() : (types & kString) != 0;
+    }
+    return is_text ? JsonQuoted(text) : bare;
+  }
+  if (is_valid_text) return JsonQuoted(text);
+  const std::optional<std::string> python = JsonOfPython(bare);
+  if (!python) return JsonQuoted(text);
+  const auto document = JsonDocument::Parse(*python);
+  const bool is_valid = document.ok() && evaluator.Accepts(schemas, document->root().raw());
+  return is_valid ? *python : JsonQuoted(text);
+}
+
+}  // namespace quire::text
