@@ -66,7 +66,8 @@ constexpr ReasonRow kReasons[] = {
      ErrorDetail::kRetryInfo, "the device or the engine has failed, the process is ending"},
     {Reason::kChatTemplateMissing, "CHAT_TEMPLATE_MISSING", StatusCode::kFailedPrecondition, 400,
      Retry::kNo, ErrorDetail::kPrecondition,
-     "no usable template, or none of that name; the message says why"},
+     "no usable template, none of that name, or one that does not print the tools; the message "
+     "says why"},
     {Reason::kNotIdle, "NOT_IDLE", StatusCode::kFailedPrecondition, 409, Retry::kNo,
      ErrorDetail::kPrecondition, "requests are live, and idleness was asked for"},
     {Reason::kShuttingDown, "SHUTTING_DOWN", StatusCode::kFailedPrecondition, 409, Retry::kNo,

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not has_structured_output(), reason="a build wit
 # With the tokens of which a model ends its answer, which no mask of the middle has.
 ENDS = {"<|call|>", "<|return|>"}
 FORMATS = ["hermes", "llama3-json", "mistral-list", "mistral-name-args", "deepseek-v3", "deepseek-v31", "phi4-mini",
-           "granite-list", "harmony", "kimi-k2", "qwen3-coder", "glm-4.5", "pythonic"]
+           "granite-list", "harmony", "kimi-k2", "qwen3-coder", "glm-4.5", "pythonic", "generic"]
 TOLD_BY_PLACE = {"llama3-json", "harmony", "pythonic"}  # no marker begins their calls
 MARKED = {"qwen3-coder", "glm-4.5"}  # strings are written as they are, in tags
 NAMES = ["f", "fa", "get_weather", "now", "a-b_C9"]
@@ -108,7 +108,8 @@ def take_walks(ask, name, optional):
     sets, walks = int(os.environ.get("QUIRE_TOOL_SETS", 4)), int(os.environ.get("QUIRE_WALKS", 8))
     seed = int(os.environ.get("QUIRE_SEED", 1))
     rng = random.Random(f"{name} {seed}" + (" optional" if optional else ""))
-    recorded = json.loads((TESTDATA / "tool_calls" / f"{name}.json").read_text())
+    # The generic format is written like that of Hermes.
+    recorded = json.loads((TESTDATA / "tool_calls" / f"{'hermes' if name == 'generic' else name}.json").read_text())
     markers = [token for token in recorded["special_tokens"] if token not in ENDS]
     counts = collections.Counter()
     with decimal.localcontext(decimal.Context(prec=2000, traps=[decimal.InvalidOperation])):

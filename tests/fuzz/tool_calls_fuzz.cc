@@ -1,6 +1,7 @@
 // Answers of models, by every format of tool calls: the first byte chooses the format and whether
 // the prompt opened the reasoning, the second how the rest is cut.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -66,6 +67,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::string sources;
     for (const OutputPart& part : parts) sources += part.source;
     QUIRE_CHECK(sources == text);
+    const bool has_call = std::ranges::any_of(
+        parts, [](const OutputPart& part) { return part.kind == OutputPart::Kind::kCall; });
+    const bool has_headers = format.shape == quire::text::CallShape::kHarmony;
+    if (!has_call && !has_headers && format.reasoning_begin.empty()) {
+      QUIRE_CHECK(ShownOf(parts) == std::string(text) + "\n\n");
+    }
     if (shown.empty()) shown = ShownOf(parts);
     QUIRE_CHECK(shown == ShownOf(parts));
   }
