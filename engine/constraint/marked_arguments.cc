@@ -148,8 +148,8 @@ class MarkedWriter {
     return absl::OkStatus();
   }
 
-  // Whether the values are strings, perhaps with null beside them. Such a value is read as the text
-  // that stands there, so it is written without quotes.
+  // Returns true if every value is a string or null, and some are strings. The reader of answers
+  // takes such a value for the text that stands there (text/tools/argument_schema.h).
   static bool AreTexts(const std::vector<Shape>& shapes) {
     bool has_strings = false;
     for (const Shape& shape : shapes) {
@@ -163,7 +163,7 @@ class MarkedWriter {
     return has_strings;
   }
 
-  // Strings with a bounded length or a format are written without `<`.
+  // Writes such values without quotes. Strings with a bounded length or a format have no `<`.
   Expression Texts(const std::vector<Shape>& shapes) {
     std::vector<Expression> options;
     const auto add = [&](const ordered_json& value) {

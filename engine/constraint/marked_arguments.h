@@ -1,7 +1,7 @@
 #pragma once
 
-// Arguments of a tool that are written between markers, each with its key: strings as they are if the
-// schema allows nothing else but null, other values as JSON.
+// Arguments of a tool that are written between markers, each with its key: strings as they are if
+// the schema allows nothing else but null, other values as JSON.
 //
 // Place:      beside tag_grammar; above the reader of schemas and free_text.
 // Invariants: what is written is read back by text/tools as the same values. A schema of which this

@@ -30,7 +30,8 @@ struct Case {
 constexpr char kDefinitions[] =
     R"("$defs": {"Color": {"enum": ["red", "blue", 5]}, "Name": {"type": "string"}, "P": {
          "type": "object", "required": ["x"], "additionalProperties": false, "properties": {
-           "x": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/P"}, {"type": "null"}]}}}})";
+           "x": {"type": "integer"},
+           "next": {"anyOf": [{"$ref": "#/$defs/P"}, {"type": "null"}]}}}})";
 
 constexpr Case kCases[] = {
     {R"({"type": "string"})", R"(5)", R"("5")"},
@@ -114,11 +115,14 @@ constexpr Case kCases[] = {
      R"([1, "a"])", R"("[1, \"a\"]")"},
     {R"({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "string"}]})", R"([])",
      R"([])"},
-    {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "null"}]})",
+    {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, )"
+     R"("minItems": 1}, {"type": "null"}]})",
      R"(["a"])", R"(["a"])"},
-    {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "null"}]})",
+    {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, )"
+     R"("minItems": 1}, {"type": "null"}]})",
      R"(null)", R"(null)"},
-    {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "null"}]})",
+    {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, )"
+     R"("minItems": 1}, {"type": "null"}]})",
      R"(['a', 'b'])", R"(["a", "b"])"},
     {R"({"type": "boolean"})", R"(true)", R"(true)"},
     {R"({"type": "boolean"})", R"(True)", R"(true)"},
@@ -169,6 +173,24 @@ TEST(ArgumentSchemaTest, TheArgumentIsFoundWhereverItIsDeclared) {
         R"({"additionalProperties": false})", R"({"$ref": "https://example.org/schema"})"}) {
     EXPECT_EQ(JsonOf(schema, "5"), "\"5\"") << schema;
   }
+}
+
+// Beyond the range of doubles, which the reader of JSON refuses.
+TEST(ArgumentSchemaTest, LargeNumbersAreNumbers) {
+  const std::string digits(400, '7');
+  const auto read = [](const std::string& schema, const std::string& text) {
+    return JsonOf("{\"properties\": {\"a\": " + schema + "}}", text);
+  };
+  for (const std::string& number :
+       {digits, "-" + digits, digits + ".5e10", std::string("1E+999")}) {
+    EXPECT_EQ(read(R"({"type": "number"})", " " + number), number);
+    EXPECT_EQ(read(R"({"type": "string"})", number), "\"" + number + "\"");
+  }
+  for (const std::string& text :
+       {digits + "a", "0" + digits, digits + ".", std::string("1e"), "--" + digits}) {
+    EXPECT_EQ(read(R"({"type": "number"})", text), "\"" + text + "\"");
+  }
+  EXPECT_EQ(read(R"({"type": ["integer", "string"], "maximum": 5})", digits), "\"" + digits + "\"");
 }
 
 // A string with the text is right where nothing else is known.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -23,8 +24,8 @@ namespace {
 using formats::JsonDocument;
 using nlohmann::json;
 
-constexpr int kMaxDepth = 64;
-constexpr int kMaxSteps = 100000;
+constexpr int kMaxSchemaDepth = 64;
+constexpr int kMaxSteps = 100000;  // schemas visited for one value
 
 // Bits of the types of JSON Schema; an integer is a number.
 enum Types : unsigned {
@@ -70,9 +71,9 @@ const json* Find(const json& object, absl::string_view key) {
 
 // The elements of a keyword that is a list of schemas; none if it is absent.
 const json& ListOf(const json& schema, absl::string_view keyword) {
-  static const json* const kEmpty = new json(json::array());
+  static const json kEmpty = json::array();
   const json* const list = Find(schema, keyword);
-  return list != nullptr && list->is_array() ? *list : *kEmpty;
+  return list != nullptr && list->is_array() ? *list : kEmpty;
 }
 
 std::size_t CodePoints(const std::string& text) {
@@ -111,8 +112,8 @@ class Evaluator {
   }
 
  private:
-  // False when the work is too much, and the schema is taken to allow everything.
-  bool Enter(int depth) { return --steps_left_ > 0 && depth < kMaxDepth; }
+  // Returns false if the limits are exceeded. The schema is taken to allow everything then.
+  bool Enter(int depth) { return --steps_left_ > 0 && depth < kMaxSchemaDepth; }
 
   // The schema that a reference into the document names.
   const json* Resolve(const json& schema) const {
@@ -136,8 +137,8 @@ class Evaluator {
     return at;
   }
 
-  // Adds what a schema of all arguments says of one. Branches of anyOf and oneOf that do not declare
-  // the argument are left out.
+  // Adds the schemas that a schema of all arguments has for one of them. Branches of anyOf and
+  // oneOf that do not declare the argument are left out.
   void Collect(const json& schema, const std::string& argument, int depth, Groups* groups) {
     if (!schema.is_object() || !Enter(depth)) return;
     const json* const properties = Find(schema, "properties");
@@ -307,6 +308,24 @@ class Evaluator {
   int steps_left_ = kMaxSteps;
 };
 
+// An infinity in place of a JSON number beyond the range of doubles; absent if the text is none.
+std::optional<json> LargeNumber(absl::string_view text) {
+  const auto skip_digits = [&text] {
+    const std::size_t count = std::min(text.find_first_not_of("0123456789"), text.size());
+    text.remove_prefix(count);
+    return count;
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  const json value = absl::ConsumePrefix(&text, "-") ? -infinity : infinity;
+  if (!absl::ConsumePrefix(&text, "0") && skip_digits() == 0) return std::nullopt;
+  if (absl::ConsumePrefix(&text, ".") && skip_digits() == 0) return std::nullopt;
+  if (absl::ConsumePrefix(&text, "e") || absl::ConsumePrefix(&text, "E")) {
+    if (!absl::ConsumePrefix(&text, "+")) absl::ConsumePrefix(&text, "-");
+    if (skip_digits() == 0) return std::nullopt;
+  }
+  return text.empty() ? std::optional(value) : std::nullopt;
+}
+
 // The JSON text of a literal of Python; absent if it is none.
 std::optional<std::string> JsonOfPython(absl::string_view text) {
   const auto call = ReadPythonCall(absl::StrCat("f(v=", text, ")"));
@@ -325,8 +344,11 @@ std::string ArgumentSchema::JsonOf(absl::string_view argument, absl::string_view
   const unsigned types = evaluator.TypesOf(schemas);
   const bool is_valid_text = evaluator.Accepts(schemas, json(std::string(text)));
   const std::string bare(absl::StripAsciiWhitespace(text));
-  if (const auto document = JsonDocument::Parse(bare); document.ok()) {
-    const json& value = document->root().raw();
+  const auto document = JsonDocument::Parse(bare);
+  std::optional<json> large;
+  if (!document.ok()) large = LargeNumber(bare);
+  if (document.ok() || large) {
+    const json& value = large ? *large : document->root().raw();
     const bool is_valid_value = evaluator.Accepts(schemas, value);
     const bool is_text_alone = (types & ~unsigned{kNull}) == kString;
     bool is_text = is_valid_text;
@@ -338,8 +360,8 @@ std::string ArgumentSchema::JsonOf(absl::string_view argument, absl::string_view
   if (is_valid_text) return JsonQuoted(text);
   const std::optional<std::string> python = JsonOfPython(bare);
   if (!python) return JsonQuoted(text);
-  const auto document = JsonDocument::Parse(*python);
-  const bool is_valid = document.ok() && evaluator.Accepts(schemas, document->root().raw());
+  const auto read = JsonDocument::Parse(*python);
+  const bool is_valid = read.ok() && evaluator.Accepts(schemas, read->root().raw());
   return is_valid ? *python : JsonQuoted(text);
 }
 

@@ -7,19 +7,16 @@
 //   - the schema allows no type but string and null: a string, except that `null` is null where the
 //     schema allows it;
 //   - else: the JSON value.
-// If neither is valid, literals of Python (True, None, ['a']) are tried. Then the text is a string
-// where the schema allows one or the text is not JSON, else the JSON value.
+// If neither is valid, the text may be a literal of Python (True, ['a']) that is. Else it is a
+// string if the schema allows strings or the text is not JSON, and the JSON value otherwise.
 //
 // Place:      inside DeclaredTools.
-// Invariants: keywords that are not evaluated (pattern, format, contains, dependencies and references
-//             outside of the document) allow every value. Evaluation ends after kMaxSteps keywords,
-//             and allows what is left.
+// Invariants: keywords that are not evaluated (pattern, format, contains, dependencies, references
+//             out of the document) allow every value. So does what is left after 100 000 schemas.
 // Threads:    immutable.
 
-#include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "formats/json_value.h"

@@ -22,9 +22,9 @@ class DeclaredTools {
  public:
   DeclaredTools() = default;  // none
 
-  // `reads_text`: JsonOfValue is called, for a format that writes values as text. Errors:
-  // INVALID_ARGUMENT for a tool without a name, a name that is there twice, and parameters that are no
-  // JSON object; the message names the index.
+  // `reads_text`: the format writes values as text, so JsonOfValue will be called. Errors:
+  // INVALID_ARGUMENT for a tool without a name, a name that is there twice, and parameters that are
+  // no JSON object; the message names the index.
   static absl::StatusOr<DeclaredTools> Create(std::span<const ChatTool> tools,
                                               bool reads_text = true);
 
