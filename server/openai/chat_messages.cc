@@ -186,6 +186,20 @@ void FillStruct(const json& object, google::protobuf::Struct* message) {
   }
 }
 
+// continue_final_message needs a content to continue, which may be empty.
+absl::Status CheckContinued(const JsonValue& messages) {
+  if (messages.size() == 0) return absl::OkStatus();
+  const JsonValue last = messages.At(messages.size() - 1);
+  if (JsonFields(last).Find("content")) return absl::OkStatus();
+  const std::string path = last.PathOf("content");
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat(
+          path,
+          " is missing, and continue_final_message is true: send the text to continue, "
+          "which may be empty, or leave continue_final_message out")),
+      Reason::kBadParameter, {{"field", path}});
+}
+
 }  // namespace
 
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat) {
@@ -203,6 +217,7 @@ absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1:
       body.Bool("add_generation_prompt", [&](bool add) { chat->set_add_generation_prompt(add); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message",
                                   [&](bool open) { chat->set_continue_final_message(open); }));
+  if (chat->continue_final_message()) QUIRE_RETURN_IF_ERROR(CheckContinued(*messages));
   const auto vars = body.Find("chat_template_kwargs");
   if (!vars) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckObject(*vars));

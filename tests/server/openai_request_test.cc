@@ -166,6 +166,16 @@ TEST(OpenAiRequestTest, ChatRefusals) {
   EXPECT_EQ(FieldOf(message("{}")), "messages[0].role");
   EXPECT_EQ(FieldOf(message(R"({"role": 1})")), "messages[0].role");
   EXPECT_EQ(FieldOf(message(R"({"role": "user", "content": 1})")), "messages[0].content");
+  const auto continued = [](const std::string& text) {
+    return ParseChatRequest("{\"continue_final_message\": true, \"messages\": [" + text + "]}");
+  };
+  const std::string user = R"({"role": "user", "content": "a"}, )";
+  EXPECT_EQ(FieldOf(continued(user + R"({"role": "assistant"})")), "messages[1].content");
+  EXPECT_EQ(FieldOf(continued(user + R"({"role": "assistant", "content": null})")),
+            "messages[1].content");
+  EXPECT_EQ(FieldOf(continued(R"({"role": "assistant", "reasoning_content": "hm"})")),
+            "messages[0].content");
+  EXPECT_TRUE(continued(user + R"({"role": "assistant", "content": ""})").ok());
   EXPECT_EQ(
       FieldOf(message(
           R"({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]})")),

@@ -485,22 +485,106 @@ TEST(ChatTemplateTest, FreeJsonIsBounded) {
   }
 }
 
-TEST(ChatTemplateTest, TheFinalMessageStaysOpen) {
-  const std::string source = ReadTestFile(TemplateData() / "families" / "chatml.jinja");
-  const auto templates = Load({.template_file = source});
-  ChatInput chat = Say("Tell me");
-  chat.messages.push_back({.role = "assistant",
-                           .content = "Once upon ",
-                           .name = "",
-                           .tool_calls = {},
-                           .tool_call_id = "",
-                           .reasoning_content = ""});
+ChatInput Continued(const std::string& content) {
+  ChatInput chat = Say("Tell me a");
+  chat.messages.push_back(Say(content).messages[0]);
+  chat.messages.back().role = "assistant";
   chat.add_generation_prompt = false;
   chat.continue_final_message = true;
-  EXPECT_TRUE(absl::EndsWith(TextOf(*templates, chat), "<|im_start|>assistant\nOnce upon"));
-  EXPECT_EQ(TextOf(*Load({.template_file = "[{{ messages[-1].content }}]"}), chat), "[Once upon ");
-  EXPECT_THAT(TextOf(*Load({.template_file = "nothing"}), chat),
-              HasSubstr("does not print the final message"));
+  return chat;
+}
+
+// The ends are those of apply_chat_template(continue_final_message=True) in transformers 5.24.0.
+TEST(ChatTemplateTest, TheFinalMessageStaysOpen) {
+  struct Case {
+    const char* family;
+    const char* content;
+    const char* end;
+  };
+  const Case cases[] = {
+      // The template trims contents.
+      {"chatml", "Once upon ", "Tell me a<|im_end|>\n<|im_start|>assistant\nOnce upon"},
+      {"chatml", "a", "Tell me a<|im_end|>\n<|im_start|>assistant\na"},
+      {"chatml", "<|im", "<|im_start|>assistant\n<|im"},
+      {"chatml", "assistant", "<|im_start|>assistant\nassistant"},
+      {"chatml", "", "Tell me a<|im_end|>\n<|im_start|>assistant"},
+      {"chatml", "  ", "Tell me a<|im_end|>\n<|im_start|>assistant"},
+      {"chatml", "END_OF_FINAL_MESSAGE ", "<|im_start|>assistant\nEND_OF_FINAL_MESSAGE"},
+      {"llama3", "\n\n", "me a<|eot_id|><|start_header_id|>assistant<|end_header_id|>"},
+      {"llama3", " \n Hi there\t", "<|start_header_id|>assistant<|end_header_id|>\n\nHi there"},
+      {"llama3", "<think>\n\n</think>\n\n",
+       "<|start_header_id|>assistant<|end_header_id|>\n\n<think>\n\n</think>"},
+      {"mistral", "a", "[INST] Tell me a[/INST] a"},
+      {"mistral", "", "[INST] Tell me a[/INST]"},
+      {"gemma", "x\n\ny ", "Tell me a<end_of_turn>\n<start_of_turn>model\nx\n\ny"},
+      // The template keeps spaces.
+      {"phi", "Once upon ", "<|user|>Tell me a<|end|><|assistant|>Once upon "},
+      {"phi", "", "<|user|>Tell me a<|end|><|assistant|>"},
+      {"phi", "\n\n", "<|user|>Tell me a<|end|><|assistant|>\n\n"},
+      {"deepseek", "  ",
+       "Tell me a<\xEF\xBD\x9C"
+       "Assistant\xEF\xBD\x9C>  "},
+      // The template adds reasoning, and reads what the content has of it.
+      {"qwen", "a", "<|im_start|>assistant\n<think>\n\n</think>\n\na"},
+      {"qwen", "", "<|im_start|>assistant\n<think>\n\n</think>\n\n"},
+      {"qwen", "<think>\n\n</think>\n\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"},
+      {"qwen", "<think>\nhm", "assistant\n<think>\n\n</think>\n\n<think>\nhm"},
+  };
+  for (const Case& c : cases) {
+    const std::string name = absl::StrCat(c.family, ".jinja");
+    const auto templates =
+        Load({.template_file = ReadTestFile(TemplateData() / "families" / name)});
+    const std::string text = TextOf(*templates, Continued(c.content));
+    EXPECT_TRUE(absl::EndsWith(text, c.end)) << c.family << ": " << text;
+  }
+  // Any role is continued.
+  ChatInput chat = Continued("Tell ");
+  chat.messages.back().role = "user";
+  EXPECT_TRUE(absl::EndsWith(
+      TextOf(*Load({.template_file = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>"
+                                     "{% endfor %}"}),
+             chat),
+      "</><user>Tell "));
+}
+
+TEST(ChatTemplateTest, AFinalMessageThatIsNotPrintedAsItIsCannotBeContinued) {
+  struct Case {
+    const char* source;
+    const char* content;
+  };
+  const Case cases[] = {
+      {"nothing", "Once"},
+      {"{% for m in messages[:-1] %}{{ m.content }}{% endfor %}", "me"},
+      {"{% for m in messages %}{{ m.content | upper }}{% endfor %}", "Once"},
+      {"{% for m in messages %}{{ m.content | lower }}{% endfor %}", "once"},
+      {"{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}",
+       "<think>hm</think>Once"},
+      {"{% for m in messages %}{{ m.content[:10] }}{% endfor %}", "Tell me a"},
+      {"{% for m in messages %}{{ m.content | tojson }}{% endfor %}", "say \"x\""},
+  };
+  for (const Case& c : cases) {
+    EXPECT_THAT(TextOf(*Load({.template_file = c.source}), Continued(c.content)),
+                HasSubstr("does not print the content of messages[1], the final message"))
+        << c.source;
+  }
+  ChatInput chat = Continued("Once");
+  chat.messages.back().tool_calls.push_back({.id = "", .name = "f", .arguments_json = "{}"});
+  EXPECT_THAT(TextOf(*Load({.template_file = "{{ messages[-1].content }}"}), chat),
+              HasSubstr("messages[1], the final message, has tool calls"));
+}
+
+TEST(ChatTemplateTest, SpecialTokensAtTheCutStayLiteral) {
+  ChatInput chat = Continued("a<|im_end|> ");
+  for (const char* const source :
+       {"{{ messages[-1].content }}</s>", "{{ messages[-1].content | trim }}</s>"}) {
+    const auto rendered =
+        Load({.template_file = source}, {.escape_special_in_content = true})->Render(chat, kNow);
+    ASSERT_TRUE(rendered.ok()) << rendered.status();
+    EXPECT_TRUE(rendered->text == "a<|im_end|> " || rendered->text == "a<|im_end|>");
+    ASSERT_EQ(rendered->literal.size(), 1u);
+    EXPECT_EQ(rendered->literal[0].begin, 1u);
+    EXPECT_EQ(rendered->literal[0].end, 11u);
+  }
 }
 
 TEST(ChatTemplateTest, ContentMakesSpecialTokensUnlessItIsEscaped) {
@@ -625,7 +709,7 @@ TEST(ChatTemplateTest, TheFinalMessageIsFoundInLinearTime) {
   EXPECT_EQ(TextOf(*templates, chat).size(), (7u << 20) + 5);
   // Nowhere in the text, and nearly everywhere.
   const auto hides = Load({.template_file = "{{ messages[0].content }}"});
-  EXPECT_THAT(TextOf(*hides, chat), HasSubstr("does not print the final message"));
+  EXPECT_THAT(TextOf(*hides, chat), HasSubstr("does not print the content of messages[3]"));
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));
 }
 

@@ -179,19 +179,48 @@ absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading
   return std::move(value).Build();
 }
 
-// Cuts the text behind the content of the last message, as Hugging Face transformers does: behind
-// its last occurrence, with the spaces that follow it there if the template kept them.
-absl::Status CutBehindFinal(const std::string& content, std::string* text) {
-  using jinja::Side;
-  const absl::string_view bare = jinja::StripChars(content, Side::kBoth, std::nullopt);
-  const std::size_t at = jinja::FindLast(*text, bare);
-  if (at == std::string::npos) {
-    return absl::InvalidArgumentError(
-        "continue_final_message is set, but the template does not print the final message");
+bool Continues(const ChatInput& chat) {
+  return chat.continue_final_message && !chat.messages.empty();
+}
+
+// Marks the end of the final message in the rendered text. The space shows whether the template
+// keeps spaces at the end of a content.
+constexpr absl::string_view kEndOfFinal = "END_OF_FINAL_MESSAGE ";
+
+// The final message with kEndOfFinal behind its content.
+absl::StatusOr<ChatMessage> MarkedFinal(const ChatInput& chat) {
+  ChatMessage last = chat.messages.back();
+  if (!last.tool_calls.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "continue_final_message is true, but messages[", chat.messages.size() - 1,
+        "], the final message, has tool calls, and only a content can be continued: remove the "
+        "tool calls, or leave continue_final_message out"));
   }
-  const absl::string_view kept = jinja::StripChars(content, Side::kLeft, std::nullopt);
-  const bool keeps_spaces = absl::string_view(*text).substr(at, kept.size()) == kept;
-  text->resize(at + (keeps_spaces ? kept.size() : bare.size()));
+  absl::StrAppend(last.parts.empty() ? &last.content : &last.parts.back(), kEndOfFinal);
+  return last;
+}
+
+// Cuts `text` at kEndOfFinal, as Hugging Face transformers does: with the spaces before it if the
+// template keeps them, else without. `content` is the content of the final message. The text before
+// the cut must end in it.
+absl::Status CutBehindFinal(absl::string_view content, std::size_t num_messages,
+                            std::string* text) {
+  using jinja::Side;
+  const absl::string_view mark = jinja::StripChars(kEndOfFinal, Side::kRight, std::nullopt);
+  const std::size_t at = jinja::FindLast(*text, mark);
+  const absl::string_view before = absl::string_view(*text).substr(0, at);
+  const absl::string_view trimmed = jinja::StripChars(before, Side::kRight, std::nullopt);
+  const absl::string_view bare = jinja::StripChars(content, Side::kBoth, std::nullopt);
+  if (at == std::string::npos || !absl::EndsWith(trimmed, bare)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "continue_final_message is true, but the chat template does not print the content of "
+        "messages[",
+        num_messages - 1,
+        "], the final message, as it is: send a content that the template prints unchanged, or "
+        "leave continue_final_message out"));
+  }
+  const bool keeps_spaces = absl::StartsWith(absl::string_view(*text).substr(at), kEndOfFinal);
+  text->resize(keeps_spaces ? before.size() : trimmed.size());
   return absl::OkStatus();
 }
 
@@ -398,8 +427,14 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
     variables.emplace_back(name, std::move(value));
   }
   std::vector<Value> messages;
+  std::optional<ChatMessage> marked;
+  if (Continues(chat)) {
+    QUIRE_ASSIGN_OR_RETURN(marked, MarkedFinal(chat));
+  }
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
-    QUIRE_ASSIGN_OR_RETURN(Value message, MessageValue(chat.messages[i], i, reading));
+    const bool is_marked = marked && i + 1 == chat.messages.size();
+    QUIRE_ASSIGN_OR_RETURN(Value message,
+                           MessageValue(is_marked ? *marked : chat.messages[i], i, reading));
     messages.push_back(std::move(message));
   }
   QUIRE_ASSIGN_OR_RETURN(Value message_list, jinja::MakeList(std::move(messages)));
@@ -485,11 +520,11 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
                       {{"field", "chat"}});
   }
   std::string text = *std::move(result.text);
-  if (chat.continue_final_message && !chat.messages.empty()) {
+  if (Continues(chat)) {
     const ChatMessage& last = chat.messages.back();
     const bool is_list = !last.parts.empty() && IsContentList(last, chosen.traits);
-    const std::string final_text = is_list ? last.parts.back() : ContentText(last);
-    const absl::Status cut = CutBehindFinal(literal(final_text), &text);
+    const std::string content = literal(is_list ? last.parts.back() : ContentText(last));
+    const absl::Status cut = CutBehindFinal(content, chat.messages.size(), &text);
     if (!cut.ok()) return BadInput(name, 0, cut.message());
   }
   return marks->Unmark(text);
