@@ -1,5 +1,7 @@
 #include "base/utf8.h"
 
+#include <algorithm>
+
 namespace quire {
 namespace {
 
@@ -78,6 +80,11 @@ void AppendUtf8(char32_t code_point, std::string& out) {
     byte(0x80 | ((code_point >> 6) & 0x3F));
   }
   byte(0x80 | (code_point & 0x3F));
+}
+
+std::int64_t CountUtf8Characters(absl::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
 void Utf8Repairer::Push(absl::string_view bytes, std::string& out) {

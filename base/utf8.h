@@ -41,6 +41,9 @@ Utf8Char DecodeUtf8Before(absl::string_view text, std::size_t offset);
 // REQUIRES: `code_point` is a Unicode scalar value.
 void AppendUtf8(char32_t code_point, std::string& out);
 
+// REQUIRES: `text` is UTF-8.
+std::int64_t CountUtf8Characters(absl::string_view text);
+
 // Turns any bytes into UTF-8: whole characters pass, each maximal invalid part becomes one U+FFFD,
 // a prefix that may still become a character waits (at most 3 bytes).
 class Utf8Repairer {
@@ -49,6 +52,7 @@ class Utf8Repairer {
   void Push(absl::string_view bytes, std::string& out);
   // Appends U+FFFD if a prefix waits, and forgets it.
   void Finish(std::string& out);
+  bool is_waiting() const { return missing_bytes_ > 0; }
 
  private:
   void PushByte(unsigned char byte, std::string& out);

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "engine/request/accepted_request.h"
 #include "kernels/sampling/sampling.h"
+#include "text/tokenizer/decoder_state.h"
 
 namespace quire::engine {
 
@@ -40,6 +41,7 @@ struct OutputItem {
     std::int32_t cached_tokens = 0;
     std::int32_t max_tokens = 0;
     bool opens_reasoning = false;
+    text::DetokenizerState text_start;           // where the text of each choice begins
     std::string prompt_text;                     // with echo_prompt
     std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
     std::vector<std::string> unenforced;         // of CompiledConstraint

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "base/utf8.h"
 #include "text/tools/format_text.h"
 
 namespace quire::engine {
@@ -64,6 +65,7 @@ void OutputState::Start(const OutputItem& item) {
     if (params_.token_ids) started.prompt_token_ids = std::move(item.start->prompt_token_ids);
   }
   accepted_->stream->Write(std::move(started));
+  for (Choice& choice : choices_) choice.detokenizer.Begin(item.start->text_start);
   if (!request_.parsing) return;
   for (Choice& choice : choices_) {
     choice.parser = std::make_unique<text::OutputParser>(
@@ -78,6 +80,7 @@ TokenLogprob OutputState::MakeLogprob(const OutputItem::PromptLogprob& prompt_lo
                        .rank = prompt_logprob.rank,
                        .bytes = tokenizer_.TokenBytes(prompt_logprob.token),
                        .processed_logprob = std::nullopt,
+                       .text_offset = 0,
                        .top = {}};
   logprob.top.reserve(prompt_logprob.top.size());
   for (const kernels::TopLogprob& top : prompt_logprob.top) {
@@ -120,16 +123,22 @@ bool OutputState::AddToken(const OutputItem& item, const Clock& clock, EnginePro
   DeltaEvent& pending = choice.pending;
   ++pending.num_tokens;
   if (params_.token_ids) pending.token_ids.push_back(item.token.token);
-  if (params_.logprobs >= 0) pending.logprobs.push_back(MakeLogprob(item.token));
-  if (params_.processed_logprobs) {
-    pending.logprobs.back().processed_logprob = item.token.processed_logprob;
-  }
+  if (params_.logprobs >= 0) AddLogprob(choice, item);
   PushText(choice, item);
   const bool matched =
       choice.reason == FinishReason::kStopText || choice.reason == FinishReason::kToolCall;
   if (matched) choice.ended = true;
   if (params_.stream && !item.finish.has_value()) WriteDelta(choice, matched);
   return matched;
+}
+
+// REQUIRES: the token was not pushed to the detokenizer.
+void OutputState::AddLogprob(Choice& choice, const OutputItem& item) {
+  TokenLogprob logprob = MakeLogprob(item.token);
+  logprob.text_offset =
+      static_cast<std::int32_t>(choice.characters + choice.detokenizer.open_characters());
+  if (params_.processed_logprobs) logprob.processed_logprob = item.token.processed_logprob;
+  choice.pending.logprobs.push_back(std::move(logprob));
 }
 
 // A stop or end-of-sequence token has no text, unless the stop is to be included.
@@ -139,9 +148,10 @@ void OutputState::PushText(Choice& choice, const OutputItem& item) {
       item.finish == FinishReason::kEos || item.finish == FinishReason::kStopToken;
   if (!is_stop_token || stopping.include_stop_text) {
     const bool may_stop = choice.tokens >= stopping.min_tokens;
+    const std::string emitted = choice.detokenizer.Push(item.token.token);
+    choice.characters += CountUtf8Characters(emitted);
     std::string text;
-    choice.stop_string = choice.matcher.Push(choice.detokenizer.Push(item.token.token), may_stop,
-                                             stopping.include_stop_text, &text);
+    choice.stop_string = choice.matcher.Push(emitted, may_stop, stopping.include_stop_text, &text);
     const bool matched = choice.stop_string.has_value();
     if (matched) choice.reason = FinishReason::kStopText;
     AddText(choice, std::move(text), /*is_last=*/matched);

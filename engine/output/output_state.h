@@ -61,10 +61,11 @@ class OutputState {
     std::int32_t num_calls = 0;
     std::int32_t num_failed = 0;  // parts that began as a call and are none
     std::int32_t reasoning_tokens = 0;
-    bool is_reasoning = false;  // the text that came out last was
-    DeltaEvent pending;         // not written yet; the whole output without streaming
-    std::int32_t tokens = 0;    // kept
-    bool ended = false;         // no token counts any more
+    bool is_reasoning = false;    // the text that came out last was
+    std::int64_t characters = 0;  // code points that the detokenizer has emitted
+    DeltaEvent pending;           // not written yet; the whole output without streaming
+    std::int32_t tokens = 0;      // kept
+    bool ended = false;           // no token counts any more
     std::optional<FinishReason> reason;
     std::optional<std::int32_t> stop_token;
     std::optional<std::int32_t> stop_string;  // index
@@ -72,6 +73,7 @@ class OutputState {
     Timings timings;
   };
 
+  void AddLogprob(Choice& choice, const OutputItem& item);
   void PushText(Choice& choice, const OutputItem& item);
   void Flush(Choice& choice);
   // Text that is certain to belong to the answer; `is_last`: nothing follows.

@@ -42,6 +42,9 @@ struct TokenLogprob {
   std::int32_t rank = 0;
   std::string bytes;
   std::optional<float> processed_logprob;  // where it was asked for
+  // For a sampled token: characters of the choice's text, before it is parsed, that begin before
+  // this token.
+  std::int32_t text_offset = 0;
   std::vector<TopToken> top;
 };
 

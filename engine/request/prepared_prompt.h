@@ -15,6 +15,7 @@
 #include "engine/masks/mask_rules.h"
 #include "engine/request/token_history.h"
 #include "kernels/sampling/sampling.h"
+#include "text/tokenizer/decoder_state.h"
 
 namespace quire::engine {
 
@@ -31,6 +32,7 @@ struct PreparedPrompt {
   bool clipped_by_context = false;
   bool opens_reasoning = false;         // the answer begins inside a section of reasoning
   bool is_behind_reasoning = false;     // and has none, by the end of the prompt
+  text::DetokenizerState answer_start;  // where the text of each choice begins
   std::uint32_t limit_tokens = 0;       // K and V that one choice may ever write
   std::uint32_t worst_pages_first = 0;  // most pages of one choice alone at a time
   std::uint32_t shared_pages = 0;       // of those, full prompt pages that other choices share

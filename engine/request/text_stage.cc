@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/status.h"
@@ -17,6 +19,7 @@
 #include "engine/masks/repeat_penalty.h"
 #include "engine/masks/token_texts.h"
 #include "text/chat/chat_template.h"
+#include "text/detokenizer.h"
 #include "text/tools/format_text.h"
 
 namespace quire::engine {
@@ -258,6 +261,16 @@ void CollectEndIds(const EngineOptions& options, const text::Tokenizer& tokenize
   }
 }
 
+// The answer continues the decoded prompt. A constrained answer does not: its text is that of its
+// masks, which do not know where a text starts.
+text::DetokenizerState AnswerStart(const text::Tokenizer& tokenizer, const Request& request,
+                                   std::span<const std::int32_t> prompt) {
+  if (!request.generates()) return {};
+  if (request.constraint.has_value()) return text::Detokenizer::Verbatim();
+  return text::Detokenizer::Behind(tokenizer, request.output.skip_special_tokens, prompt);
+}
+
+// REQUIRES: prompt.answer_start is set.
 absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
                       std::string rendered, PreparedPrompt& prompt) {
   const OutputParams& output = request.output;
@@ -275,6 +288,13 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   }
   QUIRE_ASSIGN_OR_RETURN(prompt.echo_text,
                          tokenizer.Decode(prompt.tokens, output.skip_special_tokens));
+  // Each choice emits the character that the prompt cuts, so that the echo and the text of a choice
+  // are the decoded whole.
+  text::DetokenizerState& start = prompt.answer_start;
+  if (start.is_cut() && absl::EndsWith(prompt.echo_text, kReplacementCharacter)) {
+    prompt.echo_text.resize(prompt.echo_text.size() - kReplacementCharacter.size());
+    start.owns_cut = true;
+  }
   return absl::OkStatus();
 }
 
@@ -320,6 +340,7 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
     prompt.opens_reasoning = text::OpensReasoning(format, rendered, continued);
     prompt.is_behind_reasoning = text::IsBehindReasoning(format, rendered, continued);
   }
+  prompt.answer_start = AnswerStart(tokenizer, request, prompt.tokens);
   QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
   CollectEndIds(options, tokenizer, request, prompt);
   prompt.root = cache::HashRoot(

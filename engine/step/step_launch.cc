@@ -54,6 +54,7 @@ void EngineCore::StartPlanned(absl::Time now) {
         OutputItem::Start{.cached_tokens = live->cached_tokens,
                           .max_tokens = live->prompt.max_tokens,
                           .opens_reasoning = live->prompt.opens_reasoning,
+                          .text_start = std::move(live->prompt.answer_start),
                           .prompt_text = std::move(live->prompt.echo_text),
                           .prompt_token_ids = std::move(live->prompt.echo_ids),
                           .unenforced = constraint == nullptr ? std::vector<std::string>()

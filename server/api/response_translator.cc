@@ -152,6 +152,7 @@ void AddLogprobs(std::vector<engine::TokenLogprob>&& tokens,
     message->set_rank(token.rank);
     message->set_token_bytes(std::move(token.bytes));
     if (token.processed_logprob) message->set_processed_logprob(*token.processed_logprob);
+    message->set_text_offset(token.text_offset);
     for (engine::TopToken& top : token.top) {
       v1::TopLogprob* entry = message->add_top();
       entry->set_token_id(top.token);

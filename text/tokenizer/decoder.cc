@@ -211,8 +211,7 @@ DecoderStream::DecoderStream(const Decoder& decoder, bool skip_special_tokens,
                              std::function<bool(absl::string_view)> shows_special)
     : decoder_(&decoder),
       skip_special_tokens_(skip_special_tokens),
-      shows_special_(std::move(shows_special)),
-      strips_left_(decoder.strip_count_) {}
+      shows_special_(std::move(shows_special)) {}
 
 bool DecoderStream::IsSkipped(std::int32_t id) const {
   if (!decoder_->known(id)) return true;
@@ -222,13 +221,13 @@ bool DecoderStream::IsSkipped(std::int32_t id) const {
 
 void DecoderStream::Push(std::int32_t id, std::string& out) {
   if (IsSkipped(id)) return;
-  const bool is_first = std::exchange(is_first_, false);
-  if (decoder_->joins_with_space_ && !is_first) out.push_back(' ');
+  const bool is_first = std::exchange(state_.is_first, false);
+  if (decoder_->joins_with_space_ && !is_first && !state_.is_verbatim) out.push_back(' ');
   const auto& table =
       is_first && !decoder_->first_bytes_.empty() ? decoder_->first_bytes_ : decoder_->bytes_;
   const std::string& bytes = table[Decoder::Index(id)];
-  if (decoder_->first_until_bytes_ && is_first && bytes.empty()) is_first_ = true;
-  if (strips_left_ == 0) {
+  if (decoder_->first_until_bytes_ && is_first && bytes.empty()) state_.is_first = true;
+  if (state_.stripped >= decoder_->strip_count_) {
     out += bytes;
   } else {
     AppendStripped(bytes, out);
@@ -237,27 +236,28 @@ void DecoderStream::Push(std::int32_t id, std::string& out) {
 
 void DecoderStream::AppendStripped(absl::string_view bytes, std::string& out) {
   const std::string& strip = decoder_->strip_;
-  while (!bytes.empty() && strips_left_ > 0) {
-    if (bytes[0] != strip[strip_prefix_.size()]) {
-      strips_left_ = 0;
+  std::string& prefix = state_.strip_prefix;
+  while (!bytes.empty() && state_.stripped < decoder_->strip_count_) {
+    if (bytes[0] != strip[prefix.size()]) {
+      state_.stripped = decoder_->strip_count_;
       break;
     }
-    strip_prefix_.push_back(bytes[0]);
+    prefix.push_back(bytes[0]);
     bytes.remove_prefix(1);
-    if (strip_prefix_.size() == strip.size()) {
-      strip_prefix_.clear();
-      --strips_left_;
+    if (prefix.size() == strip.size()) {
+      prefix.clear();
+      ++state_.stripped;
     }
   }
-  if (strips_left_ > 0) return;
-  out += strip_prefix_;
-  strip_prefix_.clear();
+  if (state_.stripped < decoder_->strip_count_) return;
+  out += prefix;
+  prefix.clear();
   out.append(bytes.data(), bytes.size());
 }
 
 void DecoderStream::Finish(std::string& out) {
-  out += strip_prefix_;
-  strip_prefix_.clear();
+  out += state_.strip_prefix;
+  state_.strip_prefix.clear();
 }
 
 }  // namespace quire::text

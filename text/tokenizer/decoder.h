@@ -15,11 +15,13 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "formats/json_value.h"
+#include "text/tokenizer/decoder_state.h"
 #include "text/unicode/regex.h"
 
 namespace quire::text {
@@ -90,6 +92,10 @@ class DecoderStream {
   DecoderStream(const Decoder& decoder, bool skip_special_tokens,
                 std::function<bool(absl::string_view)> shows_special = {});
 
+  const DecoderState& state() const { return state_; }
+  // Continues the text that has led to `state`, which is of a stream of the same decoder.
+  void Resume(DecoderState state) { state_ = std::move(state); }
+
   // Appends the bytes of `id`; nothing for an id without text.
   void Push(std::int32_t id, std::string& out);
   // Appends what was held back to see whether it must be stripped.
@@ -102,9 +108,7 @@ class DecoderStream {
   const Decoder* decoder_;
   bool skip_special_tokens_;
   std::function<bool(absl::string_view)> shows_special_;
-  bool is_first_ = true;
-  std::uint32_t strips_left_;
-  std::string strip_prefix_;  // beginning of a character that may have to be stripped
+  DecoderState state_;
 };
 
 }  // namespace quire::text
