@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/json_text.h"
@@ -22,12 +23,6 @@ constexpr double kNoLogprob = -9999.0;
 
 double Finite(float logprob) {
   return std::isfinite(logprob) ? static_cast<double>(logprob) : kNoLogprob;
-}
-
-// Characters that begin in `bytes`, so that halves of one count once.
-std::int64_t CountCharacters(absl::string_view bytes) {
-  return std::count_if(bytes.begin(), bytes.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
 // A token that is no whole text is shown by its bytes, as OpenAI's completions do.
@@ -84,18 +79,78 @@ ordered_json DeltaOf(const v1::Delta& delta, const std::string& text) {
   return content;
 }
 
+// Where each token of an echoed prompt begins in the text that is echoed, in characters.
+class PromptOffsets {
+ public:
+  // `is_decoded`: the text is the decoded prompt. Otherwise the client wrote it: it lacks special
+  // tokens that the tokenizer has added, and it may have other spaces than the decoded tokens.
+  PromptOffsets(absl::string_view text, const OpenAiTokens& tokens, bool is_decoded,
+                bool skips_special)
+      : rest_(text),
+        tokens_(tokens),
+        is_decoded_(is_decoded),
+        detokenizer_(tokens.detokenizer(!is_decoded || skips_special)) {}
+
+  // The offset of the next token.
+  std::int64_t Next(std::int32_t id) {
+    const std::int64_t offset = offset_ + detokenizer_.open_characters();
+    if (!is_decoded_ && tokens_.is_special(id)) {
+      const std::string bytes = tokens_.bytes(id);
+      if (absl::StartsWith(rest_, bytes)) Advance(bytes.size());
+      return offset;
+    }
+    const std::string piece = detokenizer_.Push(id);
+    if (absl::StartsWith(rest_, piece)) {
+      Advance(piece.size());
+      return offset;
+    }
+    const absl::string_view text = WithoutSpaces(rest_);
+    const absl::string_view bare = WithoutSpaces(piece);
+    if (absl::StartsWith(text, bare)) {
+      Advance(rest_.size() - text.size() + bare.size());
+    } else {  // the tokenizer has changed the text
+      Advance(SizeOf(CountUtf8Characters(piece)));
+    }
+    return offset;
+  }
+
+ private:
+  static absl::string_view WithoutSpaces(absl::string_view text) {
+    text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+    return text;
+  }
+
+  // Bytes of the next characters, at most all that are left.
+  std::size_t SizeOf(std::int64_t characters) const {
+    std::size_t size = 0;
+    for (; characters > 0 && size < rest_.size(); --characters) size += Utf8Length(rest_[size]);
+    return size;
+  }
+
+  void Advance(std::size_t bytes) {
+    offset_ += CountUtf8Characters(rest_.substr(0, bytes));
+    rest_.remove_prefix(bytes);
+  }
+
+  absl::string_view rest_;  // behind the tokens so far
+  const OpenAiTokens& tokens_;
+  const bool is_decoded_;
+  text::Detokenizer detokenizer_;
+  std::int64_t offset_ = 0;
+};
+
 // The four lists of a completion's log-probabilities.
 class CompletionLogprobs {
  public:
   // A token whose probability nothing gives: the first of a prompt.
-  void AddFirst(const std::string& bytes, bool is_shown) {
-    AddText(bytes, is_shown);
+  void AddFirst(const std::string& bytes, std::int64_t offset) {
+    AddText(bytes, offset);
     lists_["token_logprobs"].push_back(nullptr);
     lists_["top_logprobs"].push_back(nullptr);
   }
 
-  void Add(const v1::TokenLogprob& token, bool is_shown) {
-    AddText(token.token_bytes(), is_shown);
+  void Add(const v1::TokenLogprob& token, std::int64_t offset) {
+    AddText(token.token_bytes(), offset);
     lists_["token_logprobs"].push_back(Finite(token.logprob()));
     ordered_json best = ordered_json::object();
     for (const v1::TopLogprob& top : token.top()) {
@@ -120,15 +175,12 @@ class CompletionLogprobs {
             {"text_offset", ordered_json::array()}};
   }
 
-  // `is_shown`: the text of the choice has it.
-  void AddText(const std::string& bytes, bool is_shown) {
+  void AddText(const std::string& bytes, std::int64_t offset) {
     lists_["tokens"].push_back(TokenText(bytes));
-    lists_["text_offset"].push_back(offset_);
-    if (is_shown) offset_ += CountCharacters(bytes);
+    lists_["text_offset"].push_back(offset);
   }
 
   ordered_json lists_ = Empty();
-  std::int64_t offset_ = 0;
 };
 
 template <typename Token>
@@ -171,6 +223,8 @@ struct Prompt {
   std::int32_t tokens = 0;
   std::int32_t cached_tokens = 0;
   std::string text;                        // with echo
+  std::int64_t characters = 0;             // length of text in code points
+  bool is_decoded = false;                 // the text is made of the prompt's tokens
   std::int32_t first_id = -1;              // with echo and logprobs
   std::vector<v1::TokenLogprob> logprobs;  // until all choices have them
   std::size_t num_completed = 0;           // choices
@@ -195,7 +249,11 @@ struct OpenAiAnswer::Impl {
         head(std::move(the_head)),
         vocabulary(std::move(the_tokens)),
         prompts(request.prompts.size()),
-        choices(prompts.size() * choices_per_prompt) {}
+        choices(prompts.size() * choices_per_prompt) {
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      prompts[i].is_decoded = request.prompts[i].has_token_ids();
+    }
+  }
 
   void Start(std::size_t prompt, const v1::Started& started, std::string* events);
   void AddDelta(std::size_t index, const v1::Delta& delta, std::string* events);
@@ -206,6 +264,7 @@ struct OpenAiAnswer::Impl {
   }
   ordered_json Usage() const;
   ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool opens);
+  bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const;
   void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
   void AppendChunk(ordered_json choice, std::string* events);
   // The choice of a chunk; `word` null while the choice goes on.
@@ -268,6 +327,11 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.tokens = started.prompt_tokens();
   state.cached_tokens = started.cached_tokens();
   state.text = started.prompt_text();
+  // Without output, no text of a choice begins with the character that the prompt cuts.
+  if (hides_output && EndsInsideCharacter(started.prompt_token_ids())) {
+    absl::StrAppend(&state.text, kReplacementCharacter);
+  }
+  state.characters = CountUtf8Characters(state.text);
   if (echo && with_logprobs && started.prompt_token_ids_size() > 0) {
     state.first_id = started.prompt_token_ids(0);
   }
@@ -283,21 +347,20 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   }
 }
 
-// Special tokens that the template added are not in the text that is echoed; those that the caller
-// wrote are.
+bool OpenAiAnswer::Impl::EndsInsideCharacter(
+    const google::protobuf::RepeatedField<std::int32_t>& ids) const {
+  text::Detokenizer detokenizer = vocabulary.detokenizer(skips_special);
+  for (const std::int32_t id : ids) detokenizer.Push(id);
+  return detokenizer.open_characters() > 0;
+}
+
 void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const {
-  absl::string_view rest = prompt.text;
-  const auto is_shown = [&](std::int32_t id, const std::string& bytes) {
-    if (id < 0 || !vocabulary.is_special(id)) return true;
-    const std::size_t at = rest.find(bytes);
-    if (at == rest.npos) return false;
-    rest.remove_prefix(at + bytes.size());
-    return true;
-  };
-  const std::string first = prompt.first_id < 0 ? "" : vocabulary.bytes(prompt.first_id);
-  lists->AddFirst(first, is_shown(prompt.first_id, first));
+  PromptOffsets offsets(prompt.text, vocabulary, prompt.is_decoded, skips_special);
+  const bool has_first = prompt.first_id >= 0;
+  lists->AddFirst(has_first ? vocabulary.bytes(prompt.first_id) : "",
+                  has_first ? offsets.Next(prompt.first_id) : 0);
   for (const v1::TokenLogprob& token : prompt.logprobs) {
-    lists->Add(token, is_shown(token.token_id(), token.token_bytes()));
+    lists->Add(token, offsets.Next(token.token_id()));
   }
 }
 
@@ -309,9 +372,8 @@ ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogp
   CompletionLogprobs& lists = choices[index].logprobs;
   if (opens && echo) AddPrompt(PromptOf(index), &lists);
   if (!hides_output) {
-    for (const v1::TokenLogprob& token : tokens) {
-      lists.Add(token, !skips_special || !vocabulary.is_special(token.token_id()));
-    }
+    const std::int64_t echoed = echo ? PromptOf(index).characters : 0;
+    for (const v1::TokenLogprob& token : tokens) lists.Add(token, echoed + token.text_offset());
   }
   return lists.Take();
 }

@@ -7,8 +7,10 @@
 //   for each message: answer.Take(prompt, message, nullptr); answer.TakeBody()           else
 //
 // Place:      pure translation; OpenAiCall moves the bytes.
-// Invariants: choice c of prompt p has the index p * choices + c. Offsets count characters (code
-//             points) of the choice's text, the echoed prompt included.
+// Invariants: choice c of prompt p has the index p * choices + c. text_offset of a token is the
+//             number of characters (code points) of the choice's text, the echoed prompt included,
+//             that begin before the token. A character that several tokens spell begins with the
+//             first of them, and U+FFFD stands for broken ones.
 // Threads:    one at a time.
 // Lifetime:   what `token_bytes` uses outlives it.
 
@@ -20,6 +22,7 @@
 
 #include "quire/v1/generation.pb.h"
 #include "server/openai/openai_request.h"
+#include "text/detokenizer.h"
 
 namespace quire::server {
 
@@ -33,6 +36,7 @@ struct OpenAiAnswerHead {
 struct OpenAiTokens {
   std::function<std::string(std::int32_t)> bytes;  // as TokenLogprob.token_bytes
   std::function<bool(std::int32_t)> is_special;
+  std::function<text::Detokenizer(bool skip_special_tokens)> detokenizer;
 };
 
 class OpenAiAnswer {

@@ -46,7 +46,8 @@ absl::Status StatusOf(const std::exception& error) {
 OpenAiTokens TokensOf(const ServedModel& served) {
   const text::Tokenizer* const tokenizer = served.tokenizer;
   return {.bytes = [tokenizer](std::int32_t id) { return tokenizer->TokenBytes(id); },
-          .is_special = [tokenizer](std::int32_t id) { return tokenizer->IsSpecial(id); }};
+          .is_special = [tokenizer](std::int32_t id) { return tokenizer->IsSpecial(id); },
+          .detokenizer = [tokenizer](bool skips) { return text::Detokenizer(*tokenizer, skips); }};
 }
 
 OpenAiCall::OpenAiCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange,

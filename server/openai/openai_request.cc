@@ -453,13 +453,14 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
     if (result.echo) output->set_prompt_logprobs(v);
   }));
   output->set_echo_prompt(result.echo);
-  // The first token of a prompt has no log-probability, but its text is told from its id.
-  output->set_token_ids(result.echo && result.logprobs);
   if (result.echo && shared.stopping().has_max_tokens() && shared.stopping().max_tokens() == 0) {
     result.hides_output = true;
     shared.mutable_stopping()->set_max_tokens(1);
     shared.mutable_stopping()->clear_min_tokens();
   }
+  // The first token of a prompt has no log-probability, so its text is read from its id. Without
+  // output the ids tell whether the prompt ends inside a character.
+  output->set_token_ids(result.echo && (result.logprobs || result.hides_output));
   QUIRE_RETURN_IF_ERROR(AddPrompts(body, shared, &result));
   return result;
 }

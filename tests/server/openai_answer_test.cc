@@ -28,16 +28,47 @@ OpenAiRequest Parse(const std::string& body) {
   return *std::move(parsed);
 }
 
-constexpr std::int32_t kBos = 100;
+// Ids 0 to 6: a, C3, A9, b, FF, a space, the special token <s>. The decoder strips a space at the
+// start of a text.
+const text::Tokenizer& TestTokenizer() {
+  static const auto tokenizer = text::Tokenizer::FromJson(
+      R"({"model": {"type": "BPE", "merges": [],
+                    "vocab": {"a": 0, "<0xC3>": 1, "<0xA9>": 2, "b": 3, "<0xFF>": 4, " ": 5}},
+          "added_tokens": [{"id": 6, "content": "<s>", "special": true, "normalized": false,
+                            "single_word": false, "lstrip": false, "rstrip": false}],
+          "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}})",
+      "");
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return **tokenizer;
+}
 
 OpenAiAnswer Answer(const OpenAiRequest& request) {
-  return OpenAiAnswer(request, {.id = "id-1", .model = "m", .created = 5},
-                      {.bytes =
-                           [](std::int32_t id) {
-                             return id == kBos ? "<s>"
-                                               : std::string(1, static_cast<char>('a' + id));
-                           },
-                       .is_special = [](std::int32_t id) { return id == kBos; }});
+  return OpenAiAnswer(
+      request, {.id = "id-1", .model = "m", .created = 5},
+      {.bytes = [](std::int32_t id) { return TestTokenizer().TokenBytes(id); },
+       .is_special = [](std::int32_t id) { return TestTokenizer().IsSpecial(id); },
+       .detokenizer = [](bool skips) { return text::Detokenizer(TestTokenizer(), skips); }});
+}
+
+// The offsets of an echo with these prompt tokens.
+json EchoOffsets(const std::string& prompt_json, const std::string& echoed,
+                 const std::vector<std::int32_t>& ids, const std::string& completed) {
+  OpenAiAnswer answer =
+      Answer(Parse(R"({"echo": true, "logprobs": 0, "prompt": )" + prompt_json + "}"));
+  v1::GenerateResponse started, logprobs;
+  started.mutable_started()->set_prompt_text(echoed);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    started.mutable_started()->add_prompt_token_ids(ids[i]);
+    if (i == 0) continue;
+    v1::TokenLogprob* const token = logprobs.mutable_prompt_logprobs()->add_tokens();
+    token->set_token_id(ids[i]);
+    token->set_token_bytes(TestTokenizer().TokenBytes(ids[i]));
+  }
+  answer.Take(0, started, nullptr);
+  answer.Take(0, logprobs, nullptr);
+  answer.Take(0, Message(completed), nullptr);
+  return json::parse(answer.TakeBody())["choices"][0]["logprobs"]["text_offset"];
 }
 
 // The data of all events; every event is one line of data and an empty line.
@@ -111,21 +142,56 @@ TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
           R"([null, {"z": -0.25, "bytes:\\xc3": -0.5}, {"bytes:\\xa9": -2.0}, {"b": -1.0}])"));
 }
 
+// Every offset is the number of characters of the decoded tokens before it, U+FFFD included.
+TEST(OpenAiAnswerTest, OffsetsCountReplacementCharacters) {
+  constexpr const char* kEnd =
+      R"(completed { text: "b" logprobs { token_id: 3 token_bytes: "b" } })";
+  constexpr const char* kBroken = "\xEF\xBF\xBD";
+  const std::string x = kBroken;
+  // A lone continuation byte, a byte that no character has, a lead byte without its continuation.
+  EXPECT_EQ(EchoOffsets("[0, 2, 3]", "a" + x + "b", {0, 2, 3}, kEnd), json({0, 1, 2, 3}));
+  EXPECT_EQ(EchoOffsets("[4, 4, 2, 0]", x + x + x + "a", {4, 4, 2, 0}, kEnd),
+            json({0, 1, 2, 3, 4}));
+  EXPECT_EQ(EchoOffsets("[1, 3, 1, 1, 2]", x + "b" + x + "\xC3\xA9", {1, 3, 1, 1, 2}, kEnd),
+            json({0, 1, 2, 3, 4, 4}));
+  // The prompt ends inside a character, which the answer completes.
+  EXPECT_EQ(EchoOffsets("[0, 1]", "a", {0, 1}, R"(completed { text: "\303\251b"
+              logprobs { token_id: 2 token_bytes: "\251" text_offset: 1 }
+              logprobs { token_id: 3 token_bytes: "b" text_offset: 1 } })"),
+            json({0, 1, 2, 2}));
+}
+
+// The decoder strips the first space, and the text of the client may have more or fewer.
+TEST(OpenAiAnswerTest, OffsetsOfAPromptAreThoseOfItsText) {
+  constexpr const char* kEnd =
+      R"(completed { text: " b" logprobs { token_id: 5 token_bytes: " " }
+                     logprobs { token_id: 3 token_bytes: "b" text_offset: 1 } })";
+  EXPECT_EQ(EchoOffsets("[5, 0, 5, 3]", "a b", {5, 0, 5, 3}, kEnd), json({0, 0, 1, 2, 3, 4}));
+  EXPECT_EQ(EchoOffsets(R"("a b")", "a b", {6, 5, 0, 5, 3}, kEnd), json({0, 0, 0, 1, 2, 3, 4}));
+  EXPECT_EQ(EchoOffsets(R"(" a")", " a", {6, 5, 5, 0}, kEnd), json({0, 0, 0, 1, 2, 3}));
+  // A space behind a special token, which the text does not have.
+  EXPECT_EQ(EchoOffsets(R"("a<s>b")", "a<s>b", {6, 5, 0, 6, 5, 3}, kEnd),
+            json({0, 0, 0, 1, 4, 4, 5, 6}));
+  // The normalizer has dropped spaces, or has changed the text.
+  EXPECT_EQ(EchoOffsets(R"("a   b")", "a   b", {0, 5, 3}, kEnd), json({0, 1, 2, 5, 6}));
+  EXPECT_EQ(EchoOffsets(R"("AB")", "AB", {0, 3}, kEnd), json({0, 1, 2, 3}));
+}
+
 // A special token that the template put before the prompt is not in the text; one that the caller
 // wrote is.
 TEST(OpenAiAnswerTest, OffsetsCountOnlyWhatTheTextShows) {
   for (const bool is_written : {false, true}) {
     OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
-    auto started = Message("started { prompt_tokens: 3 prompt_token_ids: [100, 0, 1] }");
+    auto started = Message("started { prompt_tokens: 3 prompt_token_ids: [6, 0, 3] }");
     started.mutable_started()->set_prompt_text(is_written ? "<s>ab" : "ab");
     answer.Take(0, started, nullptr);
     answer.Take(0, Message(R"(prompt_logprobs { tokens { token_id: 0 token_bytes: "a" }
-                                                tokens { token_id: 1 token_bytes: "b" } })"),
+                                                tokens { token_id: 3 token_bytes: "b" } })"),
                 nullptr);
     answer.Take(0, Message(R"(completed { text: "cd" finish_reason: FINISH_REASON_LENGTH
                                 logprobs { token_id: 2 token_bytes: "c" }
-                                logprobs { token_id: 100 token_bytes: "<s>" }
-                                logprobs { token_id: 3 token_bytes: "d" } })"),
+                                logprobs { token_id: 6 token_bytes: "<s>" text_offset: 1 }
+                                logprobs { token_id: 3 token_bytes: "d" text_offset: 1 } })"),
                 nullptr);
     const json choice = json::parse(answer.TakeBody())["choices"][0];
     EXPECT_EQ(choice["logprobs"]["text_offset"],
@@ -178,6 +244,14 @@ TEST(OpenAiAnswerTest, AHiddenOutputLeavesThePromptAlone) {
   EXPECT_EQ(body["usage"]["completion_tokens"], 0);
 }
 
+// The character that the prompt cuts would be part of the output.
+TEST(OpenAiAnswerTest, AHiddenOutputLeavesACutPromptItsReplacementCharacter) {
+  OpenAiAnswer answer = Answer(Parse(R"({"prompt": [0, 1], "echo": true, "max_tokens": 0})"));
+  answer.Take(0, Message(R"(started { prompt_text: "a" prompt_token_ids: [0, 1] })"), nullptr);
+  answer.Take(0, Message(R"(completed { text: "\303\251" })"), nullptr);
+  EXPECT_EQ(json::parse(answer.TakeBody())["choices"][0]["text"], "a\xEF\xBF\xBD");
+}
+
 TEST(OpenAiAnswerTest, AStreamedEchoComesOnceAndOffsetsGoOn) {
   OpenAiAnswer answer =
       Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "stream": true})"));
@@ -188,6 +262,7 @@ TEST(OpenAiAnswerTest, AStreamedEchoComesOnceAndOffsetsGoOn) {
   for (const char* const text : {"b", "c"}) {
     auto delta = Message(R"(delta { text: "b" logprobs { logprob: -1 token_bytes: "b" } })");
     delta.mutable_delta()->set_text(text);
+    delta.mutable_delta()->mutable_logprobs(0)->set_text_offset(*text - 'b');
     answer.Take(0, delta, &bytes);
   }
   answer.Take(0, Message("completed { finish_reason: FINISH_REASON_CONTEXT_FULL }"), &bytes);

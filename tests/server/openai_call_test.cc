@@ -151,6 +151,7 @@ TEST_F(OpenAiCallTest, AnExceptionBeforeTheFirstByteIsA500AndEndsTheGenerations)
            {"max_tokens", kManyTokens},
            {"ignore_eos", true},
            {"logprobs", 1},
+           {"echo", true},
            {"stream", stream}},
           &TokensThatThrow);
     ASSERT_TRUE(exchange_->RunUntilEnd());
@@ -166,10 +167,12 @@ TEST_F(OpenAiCallTest, AnExceptionBeforeTheFirstByteIsA500AndEndsTheGenerations)
 
 TEST_F(OpenAiCallTest, AnExceptionWithinAStreamIsItsLastEventAndEndsTheGenerations) {
   throws = false;
-  Begin({{"prompt", {"Once", "The dog"}},
+  // More prompts than run at a time, so that some are echoed behind the first write.
+  Begin({{"prompt", std::vector<std::string>(40, "Once")},
          {"max_tokens", kManyTokens},
          {"ignore_eos", true},
          {"logprobs", 1},
+         {"echo", true},
          {"stream", true}},
         &TokensThatThrow);
   // Run until something has left, then fail.
