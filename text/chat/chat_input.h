@@ -38,8 +38,12 @@ inline std::string ContentText(const ChatMessage& message) {
 
 struct ChatTool {
   std::string name = {};
-  std::string description = {};
+  std::string description = {};      // empty: none
   std::string parameters_json = {};  // JSON Schema; empty: none
+  bool strict = false;               // calls of it keep parameters_json
+  // The whole tool as the client wrote it, which the template then gets unchanged; empty: the
+  // template gets the fields above.
+  std::string json = {};
 };
 
 // All text is UTF-8.

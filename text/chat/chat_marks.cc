@@ -42,7 +42,10 @@ bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
     }
   }
   for (const ChatTool& tool : chat.tools) {
-    if (has(tool.name) || has(tool.description) || has_json(tool.parameters_json)) return true;
+    if (has(tool.name) || has(tool.description) || has_json(tool.parameters_json) ||
+        has_json(tool.json)) {
+      return true;
+    }
   }
   return has_json(chat.template_vars_json);
 }

@@ -140,10 +140,16 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
   QUIRE_RETURN_IF_ERROR(value.Set("content", std::move(content)));
   const std::pair<absl::string_view, const std::string*> optional[] = {
       {"name", &message.name},
-      {"tool_call_id", &message.tool_call_id},
-      {"reasoning_content", &message.reasoning_content}};
+      {"tool_call_id", &message.tool_call_id}};
   for (const auto& [key, text] : optional) {
     if (!text->empty()) QUIRE_RETURN_IF_ERROR(value.Set(key, Value::String(literal(*text))));
+  }
+  if (!message.reasoning_content.empty()) {
+    // Templates of different models read the reasoning of earlier turns under different names.
+    const Value reasoning = Value::String(literal(message.reasoning_content));
+    for (const absl::string_view key : {"reasoning_content", "reasoning", "thinking"}) {
+      QUIRE_RETURN_IF_ERROR(value.Set(key, reasoning));
+    }
   }
   if (message.tool_calls.empty()) return std::move(value).Build();
   std::vector<Value> calls;
@@ -161,18 +167,31 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
 
 absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading& reading) {
   const jinja::TextHook& literal = reading.literal;
+  const std::string field = absl::StrCat("chat.tools[", index, "]");
+  const auto parameters_error = [&](const absl::Status& status) {
+    return Named(absl::StrCat(field, ".parameters_json_schema"), status);
+  };
+  if (!tool.json.empty()) {
+    absl::StatusOr<Value> value = jinja::FromJson(tool.json, literal, &reading.budget);
+    if (value.ok()) return value;
+    // The fault lies in the parameters if they cannot be read alone.
+    const absl::Status alone = tool.parameters_json.empty()
+                                   ? absl::OkStatus()
+                                   : jinja::FromJson(tool.parameters_json).status();
+    return alone.ok() ? Named(field, value.status()) : parameters_error(alone);
+  }
   MapBuilder function;
   QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(tool.name))));
-  QUIRE_RETURN_IF_ERROR(function.Set("description", Value::String(literal(tool.description))));
+  if (!tool.description.empty()) {
+    QUIRE_RETURN_IF_ERROR(function.Set("description", Value::String(literal(tool.description))));
+  }
   if (!tool.parameters_json.empty()) {
     absl::StatusOr<Value> parameters =
         jinja::FromJson(tool.parameters_json, literal, &reading.budget);
-    if (!parameters.ok()) {
-      return Named(absl::StrCat("chat.tools[", index, "].parameters_json_schema"),
-                   parameters.status());
-    }
+    if (!parameters.ok()) return parameters_error(parameters.status());
     QUIRE_RETURN_IF_ERROR(function.Set("parameters", *std::move(parameters)));
   }
+  if (tool.strict) QUIRE_RETURN_IF_ERROR(function.Set("strict", Value::Bool(true)));
   MapBuilder value;
   QUIRE_RETURN_IF_ERROR(value.Set("type", Value::String("function")));
   QUIRE_RETURN_IF_ERROR(value.Set("function", std::move(function).Build()));
@@ -237,7 +256,10 @@ std::int64_t InputBytes(const ChatInput& chat) {
     }
   }
   for (const ChatTool& tool : chat.tools) {
-    bytes += tool.name.size() + tool.description.size() + tool.parameters_json.size();
+    // The whole tool contains its parts.
+    bytes += tool.json.empty()
+                 ? tool.name.size() + tool.description.size() + tool.parameters_json.size()
+                 : tool.json.size();
   }
   return static_cast<std::int64_t>(bytes);
 }
