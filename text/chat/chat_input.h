@@ -41,8 +41,8 @@ struct ChatTool {
   std::string description = {};      // empty: none
   std::string parameters_json = {};  // JSON Schema; empty: none
   bool strict = false;               // calls of it keep parameters_json
-  // The whole tool as the client wrote it, which the template then gets unchanged; empty: the
-  // template gets the fields above.
+  // The whole tool as the client wrote it, the fields above included. The template then gets it
+  // unchanged; empty: the template gets the fields above.
   std::string json = {};
 };
 

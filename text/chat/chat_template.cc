@@ -16,6 +16,7 @@
 #include "text/chat/jinja/json.h"
 #include "text/chat/jinja/parser.h"
 #include "text/chat/jinja/strings.h"
+#include "text/chat/message_roles.h"
 
 namespace quire::text {
 namespace {
@@ -91,8 +92,17 @@ absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string&
   const std::string json = call.arguments_json.empty() ? "{}" : call.arguments_json;
   absl::StatusOr<Value> arguments = Value::String(literal(json));
   if (reading.traits.takes_mapping_arguments) {
-    arguments = jinja::FromJson(json, literal, &reading.budget);
-    if (!arguments.ok()) return Named(absl::StrCat(field, ".arguments_json"), arguments.status());
+    absl::StatusOr<Value> mapping = jinja::FromJson(json, literal, &reading.budget);
+    // Some models write malformed arguments. A conversation with such a call goes on where the
+    // template can print the text. JSON beyond the limits is no such case.
+    const bool is_too_large = reading.budget.bytes_left < 0 || reading.budget.nodes_left < 0;
+    const bool prints_text =
+        reading.traits.takes_text_arguments && !is_too_large && !FirstInvalidUtf8(json);
+    if (mapping.ok()) {
+      arguments = std::move(mapping);
+    } else if (!prints_text) {
+      return Named(absl::StrCat(field, ".arguments_json"), mapping.status());
+    }
   }
   MapBuilder function;
   QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(call.name))));
@@ -135,12 +145,12 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
                                    Reading& reading) {
   const jinja::TextHook& literal = reading.literal;
   MapBuilder value;
-  QUIRE_RETURN_IF_ERROR(value.Set("role", Value::String(literal(message.role))));
+  const absl::string_view role = TemplateRole(message.role, reading.traits.names_developer);
+  QUIRE_RETURN_IF_ERROR(value.Set("role", Value::String(literal(std::string(role)))));
   QUIRE_ASSIGN_OR_RETURN(Value content, ContentValue(message, reading));
   QUIRE_RETURN_IF_ERROR(value.Set("content", std::move(content)));
   const std::pair<absl::string_view, const std::string*> optional[] = {
-      {"name", &message.name},
-      {"tool_call_id", &message.tool_call_id}};
+      {"name", &message.name}, {"tool_call_id", &message.tool_call_id}};
   for (const auto& [key, text] : optional) {
     if (!text->empty()) QUIRE_RETURN_IF_ERROR(value.Set(key, Value::String(literal(*text))));
   }
@@ -327,8 +337,10 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     absl::StatusOr<jinja::ParsedTemplate> parsed = absl::InvalidArgumentError("not UTF-8");
     if (!FirstInvalidUtf8(source.text)) parsed = jinja::Parse(source.text);
     if (parsed.ok()) {
-      templates->templates_.insert_or_assign(source.name,
-                                             LoadedTemplate{std::move(parsed->body), {}});
+      const bool names_developer = HasStringLiteral(source.text, "developer");
+      templates->templates_.insert_or_assign(
+          source.name,
+          LoadedTemplate{std::move(parsed->body), {.names_developer = names_developer}});
       for (const std::string& warning : parsed->warnings) {
         templates->warnings_.push_back(absl::StrCat(label, warning));
       }
@@ -370,7 +382,9 @@ ProbeRenderer ChatTemplates::RendererOf(const jinja::Body& body,
 void ChatTemplates::ProbeTraits(LoadedTemplate* loaded) const {
   jinja::RenderLimits limits = options_.limits;
   limits.max_steps = std::min(limits.max_steps, kMaxProbeSteps);
+  const bool names_developer = loaded->traits.names_developer;
   loaded->traits = ProbeTemplate(RendererOf(loaded->body, limits));
+  loaded->traits.names_developer = names_developer;
 }
 
 void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
@@ -535,12 +549,21 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
   }
   const jinja::Position at = result.error_position;
   if (!status.ok()) {
-    const std::string message = absl::StrCat("chat template \"", name, "\", line ", at.line,
-                                             ", column ", at.column, ": ", status.message());
+    const std::string message = absl::StrCat(
+        "chat template \"", name, "\", line ", at.line, ", column ", at.column, ": ",
+        status.message(), UncommonRoleNote(chat, chosen.traits.names_developer, status.message()));
     if (!absl::IsUnimplemented(status)) return BadInput(name, at.line, message);
     return WithReason(absl::FailedPreconditionError(message), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
   }
+  const auto render_again = [&](const ChatInput& other) -> absl::StatusOr<std::string> {
+    QUIRE_ASSIGN_OR_RETURN(const jinja::Variables values,
+                           MakeVariables(other, chosen.traits, literal));
+    return jinja::Render(chosen.body, values, options_.limits, wall_now).text;
+  };
+  const absl::Status roles =
+      CheckRolesAreRendered(chat, chosen.traits.names_developer, render_again);
+  if (!roles.ok()) return BadInput(name, 0, roles.message());
   std::string text = *std::move(result.text);
   if (Continues(chat)) {
     const ChatMessage& last = chat.messages.back();

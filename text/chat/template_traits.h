@@ -42,6 +42,8 @@ struct TemplateTraits {
   // Tools reach the prompt; a system message does.
   bool prints_tools = false;
   bool has_system_role = false;
+  // The template's source has the literal "developer". ProbeTemplate does not set this.
+  bool names_developer = false;
 
   // `developer` counts as system, roles of other names as user.
   ContentForm ContentFormOf(absl::string_view role) const;
