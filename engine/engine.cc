@@ -488,7 +488,9 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
         absl::InvalidArgumentError(absl::StrCat("prompt has ", bytes, " bytes, at most ",
                                                 hot.max_input_bytes, " are allowed")),
         Reason::kInputTooLarge,
-        {{"bytes", absl::StrCat(bytes)}, {"max_bytes", absl::StrCat(hot.max_input_bytes)}});
+        {{"field", "prompt"},
+         {"bytes", absl::StrCat(bytes)},
+         {"max_bytes", absl::StrCat(hot.max_input_bytes)}});
   }
   const EngineState state = state_.load();
   if (state == EngineState::kFailed) return DeviceError();

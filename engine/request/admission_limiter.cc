@@ -129,7 +129,9 @@ absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t
         absl::InvalidArgumentError(absl::StrCat("prompt has ", tokens, " tokens, at most ", most,
                                                 whose, " may wait (max_queued_tokens)")),
         Reason::kNeverFits,
-        {{"prompt_tokens", absl::StrCat(tokens)}, {"limit", absl::StrCat(most)}});
+        {{"field", "prompt"},
+         {"prompt_tokens", absl::StrCat(tokens)},
+         {"limit", absl::StrCat(most)}});
   }
   QUIRE_RETURN_IF_ERROR(CheckTenantTokens(tenant, tokens));
   if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_, /*unread=*/0);

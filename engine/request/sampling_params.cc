@@ -40,14 +40,16 @@ absl::Status CheckInt(Reason reason, absl::string_view field, std::int64_t value
   return OutOfRange(reason, field, absl::StrCat(value), absl::StrCat("[", low, ", ", high, "]"));
 }
 
-absl::Status CheckTokenId(absl::string_view field, std::size_t position, std::int32_t token,
-                          std::int32_t vocab_size) {
+// `beginning`: of the message, up to the token.
+absl::Status CheckTokenId(absl::string_view field, absl::string_view beginning,
+                          std::size_t position, std::int32_t token, std::int32_t vocab_size) {
   if (token >= 0 && token < vocab_size) return absl::OkStatus();
   return WithReason(
-      absl::InvalidArgumentError(absl::StrCat(field, "[", position, "] is token id ", token,
+      absl::InvalidArgumentError(absl::StrCat(field, beginning, " token id ", token,
                                               ", the vocabulary has ", vocab_size, " tokens")),
       Reason::kBadTokenId,
-      {{"token_id", absl::StrCat(token)},
+      {{"field", std::string(field)},
+       {"token_id", absl::StrCat(token)},
        {"position", absl::StrCat(position)},
        {"vocab_size", absl::StrCat(vocab_size)}});
 }
@@ -62,7 +64,7 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
   HashSet<std::int32_t> seen;
   for (std::size_t i = 0; i < params.logit_bias.size(); ++i) {
     const auto& [token, bias] = params.logit_bias[i];
-    QUIRE_RETURN_IF_ERROR(CheckTokenId(kField, i, token, limits.vocab_size));
+    QUIRE_RETURN_IF_ERROR(CheckTokenId(kField, " has", i, token, limits.vocab_size));
     QUIRE_RETURN_IF_ERROR(CheckFloat(absl::StrCat(kField, "[", token, "]"), bias, -100, 100));
     if (!seen.insert(token).second) {
       return OutOfRange(Reason::kBadSamplingParam, kField, absl::StrCat("token ", token, " twice"),
@@ -108,23 +110,28 @@ absl::Status CheckDry(const DryParams& params) {
 
 absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits) {
   const auto max_bytes = static_cast<std::size_t>(limits.max_stop_bytes);
-  auto too_many = [&](const std::string& message, std::size_t count, std::int64_t max_count) {
-    return WithReason(absl::InvalidArgumentError(message), Reason::kTooManyStops,
-                      {{"count", absl::StrCat(count)},
+  const auto too_many = [&](absl::string_view field, absl::string_view problem, std::size_t count,
+                            std::int64_t max_count) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(field, problem)),
+                      Reason::kTooManyStops,
+                      {{"field", std::string(field)},
+                       {"count", absl::StrCat(count)},
                        {"max_count", absl::StrCat(max_count)},
                        {"max_bytes", absl::StrCat(limits.max_stop_bytes)}});
   };
   if (params.stop.size() > static_cast<std::size_t>(limits.max_stop_sequences)) {
-    return too_many(absl::StrCat("stopping.stop has ", params.stop.size(), " strings, at most ",
+    return too_many("stopping.stop",
+                    absl::StrCat(" has ", params.stop.size(), " strings, at most ",
                                  limits.max_stop_sequences, " are allowed"),
                     params.stop.size(), limits.max_stop_sequences);
   }
   for (std::size_t i = 0; i < params.stop.size(); ++i) {
     const std::string& stop = params.stop[i];
     if (stop.empty() || stop.size() > max_bytes) {
-      return too_many(absl::StrCat("stopping.stop[", i, "] has ", stop.size(),
-                                   " bytes, must be in [1, ", max_bytes, "]"),
-                      params.stop.size(), limits.max_stop_sequences);
+      return too_many(
+          "stopping.stop",
+          absl::StrCat("[", i, "] has ", stop.size(), " bytes, must be in [1, ", max_bytes, "]"),
+          params.stop.size(), limits.max_stop_sequences);
     }
     if (const auto offset = FirstInvalidUtf8(stop); offset.has_value()) {
       return WithReason(absl::InvalidArgumentError(
@@ -135,13 +142,14 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
     }
   }
   if (params.stop_token_ids.size() > kMaxStopTokenIds) {
-    return too_many(absl::StrCat("stopping.stop_token_ids has ", params.stop_token_ids.size(),
-                                 " ids, at most ", kMaxStopTokenIds, " are allowed"),
+    return too_many("stopping.stop_token_ids",
+                    absl::StrCat(" has ", params.stop_token_ids.size(), " ids, at most ",
+                                 kMaxStopTokenIds, " are allowed"),
                     params.stop_token_ids.size(), kMaxStopTokenIds);
   }
   for (std::size_t i = 0; i < params.stop_token_ids.size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(
-        CheckTokenId("stopping.stop_token_ids", i, params.stop_token_ids[i], limits.vocab_size));
+    QUIRE_RETURN_IF_ERROR(CheckTokenId("stopping.stop_token_ids", absl::StrCat("[", i, "] is"), i,
+                                       params.stop_token_ids[i], limits.vocab_size));
   }
   return absl::OkStatus();
 }

@@ -32,7 +32,8 @@ absl::Status TooLong(absl::string_view at_least, std::size_t prompt_tokens, std:
   return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", at_least, prompt_tokens,
                                                             " tokens, model context is ", context)),
                     Reason::kPromptTooLong,
-                    {{"prompt_tokens", absl::StrCat(prompt_tokens)},
+                    {{"field", "prompt"},
+                     {"prompt_tokens", absl::StrCat(prompt_tokens)},
                      {"max_context_tokens", absl::StrCat(context)}});
 }
 
@@ -78,7 +79,8 @@ absl::Status CheckIds(const EngineOptions& options, absl::string_view name,
                                                               ", the vocabulary has ",
                                                               options.vocab_size, " tokens")),
                       Reason::kBadTokenId,
-                      {{"token_id", absl::StrCat(token)},
+                      {{"field", std::string(name)},
+                       {"token_id", absl::StrCat(token)},
                        {"position", absl::StrCat(i)},
                        {"vocab_size", absl::StrCat(options.vocab_size)}});
   }
@@ -90,7 +92,7 @@ absl::Status CheckUtf8(absl::string_view name, absl::string_view text) {
   if (!offset.has_value()) return absl::OkStatus();
   return WithReason(
       absl::InvalidArgumentError(absl::StrCat(name, " text is not UTF-8 at byte ", *offset)),
-      Reason::kBadUtf8, {{"field", "text"}, {"byte_offset", absl::StrCat(*offset)}});
+      Reason::kBadUtf8, {{"field", std::string(name)}, {"byte_offset", absl::StrCat(*offset)}});
 }
 
 // A text to embed, of which its beginning and all that the tokenizer adds are left.
@@ -233,7 +235,8 @@ absl::Status FitPool(const CacheShape& shape, std::uint32_t choices, PreparedPro
                                                             shape.page_size, " tokens", over,
                                                             ", the pool has ", shape.usable_pages)),
                     Reason::kNeverFits,
-                    {{"prompt_tokens", absl::StrCat(prompt_tokens)},
+                    {{"field", "prompt"},
+                     {"prompt_tokens", absl::StrCat(prompt_tokens)},
                      {"max_tokens", absl::StrCat(prompt.max_tokens)},
                      {"page_size", absl::StrCat(shape.page_size)},
                      {"pages_needed", absl::StrCat(needed)},
@@ -324,7 +327,8 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
     QUIRE_ASSIGN_OR_RETURN(prompt.tokens, TokensOf(options, tokenizer, clock, request, &rendered));
   }
   if (prompt.tokens.empty()) {
-    return WithReason(absl::InvalidArgumentError("prompt has no tokens"), Reason::kPromptMissing);
+    return WithReason(absl::InvalidArgumentError("prompt has no tokens"), Reason::kPromptMissing,
+                      {{"field", "prompt"}});
   }
   QUIRE_RETURN_IF_ERROR(FitContext(options, request, prompt));
   const auto prompt_tokens = static_cast<std::int32_t>(prompt.tokens.size());

@@ -13,6 +13,8 @@
 #include "base/error_reason.h"
 #include "base/json_text.h"
 #include "base/status.h"
+#include "formats/json_value.h"
+#include "formats/raw_json.h"
 #include "quire/v1/chat.pb.h"
 
 namespace quire::server {
@@ -138,25 +140,35 @@ class VarsWriter {
 
 absl::Status CheckCounts(const v1::ChatPrompt& chat) {
   if (chat.messages().empty() || chat.messages_size() > kMaxMessages) {
-    return Bad(chat, absl::StrCat("chat.messages has ", chat.messages_size(), " messages, 1 to ",
-                                  kMaxMessages, " are allowed"));
+    return Bad(chat,
+               absl::StrCat("chat.messages has ", chat.messages_size(), " messages, 1 to ",
+                            kMaxMessages, " are allowed"),
+               "chat.messages");
   }
   if (chat.tools_size() > kMaxTools) {
-    return Bad(chat, absl::StrCat("chat.tools has ", chat.tools_size(), " tools, at most ",
-                                  kMaxTools, " are allowed"));
+    return Bad(chat,
+               absl::StrCat("chat.tools has ", chat.tools_size(), " tools, at most ", kMaxTools,
+                            " are allowed"),
+               "chat.tools");
   }
   if (chat.template_name().size() > kMaxNameBytes) {
-    return Bad(chat, absl::StrCat("chat.template_name has ", chat.template_name().size(),
-                                  " bytes, at most ", kMaxNameBytes, " are allowed"));
+    return Bad(chat,
+               absl::StrCat("chat.template_name has ", chat.template_name().size(),
+                            " bytes, at most ", kMaxNameBytes, " are allowed"),
+               "chat.template_name");
   }
   if (chat.continue_final_message() && chat.has_add_generation_prompt() &&
       chat.add_generation_prompt()) {
-    return Bad(chat, "chat.continue_final_message excludes add_generation_prompt");
+    return Bad(
+        chat,
+        "chat.continue_final_message is true, so chat.add_generation_prompt must be false or "
+        "unset",
+        "chat.continue_final_message");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckToolChoice(const v1::ChatPrompt& chat) {
+absl::Status CheckToolChoice(const v1::ChatPrompt& chat, const std::vector<text::ChatTool>& tools) {
   const bool is_named = chat.tool_choice() == v1::TOOL_CHOICE_NAMED;
   if (!is_named && !chat.tool_name().empty()) {
     return Bad(chat, "chat.tool_name needs the tool_choice named", "chat.tool_name");
@@ -166,10 +178,10 @@ absl::Status CheckToolChoice(const v1::ChatPrompt& chat) {
                "chat.tool_choice");
   }
   if (!is_named && chat.tool_choice() != v1::TOOL_CHOICE_REQUIRED) return absl::OkStatus();
-  if (chat.tools().empty()) return Bad(chat, "chat.tool_choice needs tools", "chat.tool_choice");
+  if (tools.empty()) return Bad(chat, "chat.tool_choice needs tools", "chat.tool_choice");
   if (!is_named) return absl::OkStatus();
-  for (const v1::ToolSpec& tool : chat.tools()) {
-    if (tool.name() == chat.tool_name()) return absl::OkStatus();
+  for (const text::ChatTool& tool : tools) {
+    if (tool.name == chat.tool_name()) return absl::OkStatus();
   }
   return Bad(chat,
              absl::StrCat("chat.tool_name is \"",
@@ -194,12 +206,69 @@ text::ChatMessage ToMessage(const v1::ChatMessage& message) {
   return result;
 }
 
+// Reads the members of tool_json that the server itself uses.
+absl::StatusOr<text::ChatTool> ReadToolJson(const v1::ChatPrompt& chat, const v1::ToolSpec& spec,
+                                            const std::string& field,
+                                            const text::jinja::JsonLimits& limits) {
+  const auto bad = [&](absl::string_view problem) {
+    return Bad(chat, absl::StrCat(field, " ", problem), field);
+  };
+  if (!spec.name().empty() || !spec.description().empty() ||
+      !spec.parameters_json_schema().empty() || spec.strict()) {
+    return bad("is set, so name, description, parameters_json_schema and strict must be unset");
+  }
+  const auto document = formats::JsonDocument::Parse(
+      spec.tool_json(), {.max_depth = limits.max_depth, .max_nodes = limits.max_nodes});
+  if (!document.ok()) return bad(absl::StrCat("is not JSON: ", document.status().message()));
+  const formats::JsonValue root = document->root();
+  const auto function = root.is_object() ? root.FindSet("function") : std::nullopt;
+  if (!function || !function->is_object()) return bad("must be an object with a member function");
+  text::ChatTool tool;
+  tool.json = spec.tool_json();
+  for (const auto& [key, text] :
+       {std::pair("name", &tool.name), std::pair("description", &tool.description)}) {
+    const auto member = function->GetOptionalString(key);
+    if (!member.ok()) return bad(absl::StrCat("is not valid: ", member.status().message()));
+    *text = member->value_or("");
+  }
+  const auto strict = function->GetBoolOr("strict", false);
+  if (!strict.ok()) return bad(absl::StrCat("is not valid: ", strict.status().message()));
+  tool.strict = *strict;
+  if (const auto parameters = function->FindSet("parameters")) {
+    if (!parameters->is_object()) return bad("must have an object as function.parameters");
+    tool.parameters_json =
+        std::string(formats::RawMember(formats::RawMember(tool.json, "function"), "parameters"));
+  }
+  return tool;
+}
+
+absl::StatusOr<text::ChatTool> ReadTool(const v1::ChatPrompt& chat, int index,
+                                        const text::jinja::JsonLimits& limits) {
+  const v1::ToolSpec& spec = chat.tools(index);
+  const std::string field = absl::StrCat("chat.tools[", index, "]");
+  text::ChatTool tool;
+  if (spec.tool_json().empty()) {
+    tool = {.name = spec.name(),
+            .description = spec.description(),
+            .parameters_json = spec.parameters_json_schema(),
+            .strict = spec.strict()};
+  } else {
+    QUIRE_ASSIGN_OR_RETURN(tool,
+                           ReadToolJson(chat, spec, absl::StrCat(field, ".tool_json"), limits));
+  }
+  if (IsFunctionName(tool.name)) return tool;
+  return Bad(
+      chat,
+      absl::StrCat(field, ".name is \"", absl::CHexEscape(tool.name.substr(0, kMaxNameBytes)),
+                   "\", it must be 1 to ", kMaxNameBytes, " characters of [A-Za-z0-9_-]"),
+      absl::StrCat(field, ".name"));
+}
+
 }  // namespace
 
 absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
                                             const text::jinja::JsonLimits& limits) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(chat));
-  QUIRE_RETURN_IF_ERROR(CheckToolChoice(chat));
   text::ChatInput input;
   input.template_name = chat.template_name();
   input.continue_final_message = chat.continue_final_message();
@@ -208,8 +277,10 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
   for (int i = 0; i < chat.messages_size(); ++i) {
     const std::size_t size = chat.messages(i).role().size();
     if (size == 0 || size > kMaxNameBytes) {
-      return Bad(chat, absl::StrCat("chat.messages[", i, "].role has ", size, " bytes, 1 to ",
-                                    kMaxNameBytes, " are allowed"));
+      const std::string field = absl::StrCat("chat.messages[", i, "].role");
+      return Bad(chat,
+                 absl::StrCat(field, " has ", size, " bytes, 1 to ", kMaxNameBytes, " are allowed"),
+                 field);
     }
     if (!chat.messages(i).content().empty() && !chat.messages(i).parts().empty()) {
       return Bad(chat, absl::StrCat("chat.messages[", i,
@@ -218,20 +289,15 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
     input.messages.push_back(ToMessage(chat.messages(i)));
   }
   for (int i = 0; i < chat.tools_size(); ++i) {
-    const v1::ToolSpec& tool = chat.tools(i);
-    if (!IsFunctionName(tool.name())) {
-      return Bad(chat, absl::StrCat("chat.tools[", i, "].name must be 1 to ", kMaxNameBytes,
-                                    " characters of [A-Za-z0-9_-]"));
-    }
-    input.tools.push_back({.name = tool.name(),
-                           .description = tool.description(),
-                           .parameters_json = tool.parameters_json_schema()});
+    QUIRE_ASSIGN_OR_RETURN(text::ChatTool tool, ReadTool(chat, i, limits));
+    input.tools.push_back(std::move(tool));
   }
+  QUIRE_RETURN_IF_ERROR(CheckToolChoice(chat, input.tools));
   if (chat.tool_choice() == v1::TOOL_CHOICE_NONE) input.tools.clear();
   if (chat.has_template_vars()) {
     VarsWriter writer(limits);
     const absl::Status written = writer.Write(chat.template_vars(), 1);
-    if (!written.ok()) return Bad(chat, written.message());
+    if (!written.ok()) return Bad(chat, written.message(), "chat.template_vars");
     input.template_vars_json = writer.Take();
   }
   return input;

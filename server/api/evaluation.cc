@@ -14,6 +14,21 @@
 #include "server/config/live_config.h"
 
 namespace quire::server {
+namespace {
+
+// An error of the item's own, with the field in which the client sent the item.
+absl::Status NameItem(const EvaluationItem& item, const absl::Status& status) {
+  const std::optional<ErrorReason> reason = GetErrorReason(status);
+  if (item.field.empty() || !absl::IsInvalidArgument(status) || !reason) return status;
+  std::vector<std::pair<std::string, std::string>> metadata = {{"field", item.field}};
+  for (const auto& entry : reason->metadata) {
+    if (entry.first != "field") metadata.push_back(entry);
+  }
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(item.field, ": ", status.message())),
+                    reason->reason, std::move(metadata));
+}
+
+}  // namespace
 
 Evaluation::Evaluation(const HandlerContext& context, absl::string_view method,
                        std::string traceparent, const CallInfo& call, Done done)
@@ -22,14 +37,12 @@ Evaluation::Evaluation(const HandlerContext& context, absl::string_view method,
   record_.traceparent = std::move(traceparent);
   record_.principal = call.principal;
   record_.tenant = call.tenant;
-  record_.request_id =
-      call.metadata_request_id.empty() ? NewRequestId() : call.metadata_request_id.substr(0, 128);
+  record_.request_id = UsableRequestId(call.metadata_request_id);
 }
 
 void Evaluation::Refuse(const absl::Status& why) {
   const absl::Status status = SanitizeInternalError(why);
   context_.probe->CountRefused(ToWireError(status).reason);
-  if (!CheckRequestId(record_.request_id, "x-request-id").ok()) record_.request_id.clear();
   End(status);
 }
 
@@ -37,10 +50,10 @@ void Evaluation::Start(const ServedModel& served, std::vector<EvaluationItem> it
   served_ = &served;
   options_ = served.translator.options();
   record_.model = served.id();
-  // As the last item's will be.
-  const absl::Status named = CheckRequestId(
-      items.size() == 1 ? id() : absl::StrCat(id(), "-", items.size() - 1), "x-request-id");
-  if (!named.ok()) return Refuse(named);
+  // The last item's id is the longest one.
+  if (items.size() > 1) {
+    record_.request_id = UsableRequestId(id(), absl::StrCat("-", items.size() - 1));
+  }
   const absl::Status taken = WithinMemory([&] {
     parts_.reserve(items.size());
     for (EvaluationItem& item : items) parts_.push_back({.item = std::move(item)});
@@ -125,7 +138,7 @@ void Evaluation::Drain(Part& part) {
   part.stream.reset();
   part.is_done = true;
   --num_live_;
-  if (!status.ok()) Fail(status, engine::CancelSource::kClient);
+  if (!status.ok()) Fail(NameItem(part.item, status), engine::CancelSource::kClient);
 }
 
 // What may begin now. An item that waits for another one does not hold up those behind it.
@@ -165,7 +178,7 @@ bool Evaluation::SubmitNext(std::size_t index) {
   if (!stream.ok()) {
     const bool waits =
         when_full == engine::WhenFull::kComesAgain && engine::IsFull(stream.status());
-    if (!waits) Fail(stream.status(), engine::CancelSource::kClient);
+    if (!waits) Fail(NameItem(part.item, stream.status()), engine::CancelSource::kClient);
     return false;
   }
   part.stream = *std::move(stream);

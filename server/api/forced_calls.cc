@@ -115,19 +115,18 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
   return spec;
 }
 
-bool HoldsCalls(const v1::ChatPrompt& chat) {
+bool HoldsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input) {
   return chat.tool_choice() != v1::TOOL_CHOICE_NONE && !ForcesCalls(chat) &&
-         std::ranges::any_of(chat.tools(), &v1::ToolSpec::strict);
+         std::ranges::any_of(input.tools, &text::ChatTool::strict);
 }
 
-absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const v1::ChatPrompt& chat,
-                                                   const text::ChatInput& input,
+absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const text::ChatInput& input,
                                                    const text::ToolFormat& format,
                                                    bool has_reasoning) {
   engine::ConstraintSpec spec = CallsOf(format, has_reasoning);
   spec.calls_are_optional = true;
   for (std::size_t i = 0; i < input.tools.size(); ++i) {
-    const bool is_strict = chat.tools(static_cast<int>(i)).strict();
+    const bool is_strict = input.tools[i].strict;
     const std::string field = absl::StrCat("chat.tools[", i, "].strict");
     if (is_strict && (format.trigger().empty() || !format.can_be_forced())) {
       return FeatureUnsupported(

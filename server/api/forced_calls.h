@@ -34,13 +34,13 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      bool has_reasoning);
 
 // Whether calls are to be held to their schemas though none is asked for.
-bool HoldsCalls(const v1::ChatPrompt& chat);
+bool HoldsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
 // As above. Tools that are not strict take any arguments that are an object. Errors: also
 // FEATURE_UNSUPPORTED for formats that do not tell calls by a marker, and, when not all tools are
-// strict, for those whose arguments are no JSON. REQUIRES: HoldsCalls(chat), and a format of calls.
-absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const v1::ChatPrompt& chat,
-                                                   const text::ChatInput& input,
+// strict, for those whose arguments are no JSON. REQUIRES: HoldsCalls of the chat, and a format of
+// calls.
+absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const text::ChatInput& input,
                                                    const text::ToolFormat& format,
                                                    bool has_reasoning);
 

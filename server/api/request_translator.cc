@@ -119,32 +119,33 @@ absl::StatusOr<text::DeclaredTools> DeclareTools(const text::ChatInput& chat,
                                                     " bytes of parameters, at most ",
                                                     limits.max_bytes, " (limits.max_json_bytes)"));
   if (declared.ok()) return declared;
-  return WithReason(
-      absl::InvalidArgumentError(absl::StrCat("chat.", declared.status().message())),
-      Reason::kBadChatTemplateInput,
-      {{"template_name", chat.template_name}, {"line", "0"}, {"field", "chat.tools"}});
+  const std::string message = absl::StrCat("chat.", declared.status().message());
+  // The message begins with the field.
+  const std::string field = message.substr(0, message.find_first_of(" :"));
+  return WithReason(absl::InvalidArgumentError(message), Reason::kBadChatTemplateInput,
+                    {{"template_name", chat.template_name}, {"line", "0"}, {"field", field}});
 }
 
 // Behind ReadPrompt and ReadOutput.
 absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOptions& options,
                          engine::Request* request) {
   const v1::ChatPrompt& chat = message.chat();  // empty for other prompts
+  const auto* const prompt = std::get_if<engine::ChatPrompt>(&request->prompt);
   const bool ends_after_call = chat.has_parallel_tool_calls() && !chat.parallel_tool_calls();
   if (!message.output().parse()) {
     if (ForcesCalls(chat)) {
       return BadParameter("chat.tool_choice", v1::ToolChoice_Name(chat.tool_choice()),
                           "auto or none, or with output.parse");
     }
-    if (HoldsCalls(chat)) {
+    if (prompt != nullptr && HoldsCalls(chat, prompt->chat)) {
       return BadParameter("chat.tools", "strict", "not strict, or with output.parse");
     }
     if (!ends_after_call) return absl::OkStatus();
     return BadParameter("chat.parallel_tool_calls", "false", "true, or with output.parse");
   }
-  if (!message.has_chat())
-    return BadParameter("output.parse", "true", "false without a chat prompt");
+  if (prompt == nullptr) return BadParameter("output.parse", "true", "false without a chat prompt");
   if (!request->output.text) return BadParameter("output.parse", "true", "false without text");
-  const text::ChatInput& input = std::get<engine::ChatPrompt>(request->prompt).chat;
+  const text::ChatInput& input = prompt->chat;
   if (options.tool_format == nullptr) {
     return ForcesCalls(chat) ? ToForcedCalls(chat, input, nullptr, false).status()
                              : absl::OkStatus();
@@ -157,12 +158,12 @@ absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOpt
     }
     QUIRE_ASSIGN_OR_RETURN(request->constraint,
                            ToForcedCalls(chat, input, options.tool_format, options.has_reasoning));
-  } else if (HoldsCalls(chat) && options.tool_format->shape != text::CallShape::kNone) {
+  } else if (HoldsCalls(chat, input) && options.tool_format->shape != text::CallShape::kNone) {
     if (request->constraint) {
       return BadParameter("constraint", "set", "absent beside a tool that is strict");
     }
     QUIRE_ASSIGN_OR_RETURN(request->constraint,
-                           ToHeldCalls(chat, input, *options.tool_format, options.has_reasoning));
+                           ToHeldCalls(input, *options.tool_format, options.has_reasoning));
   }
   request->parsing = engine::AnswerParsing{
       .format = options.tool_format,
@@ -275,11 +276,7 @@ absl::Status ReadId(const v1::GenerateRequest& message, const CallInfo& call,
   if (call.request_id_required) {
     return BadParameter("generate.request_id", "missing", "set for every item of a batch");
   }
-  if (!call.metadata_request_id.empty()) {
-    request->id = call.metadata_request_id;
-    return CheckRequestId(request->id, "x-request-id");
-  }
-  request->id = NewRequestId();
+  request->id = UsableRequestId(call.metadata_request_id);
   return absl::OkStatus();
 }
 
@@ -296,6 +293,12 @@ absl::Status CheckRequestId(absl::string_view id, absl::string_view field) {
         absl::StrCat("1 to ", kMaxRequestIdBytes, " characters of [A-Za-z0-9_.:-]"));
   }
   return absl::OkStatus();
+}
+
+std::string UsableRequestId(absl::string_view id, absl::string_view suffix) {
+  const std::string whole = absl::StrCat(id, suffix);
+  const bool is_usable = !id.empty() && CheckRequestId(whole, "x-request-id").ok();
+  return is_usable ? std::string(id) : NewRequestId();
 }
 
 std::string NewRequestId() {
@@ -468,9 +471,10 @@ absl::Status CheckModelName(const TranslatorOptions& options, absl::string_view 
     if (name == alias) return absl::OkStatus();
   }
   const absl::string_view shown = name.substr(0, 128);
-  return WithReason(absl::NotFoundError(absl::StrCat("model \"", shown, "\" is not served")),
-                    Reason::kModelNotFound,
-                    {{"model", std::string(shown)}, {"available", options.model_id}});
+  return WithReason(
+      absl::NotFoundError(absl::StrCat("model \"", shown, "\" is not served")),
+      Reason::kModelNotFound,
+      {{"field", "model"}, {"model", std::string(shown)}, {"available", options.model_id}});
 }
 
 }  // namespace

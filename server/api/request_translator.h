@@ -34,7 +34,7 @@ struct ToolFormat;
 namespace quire::v1 {
 class Constraint;
 class GenerateRequest;
-}
+}  // namespace quire::v1
 
 namespace quire::server {
 
@@ -88,6 +88,9 @@ class RequestTranslator {
 absl::Status CheckRequestId(absl::string_view id, absl::string_view field);
 // A random UUID, version 4.
 std::string NewRequestId();
+// `id` of the header x-request-id if it is a request id with `suffix` behind it, else a new one.
+// Gateways set the header for every call, so an id that cannot be used is not the caller's mistake.
+std::string UsableRequestId(absl::string_view id, absl::string_view suffix = "");
 
 // Whether the constraint may have JSON in it, whose white space may be chosen then.
 bool HasJson(const v1::Constraint& constraint);

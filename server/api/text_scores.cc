@@ -63,10 +63,9 @@ void AddLabelPair(const ServedModel& served, const TextPair& pair,
   }
 }
 
-absl::Status Empty(std::size_t index, absl::string_view which) {
-  return WithReason(
-      absl::InvalidArgumentError(absl::StrCat("pair ", index, " has an empty ", which)),
-      Reason::kPromptMissing, {{"field", std::string(which)}});
+absl::Status Empty(const std::string& field) {
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(field, " is empty")),
+                    Reason::kPromptMissing, {{"field", field}});
 }
 
 }  // namespace
@@ -81,22 +80,26 @@ absl::StatusOr<std::vector<EvaluationItem>> ToPairItems(const ServedModel& serve
         "model");
   }
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < pairs.size(); ++i) {
-    if (pairs[i].query.empty()) return Empty(i, "query");
-    if (pairs[i].document.empty()) return Empty(i, "document");
-    bytes += pairs[i].query.size() + pairs[i].document.size();
+  for (const TextPair& pair : pairs) {
+    if (pair.query.empty()) return Empty(pair.query_field);
+    if (pair.document.empty()) return Empty(pair.document_field);
+    bytes += pair.query.size() + pair.document.size();
   }
   if (bytes > kMaxPairBytes) {
-    return BadParameter("documents", absl::StrCat(bytes, " bytes with the query of each"),
+    const std::string& first = pairs.front().document_field;
+    return BadParameter(first.substr(0, first.find('[')),
+                        absl::StrCat(bytes, " bytes with the query of each"),
                         absl::StrCat("at most ", kMaxPairBytes, " bytes"));
   }
   std::vector<EvaluationItem> items;
+  std::size_t named = 0;  // items that have their field
   for (const TextPair& pair : pairs) {
     if (is_yes_no) {
       AddYesNo(served, pair, &items);
     } else {
       AddLabelPair(served, pair, &items);
     }
+    for (; named < items.size(); ++named) items[named].field = pair.document_field;
   }
   return items;
 }

@@ -16,6 +16,7 @@
 // Lifetime:   none.
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +32,9 @@ namespace quire::server {
 struct TextPair {
   absl::string_view query;
   absl::string_view document;
+  // Where the client sent them, for errors.
+  std::string query_field = "query";
+  std::string document_field = "document";
 };
 
 // Of all pairs of a call, the query counted in each: every pair becomes a prompt of its own.

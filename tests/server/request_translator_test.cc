@@ -194,6 +194,23 @@ TEST(RequestTranslatorTest, ConversationsAreReadWhole) {
   EXPECT_FALSE(chat.add_generation_prompt);
 }
 
+TEST(RequestTranslatorTest, AToolMayComeAsOneDocument) {
+  const auto request = Translate(R"(
+      chat { messages { role: 'user' }
+             tools { tool_json: '{"function": {"return": 1, "strict": true, "description": "d", '
+                                '"name": "f", '
+                                '"parameters": {"b": 1.50, "a": [1, "]}"]} }}' } })");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const text::ChatTool& tool = std::get<engine::ChatPrompt>(request->prompt).chat.tools.at(0);
+  EXPECT_EQ(tool.name, "f");
+  EXPECT_TRUE(tool.strict);
+  EXPECT_EQ(tool.parameters_json, R"({"b": 1.50, "a": [1, "]}"]})");
+  EXPECT_EQ(tool.description, "d");
+  EXPECT_EQ(tool.json,
+            R"({"function": {"return": 1, "strict": true, "description": "d", "name": "f", )"
+            R"("parameters": {"b": 1.50, "a": [1, "]}"]} }})");
+}
+
 TEST(RequestTranslatorTest, AnswersAreParsedWhereAFormatIsKnown) {
   const std::string chat =
       "output { parse: true } chat { messages { role: 'user' } tools { name: 'f' } ";
@@ -488,18 +505,34 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"PROMPT", "PROMPT_MISSING", "prompt"},
         Bad{"PROMPT text: ''", "PROMPT_MISSING", "prompt"},
         Bad{"PROMPT token_ids {}", "PROMPT_MISSING", "prompt"},
-        Bad{"PROMPT chat {}", "BAD_CHAT_TEMPLATE_INPUT", ""},
-        Bad{"PROMPT chat { messages { content: 'x' } }", "BAD_CHAT_TEMPLATE_INPUT", ""},
+        Bad{"PROMPT chat {}", "BAD_CHAT_TEMPLATE_INPUT", "chat.messages"},
+        Bad{"PROMPT chat { messages { content: 'x' } }", "BAD_CHAT_TEMPLATE_INPUT",
+            "chat.messages[0].role"},
         Bad{"PROMPT chat { messages { role: 'user' } tools { name: 'a b' } }",
-            "BAD_CHAT_TEMPLATE_INPUT", ""},
-        Bad{"PROMPT chat { messages { role: 'user' } tools {} }", "BAD_CHAT_TEMPLATE_INPUT", ""},
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.tools[0].name"},
+        Bad{"PROMPT chat { messages { role: 'user' } tools {} }", "BAD_CHAT_TEMPLATE_INPUT",
+            "chat.tools[0].name"},
+        Bad{"PROMPT chat { messages { role: 'user' } tools { tool_json: '{' } }",
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.tools[0].tool_json"},
+        Bad{"PROMPT chat { messages { role: 'user' } tools { tool_json: '[]' } }",
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.tools[0].tool_json"},
+        Bad{"PROMPT chat { messages { role: 'user' } "
+            "tools { tool_json: '{\"function\": {\"name\": \"a b\"}}' } }",
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.tools[0].name"},
+        Bad{"PROMPT chat { messages { role: 'user' } "
+            "tools { tool_json: '{\"function\": {\"name\": \"f\", \"parameters\": 1}}' } }",
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.tools[0].tool_json"},
+        Bad{"PROMPT chat { messages { role: 'user' } "
+            "tools { name: 'f' tool_json: '{\"function\": {\"name\": \"f\"}}' } }",
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.tools[0].tool_json"},
         Bad{"PROMPT chat { messages { role: 'user' } continue_final_message: true "
             "add_generation_prompt: true }",
-            "BAD_CHAT_TEMPLATE_INPUT", ""},
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.continue_final_message"},
         Bad{"PROMPT chat { messages { role: 'user' } template_vars { fields { key: 'a' "
             "value { number_value: nan } } } }",
-            "BAD_CHAT_TEMPLATE_INPUT", ""},
-        Bad{"constraint {}", "BAD_CONSTRAINT", ""}, Bad{"model: 'other'", "MODEL_NOT_FOUND", ""},
+            "BAD_CHAT_TEMPLATE_INPUT", "chat.template_vars"},
+        Bad{"constraint {}", "BAD_CONSTRAINT", ""},
+        Bad{"model: 'other'", "MODEL_NOT_FOUND", "model"},
         Bad{"request_id: 'with space'", "BAD_PARAMETER", "request_id"},
         Bad{"request_id: 'umlaut\303\244'", "BAD_PARAMETER", "request_id"},
         Bad{"sampling { temperature: -0.1 }", "BAD_SAMPLING_PARAM", "sampling.temperature"},
@@ -530,13 +563,14 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"sampling { logit_bias { key: 1 value: 100.5 } }", "BAD_SAMPLING_PARAM", "logit_bias"},
         Bad{"sampling { banned_text: '' }", "BAD_SAMPLING_PARAM", "banned_text[0]"},
         Bad{"sampling { logit_bias { key: 1 value: nan } }", "BAD_SAMPLING_PARAM", "logit_bias"},
-        Bad{"sampling { logit_bias { key: 4096 value: 1 } }", "BAD_TOKEN_ID", ""},
+        Bad{"sampling { logit_bias { key: 4096 value: 1 } }", "BAD_TOKEN_ID",
+            "sampling.logit_bias"},
         Bad{"stopping { max_tokens: 0 }", "BAD_PARAMETER", "stopping.max_tokens"},
         Bad{"stopping { max_tokens: 513 }", "BAD_PARAMETER", "stopping.max_tokens"},
         Bad{"stopping { max_tokens: 2 min_tokens: 3 }", "BAD_PARAMETER", "stopping.min_tokens"},
         Bad{"stopping { min_tokens: -1 }", "BAD_PARAMETER", "stopping.min_tokens"},
-        Bad{"stopping { stop: '' }", "TOO_MANY_STOPS", ""},
-        Bad{"stopping { stop_token_ids: -1 }", "BAD_TOKEN_ID", ""},
+        Bad{"stopping { stop: '' }", "TOO_MANY_STOPS", "stopping.stop"},
+        Bad{"stopping { stop_token_ids: -1 }", "BAD_TOKEN_ID", "stopping.stop_token_ids"},
         Bad{"output { logprobs: 21 }", "BAD_PARAMETER", "output.logprobs"},
         Bad{"output { logprobs: -1 }", "BAD_PARAMETER", "output.logprobs"},
         Bad{"output { prompt_logprobs: 21 }", "BAD_PARAMETER", "output.prompt_logprobs"},
@@ -570,8 +604,16 @@ TEST(RequestTranslatorTest, IdsComeFromTheFieldThenTheMetadataThenTheServer) {
   call.metadata_request_id = "from-metadata";
   EXPECT_EQ(Translate("text: 'x' request_id: 'own'", call)->id, "own");
   EXPECT_EQ(Translate("text: 'x'", call)->id, "from-metadata");
-  call.metadata_request_id = "bad id";
-  EXPECT_EQ(GetErrorReason(Translate("text: 'x'", call).status())->Find("field"), "x-request-id");
+  // What gateways set is replaced where it cannot be used.
+  for (const std::string& odd :
+       {std::string("bad id"), std::string("a/b"), std::string("{\"id\": 1}"),
+        std::string("\303\244"), std::string(129, 'x')}) {
+    call.metadata_request_id = odd;
+    const auto request = Translate("text: 'x'", call);
+    ASSERT_TRUE(request.ok()) << odd << request.status();
+    EXPECT_EQ(request->id.size(), 36u) << odd;
+    EXPECT_NE(request->id, Translate("text: 'x'", call)->id);
+  }
   EXPECT_NE(Translate("text: 'x'")->id, Translate("text: 'x'")->id);
   call = Call();
   call.request_id_required = true;
