@@ -2,13 +2,17 @@
 
 #include <google/protobuf/struct.pb.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "formats/ordered_json.h"
+#include "base/json_text.h"
+#include "formats/raw_json.h"
+#include "server/api/status_mapping.h"
 
 namespace quire::server {
 namespace {
@@ -71,6 +75,24 @@ absl::Status ReadToolCall(const JsonValue& call, v1::ToolCall* message) {
   return inner.Text("arguments", [&](std::string text) { message->set_arguments_json(text); });
 }
 
+// Reasoning of an earlier turn has three names among clients, each of which may come alone.
+absl::Status ReadReasoning(const JsonFields& fields, v1::ChatMessage* message) {
+  for (const char* key : {"reasoning_content", "reasoning", "thinking"}) {
+    std::string text;
+    QUIRE_RETURN_IF_ERROR(fields.Text(key, [&](std::string value) { text = std::move(value); }));
+    if (text.empty()) continue;
+    const std::string& known = message->reasoning_content();
+    if (!known.empty() && known != text) {
+      return BadField(
+          *fields.Find(key),
+          "differs from the reasoning under another name; send one of reasoning_content, "
+          "reasoning and thinking");
+    }
+    message->set_reasoning_content(std::move(text));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   QUIRE_RETURN_IF_ERROR(CheckObject(value));
   const JsonFields fields(value);
@@ -79,11 +101,11 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string name) { message->set_name(name); }));
   QUIRE_RETURN_IF_ERROR(
       fields.Text("tool_call_id", [&](std::string id) { message->set_tool_call_id(id); }));
-  QUIRE_RETURN_IF_ERROR(fields.Text(
-      "reasoning_content", [&](std::string text) { message->set_reasoning_content(text); }));
-  if (const auto content = fields.Find("content")) {
-    QUIRE_RETURN_IF_ERROR(ReadContent(*content, message));
-  }
+  QUIRE_RETURN_IF_ERROR(ReadReasoning(fields, message));
+  // Only a turn of the assistant may consist of reasoning and calls.
+  const auto content = fields.Find("content");
+  if (!content && message->role() != "assistant") return Missing(value, "content");
+  if (content) QUIRE_RETURN_IF_ERROR(ReadContent(*content, message));
   const auto calls = fields.Find("tool_calls");
   if (!calls) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckArray(*calls));
@@ -93,9 +115,8 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   return absl::OkStatus();
 }
 
-// `ordered`: the same tool with its keys in the order of the body.
-absl::Status ReadTool(const JsonValue& tool, const formats::OrderedJson& ordered,
-                      v1::ToolSpec* spec) {
+// The name of a tool: of a declaration, or where one is chosen.
+absl::StatusOr<std::string> ReadFunctionName(const JsonValue& tool) {
   QUIRE_RETURN_IF_ERROR(CheckObject(tool));
   const JsonFields fields(tool);
   std::string type = "function";
@@ -104,23 +125,59 @@ absl::Status ReadTool(const JsonValue& tool, const formats::OrderedJson& ordered
   const auto function = fields.Find("function");
   if (!function) return Missing(tool, "function");
   QUIRE_RETURN_IF_ERROR(CheckObject(*function));
+  std::string name;
   const JsonFields inner(*function);
   if (!inner.Find("name")) return Missing(*function, "name");
-  QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string name) { spec->set_name(name); }));
-  QUIRE_RETURN_IF_ERROR(
-      inner.Text("description", [&](std::string text) { spec->set_description(text); }));
-  QUIRE_RETURN_IF_ERROR(inner.Bool("strict", [&](bool strict) { spec->set_strict(strict); }));
-  if (const auto parameters = inner.Find("parameters")) {
+  QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string value) { name = value; }));
+  return name;
+}
+
+// `raw`: the tool in the body.
+absl::Status ReadTool(const JsonValue& tool, absl::string_view raw, v1::ToolSpec* spec) {
+  QUIRE_RETURN_IF_ERROR(ReadFunctionName(tool).status());
+  const JsonFields function(*tool.Find("function"));
+  const auto ignore = [](const auto&) {};
+  QUIRE_RETURN_IF_ERROR(function.Text("description", ignore));
+  QUIRE_RETURN_IF_ERROR(function.Bool("strict", ignore));
+  if (const auto parameters = function.Find("parameters")) {
     QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
-    spec->set_parameters_json_schema(formats::OrderedText(ordered.at("function").at("parameters")));
   }
+  spec->set_tool_json(std::string(raw));
   return absl::OkStatus();
 }
 
-// A word, or {"type": "function", "function": {"name": ..}}.
-absl::Status ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
+// The tools that may be called; absent: all.
+using AllowedTools = std::optional<std::vector<std::string>>;
+
+// {"type": "allowed_tools", "allowed_tools": {"mode": .., "tools": [{"type": "function",
+// "function": {"name": ..}}]}}, as OpenAI's API reference has it.
+absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatPrompt* chat) {
+  const auto allowed = choice.FindSet("allowed_tools");
+  if (!allowed) return Missing(choice, "allowed_tools");
+  QUIRE_RETURN_IF_ERROR(CheckObject(*allowed));
+  const auto mode = allowed->FindSet("mode");
+  if (!mode) return Missing(*allowed, "mode");
+  if (mode->raw() != "auto" && mode->raw() != "required") {
+    return BadField(*mode, "must be auto or required");
+  }
+  chat->set_tool_choice(mode->raw() == "auto" ? v1::TOOL_CHOICE_AUTO : v1::TOOL_CHOICE_REQUIRED);
+  const auto tools = allowed->FindSet("tools");
+  if (!tools) return Missing(*allowed, "tools");
+  QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
+  if (tools->size() == 0) {
+    return BadField(*tools, "must name a tool; to allow none, send the tool_choice none");
+  }
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < tools->size(); ++i) {
+    QUIRE_ASSIGN_OR_RETURN(names.emplace_back(), ReadFunctionName(tools->At(i)));
+  }
+  return AllowedTools(std::move(names));
+}
+
+// A word, {"type": "function", "function": {"name": ..}}, or allowed tools.
+absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto choice = body.Find("tool_choice");
-  if (!choice) return absl::OkStatus();
+  if (!choice) return AllowedTools();
   if (choice->is_string()) {
     QUIRE_ASSIGN_OR_RETURN(const std::string word, choice->AsString());
     for (const auto& [name, value] :
@@ -128,31 +185,57 @@ absl::Status ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
           std::pair("required", v1::TOOL_CHOICE_REQUIRED)}) {
       if (word != name) continue;
       chat->set_tool_choice(value);
-      return absl::OkStatus();
+      return AllowedTools();
     }
   }
-  const auto function = choice->is_object() ? choice->Find("function") : std::nullopt;
-  if (!function)
-    return BadField(*choice, "must be none, auto, required or a function with its name");
-  QUIRE_RETURN_IF_ERROR(CheckObject(*function));
-  const JsonFields inner(*function);
-  if (!inner.Find("name")) return Missing(*function, "name");
+  const auto type = choice->is_object() ? choice->FindSet("type") : std::nullopt;
+  if (type && type->raw() == "allowed_tools") return ReadAllowedTools(*choice, chat);
+  if (!choice->is_object() || !choice->FindSet("function")) {
+    return BadField(*choice,
+                    "must be none, auto, required, a function with its name or allowed_tools");
+  }
+  QUIRE_ASSIGN_OR_RETURN(const std::string name, ReadFunctionName(*choice));
   chat->set_tool_choice(v1::TOOL_CHOICE_NAMED);
-  return inner.Text("name", [&](std::string name) { chat->set_tool_name(name); });
+  chat->set_tool_name(name);
+  return AllowedTools();
 }
 
-absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat) {
-  QUIRE_RETURN_IF_ERROR(ReadToolChoice(body, chat));
+// The allowed names that no tool has are refused.
+absl::Status CheckAllowedTools(const std::vector<std::string>& allowed,
+                               const std::vector<std::string>& declared) {
+  for (std::size_t i = 0; i < allowed.size(); ++i) {
+    if (std::ranges::find(declared, allowed[i]) != declared.end()) continue;
+    const std::string field =
+        absl::StrCat("tool_choice.allowed_tools.tools[", i, "].function.name");
+    return BadParameter(field, JsonQuoted(allowed[i].substr(0, 64)),
+                        "the name of one of the tools");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
+                       FieldNames* names) {
+  QUIRE_ASSIGN_OR_RETURN(const AllowedTools allowed, ReadToolChoice(body, chat));
   QUIRE_RETURN_IF_ERROR(body.Bool("parallel_tool_calls",
                                   [&](bool parallel) { chat->set_parallel_tool_calls(parallel); }));
   const auto tools = body.Find("tools");
-  if (!tools) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
-  const auto ordered = formats::OrderedJson::parse(bytes.begin(), bytes.end());
-  for (std::size_t i = 0; i < tools->size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(ReadTool(tools->At(i), ordered.at("tools").at(i), chat->add_tools()));
+  std::vector<std::string> declared;
+  std::vector<std::size_t> indexes;
+  if (tools) {
+    QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
+    const std::vector<absl::string_view> raw =
+        formats::RawElements(formats::RawMember(bytes, "tools"));
+    for (std::size_t i = 0; i < tools->size(); ++i) {
+      v1::ToolSpec spec;
+      QUIRE_RETURN_IF_ERROR(ReadTool(tools->At(i), raw[i], &spec));
+      QUIRE_ASSIGN_OR_RETURN(declared.emplace_back(), ReadFunctionName(tools->At(i)));
+      if (allowed && std::ranges::find(*allowed, declared.back()) == allowed->end()) continue;
+      indexes.push_back(i);
+      *chat->add_tools() = std::move(spec);
+    }
+    names->SetToolIndexes(std::move(indexes));
   }
-  return absl::OkStatus();
+  return allowed ? CheckAllowedTools(*allowed, declared) : absl::OkStatus();
 }
 
 void FillStruct(const json& object, google::protobuf::Struct* message);
@@ -202,7 +285,8 @@ absl::Status CheckContinued(const JsonValue& messages) {
 
 }  // namespace
 
-absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat) {
+absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
+                            FieldNames* names) {
   const auto messages = body.Find("messages");
   if (!messages) {
     return WithReason(absl::InvalidArgumentError("messages is missing"), Reason::kPromptMissing,
@@ -212,7 +296,7 @@ absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1:
   for (std::size_t i = 0; i < messages->size(); ++i) {
     QUIRE_RETURN_IF_ERROR(ReadMessage(messages->At(i), chat->add_messages()));
   }
-  QUIRE_RETURN_IF_ERROR(ReadTools(body, bytes, chat));
+  QUIRE_RETURN_IF_ERROR(ReadTools(body, bytes, chat, names));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_generation_prompt", [&](bool add) { chat->set_add_generation_prompt(add); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message",

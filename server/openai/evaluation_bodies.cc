@@ -36,6 +36,10 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
 }
 
+absl::Status Empty(const JsonValue& value) {
+  return WithReason(value.Error("is empty"), Reason::kPromptMissing, {{"field", value.path()}});
+}
+
 absl::Status CheckLength(const JsonValue& list) {
   if (list.size() > 0 && list.size() <= kMaxTexts) return absl::OkStatus();
   return BadField(list,
@@ -53,12 +57,16 @@ ordered_json UsageObject(std::int32_t tokens) {
 }
 
 // A text, or ids.
-absl::Status ReadInput(const JsonValue& value, v1::EmbedInput* input) {
+absl::Status ReadInput(const JsonValue& value, v1::EmbedInput* input,
+                       std::vector<std::string>* fields) {
+  fields->push_back(value.path());
   if (value.is_string()) {
     QUIRE_ASSIGN_OR_RETURN(*input->mutable_text(), value.AsString());
-    return absl::OkStatus();
+    if (!input->text().empty()) return absl::OkStatus();
+    return Empty(value);
   }
   if (!value.is_array()) return BadField(value, "must be a string or a list of token ids");
+  if (value.size() == 0) return Empty(value);
   for (std::size_t i = 0; i < value.size(); ++i) {
     const auto id = value.At(i).AsInteger(0, std::numeric_limits<std::int32_t>::max());
     if (!id.ok()) return NameField(id.status(), value.At(i));
@@ -67,16 +75,28 @@ absl::Status ReadInput(const JsonValue& value, v1::EmbedInput* input) {
   return absl::OkStatus();
 }
 
-absl::Status ReadInputs(const JsonFields& body, v1::EmbedRequest* request) {
+// `fields` gets the path of each input.
+absl::Status ReadInputs(const JsonFields& body, v1::EmbedRequest* request,
+                        std::vector<std::string>* fields) {
   const auto input = body.Find("input");
   if (!input) return Missing("input");
   const bool is_list = input->is_array() && (input->size() == 0 || !input->At(0).is_number());
-  if (!is_list) return ReadInput(*input, request->add_inputs());
+  if (!is_list) return ReadInput(*input, request->add_inputs(), fields);
   QUIRE_RETURN_IF_ERROR(CheckLength(*input));
   for (std::size_t i = 0; i < input->size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(ReadInput(input->At(i), request->add_inputs()));
+    QUIRE_RETURN_IF_ERROR(ReadInput(input->At(i), request->add_inputs(), fields));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<EvaluationItem>> ReadItems(const ServedModel& served,
+                                                      const JsonFields& body,
+                                                      v1::EmbedRequest* request) {
+  std::vector<std::string> fields;
+  QUIRE_RETURN_IF_ERROR(ReadInputs(body, request, &fields));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<EvaluationItem> items, ToEvaluationItems(served, *request));
+  for (std::size_t i = 0; i < items.size(); ++i) items[i].field = std::move(fields[i]);
+  return items;
 }
 
 // Little-endian f32, as numpy.frombuffer reads it.
@@ -126,9 +146,8 @@ absl::StatusOr<EvaluationPlan> ReadEmbeddings(const EvaluationBodyContext& conte
   if (format != "float" && format != "base64") {
     return BadField(*body.Find("encoding_format"), "must be float or base64");
   }
-  QUIRE_RETURN_IF_ERROR(ReadInputs(body, &request));
   EvaluationPlan plan;
-  QUIRE_ASSIGN_OR_RETURN(plan.items, ToEvaluationItems(context.served, request));
+  QUIRE_ASSIGN_OR_RETURN(plan.items, ReadItems(context.served, body, &request));
   request.clear_inputs();
   plan.answer = [&served = context.served, request = std::move(request),
                  as_base64 = format == "base64"](std::vector<EvaluationResult> results) {
@@ -139,27 +158,38 @@ absl::StatusOr<EvaluationPlan> ReadEmbeddings(const EvaluationBodyContext& conte
 
 // A text, or an object with one, as Jina and Cohere write documents.
 absl::StatusOr<std::string> TextOf(const JsonValue& value) {
-  absl::StatusOr<std::string> text = value.is_object() ? value.GetString("text") : value.AsString();
-  if (!text.ok()) return NameField(text.status(), value);
-  return text;
+  const bool is_object = value.is_object();
+  absl::StatusOr<std::string> text = is_object ? value.GetString("text") : value.AsString();
+  if (text.ok()) return text;
+  return WithReason(text.status(), Reason::kBadParameter,
+                    {{"field", is_object ? value.PathOf("text") : value.path()}});
 }
 
-// The texts of the first of `names` that is there.
-absl::StatusOr<std::vector<std::string>> ReadTexts(const JsonFields& body,
-                                                   std::initializer_list<const char*> names) {
+// The texts of a field, each with its path.
+struct Texts {
+  std::string name;
+  std::vector<std::string> texts;
+  std::vector<std::string> fields;
+};
+
+// Reads the first of `names` that is there.
+absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const auto value = body.Find(name);
     if (!value) continue;
-    std::vector<std::string> texts;
+    Texts result{.name = name, .texts = {}, .fields = {}};
+    const auto add = [&result](const JsonValue& text) -> absl::Status {
+      result.fields.push_back(text.path());
+      QUIRE_ASSIGN_OR_RETURN(result.texts.emplace_back(), TextOf(text));
+      return absl::OkStatus();
+    };
     if (!value->is_array()) {
-      QUIRE_ASSIGN_OR_RETURN(texts.emplace_back(), TextOf(*value));
-      return texts;
+      QUIRE_RETURN_IF_ERROR(add(*value));
+      return result;
     }
     QUIRE_RETURN_IF_ERROR(CheckLength(*value));
-    for (std::size_t i = 0; i < value->size(); ++i) {
-      QUIRE_ASSIGN_OR_RETURN(texts.emplace_back(), TextOf(value->At(i)));
-    }
-    return texts;
+    for (std::size_t i = 0; i < value->size(); ++i) QUIRE_RETURN_IF_ERROR(add(value->At(i)));
+    return result;
   }
   return Missing(*names.begin());
 }
@@ -170,17 +200,21 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> first,
-                         ReadTexts(body, {"text_1", "queries"}));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> second,
-                         ReadTexts(body, {"text_2", "documents"}));
-  if (first.size() != 1 && first.size() != second.size()) {
-    return BadParameter("text_1", absl::StrCat(first.size(), " entries long"),
-                        absl::StrCat("1 entry, or the ", second.size(), " of text_2"));
+  QUIRE_ASSIGN_OR_RETURN(const Texts first, ReadTexts(body, {"text_1", "queries"}));
+  QUIRE_ASSIGN_OR_RETURN(const Texts second, ReadTexts(body, {"text_2", "documents"}));
+  const std::size_t count = first.texts.size();
+  if (count != 1 && count != second.texts.size()) {
+    return BadParameter(
+        first.name, absl::StrCat(count, " entries long"),
+        absl::StrCat("1 entry, or as many as ", second.name, ", which has ", second.texts.size()));
   }
   std::vector<TextPair> pairs;
-  for (std::size_t i = 0; i < second.size(); ++i) {
-    pairs.push_back({first.size() == 1 ? first.front() : first[i], second[i]});
+  for (std::size_t i = 0; i < second.texts.size(); ++i) {
+    const std::size_t query = count == 1 ? 0 : i;
+    pairs.push_back({.query = first.texts[query],
+                     .document = second.texts[i],
+                     .query_field = first.fields[query],
+                     .document_field = second.fields[i]});
   }
   EvaluationPlan plan;
   QUIRE_ASSIGN_OR_RETURN(plan.items, ToPairItems(served, pairs));
@@ -223,16 +257,22 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> query, ReadTexts(body, {"query"}));
-  if (query.size() != 1) return BadField(*body.Find("query"), "must be one text");
-  QUIRE_ASSIGN_OR_RETURN(std::vector<std::string> documents, ReadTexts(body, {"documents"}));
+  QUIRE_ASSIGN_OR_RETURN(const Texts query, ReadTexts(body, {"query"}));
+  if (query.texts.size() != 1) return BadField(*body.Find("query"), "must be one text");
+  QUIRE_ASSIGN_OR_RETURN(Texts given, ReadTexts(body, {"documents"}));
+  std::vector<std::string>& documents = given.texts;
   std::int32_t most = std::numeric_limits<std::int32_t>::max();
   QUIRE_RETURN_IF_ERROR(body.Int32("top_n", [&](std::int32_t v) { most = v; }));
   if (most < 1) return BadField(*body.Find("top_n"), "must be above 0");
   bool returns_documents = true;
   QUIRE_RETURN_IF_ERROR(body.Bool("return_documents", [&](bool v) { returns_documents = v; }));
   std::vector<TextPair> pairs;
-  for (const std::string& text : documents) pairs.push_back({query.front(), text});
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    pairs.push_back({.query = query.texts.front(),
+                     .document = documents[i],
+                     .query_field = query.fields.front(),
+                     .document_field = given.fields[i]});
+  }
   EvaluationPlan plan;
   QUIRE_ASSIGN_OR_RETURN(plan.items, ToPairItems(served, pairs));
   if (!returns_documents) documents.clear();
@@ -279,9 +319,8 @@ absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context
   request.set_pooling(v1::POOLING_LAST);
   QUIRE_RETURN_IF_ERROR(
       body.Text("model", [&](std::string name) { request.set_model(std::move(name)); }));
-  QUIRE_RETURN_IF_ERROR(ReadInputs(body, &request));
   EvaluationPlan plan;
-  QUIRE_ASSIGN_OR_RETURN(plan.items, ToEvaluationItems(served, request));
+  QUIRE_ASSIGN_OR_RETURN(plan.items, ReadItems(served, body, &request));
   plan.answer = [&served, id = context.request_id, created = absl::ToUnixSeconds(context.wall_now)](
                     std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
     return ClassifyAnswer(served, id, created, results);

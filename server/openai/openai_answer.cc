@@ -237,6 +237,7 @@ struct OpenAiAnswer::Impl {
       : is_chat(request.is_chat),
         stream(request.stream),
         include_usage(request.include_usage),
+        continuous_usage(request.continuous_usage),
         echo(request.echo),
         with_logprobs(request.logprobs),
         hides_output(request.hides_output),
@@ -263,17 +264,21 @@ struct OpenAiAnswer::Impl {
     return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
   }
   ordered_json Usage() const;
+  // The counts of a choice so far, and of its prompt.
+  ordered_json UsageOf(std::size_t index) const;
+  ordered_json UsageObject(std::int64_t prompt_tokens, std::int64_t cached_tokens,
+                           std::int64_t completion_tokens, std::int64_t reasoning_tokens) const;
   ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool opens);
   bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const;
   void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
-  void AppendChunk(ordered_json choice, std::string* events);
+  void AppendChunk(std::size_t index, ordered_json choice, std::string* events);
   // The choice of a chunk; `word` null while the choice goes on.
   ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
                            const char* word) const;
   const Prompt& PromptOf(std::size_t index) const { return prompts[index / choices_per_prompt]; }
 
-  const bool is_chat, stream, include_usage, echo, with_logprobs, hides_output, names_call,
-      skips_special;
+  const bool is_chat, stream, include_usage, continuous_usage, echo, with_logprobs, hides_output,
+      names_call, skips_special;
   const std::size_t choices_per_prompt;
   OpenAiAnswerHead head;
   const OpenAiTokens vocabulary;
@@ -294,6 +299,19 @@ ordered_json OpenAiAnswer::Impl::Usage() const {
     completion_tokens += choice.completion_tokens;
     reasoning_tokens += choice.reasoning_tokens;
   }
+  return UsageObject(prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens);
+}
+
+ordered_json OpenAiAnswer::Impl::UsageOf(std::size_t index) const {
+  const Prompt& prompt = PromptOf(index);
+  const Choice& choice = choices[index];
+  return UsageObject(prompt.tokens, prompt.cached_tokens, choice.completion_tokens,
+                     choice.reasoning_tokens);
+}
+
+ordered_json OpenAiAnswer::Impl::UsageObject(std::int64_t prompt_tokens, std::int64_t cached_tokens,
+                                             std::int64_t completion_tokens,
+                                             std::int64_t reasoning_tokens) const {
   ordered_json usage = {{"prompt_tokens", prompt_tokens},
                         {"completion_tokens", completion_tokens},
                         {"total_tokens", prompt_tokens + completion_tokens},
@@ -311,13 +329,14 @@ ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json con
   return choice;
 }
 
-void OpenAiAnswer::Impl::AppendChunk(ordered_json choice, std::string* events) {
+void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice,
+                                     std::string* events) {
   ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
   if (!std::exchange(lists_unenforced, true) && !unenforced.empty()) {
     chunk["unenforced_keywords"] = unenforced;
   }
   chunk["choices"] = ordered_json::array({std::move(choice)});
-  if (include_usage) chunk["usage"] = nullptr;
+  if (include_usage) chunk["usage"] = continuous_usage ? UsageOf(index) : ordered_json();
   absl::StrAppend(events, SseEvent(JsonText(chunk)));
 }
 
@@ -343,7 +362,8 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   if (!is_chat || !stream) return;
   for (std::size_t c = 0; c < choices_per_prompt; ++c) {
     const ordered_json role = {{"role", "assistant"}, {"content", ""}};
-    AppendChunk(ChunkChoice(prompt * choices_per_prompt + c, role, nullptr, nullptr), events);
+    const std::size_t index = prompt * choices_per_prompt + c;
+    AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events);
   }
 }
 
@@ -380,6 +400,10 @@ ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogp
 
 void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std::string* events) {
   const bool opens = !std::exchange(choices[index].is_open, true);
+  if (delta.has_usage() && !hides_output) {
+    choices[index].completion_tokens = delta.usage().completion_tokens();
+    choices[index].reasoning_tokens = delta.usage().reasoning_tokens();
+  }
   std::string shown = opens && echo ? PromptOf(index).text : "";
   if (!hides_output) shown += delta.text();
   ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), opens);
@@ -387,7 +411,7 @@ void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std
   if (!delta.tool_calls().empty()) choices[index].has_calls = true;
   if (shown.empty() && !is_parsed && logprobs.is_null()) return;
   ordered_json content = is_chat ? DeltaOf(delta, shown) : ordered_json(shown);
-  AppendChunk(ChunkChoice(index, std::move(content), std::move(logprobs), nullptr), events);
+  AppendChunk(index, ChunkChoice(index, std::move(content), std::move(logprobs), nullptr), events);
 }
 
 void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& completed,
@@ -402,7 +426,7 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
     // A choice without any output still owes its prompt.
     if (!choice.is_open && echo) AddDelta(index, v1::Delta(), events);
     ordered_json nothing = is_chat ? ordered_json::object() : ordered_json("");
-    AppendChunk(ChunkChoice(index, std::move(nothing), nullptr, word), events);
+    AppendChunk(index, ChunkChoice(index, std::move(nothing), nullptr, word), events);
     return;
   }
   std::string shown = echo ? PromptOf(index).text : "";

@@ -101,23 +101,24 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
     return BadParameter("prompt", absl::StrCat(request.prompts.size(), " entries long"),
                         absl::StrCat("at most ", most, " entries (limits.max_queued_requests)"));
   }
-  // As the last prompt's will be.
+  // The last prompt's id is the longest one.
   const std::size_t others = request.prompts.size() - 1;
-  const std::string& id = head_.request_id;
-  QUIRE_RETURN_IF_ERROR(
-      CheckRequestId(others == 0 ? id : absl::StrCat(id, "-", others), "x-request-id"));
-  head_.headers.emplace_back("x-request-id", id);
+  head_.request_id =
+      UsableRequestId(head_.request_id, others == 0 ? "" : absl::StrCat("-", others));
+  head_.headers.emplace_back("x-request-id", head_.request_id);
   return request;
 }
 
 void OpenAiCall::Start(OpenAiRequest request) {
   stream_ = request.stream;
+  names_ = std::move(request.names);
+  num_prompts_ = request.prompts.size();
   for (std::size_t i = 0; i < request.prompts.size(); ++i) {
     v1::GenerateRequest& message = request.prompts[i];
     message.set_request_id(i == 0 ? head_.request_id : absl::StrCat(head_.request_id, "-", i));
     auto generation =
         Generation::Start(context_, head_.method, head_.traceparent, message, head_.info);
-    if (!generation.ok()) return Fail(generation.status());
+    if (!generation.ok()) return Fail(generation.status(), i);
     parts_.push_back({.generation = *std::move(generation)});
   }
   // The model is there, since the first generation has begun.
@@ -207,12 +208,13 @@ void OpenAiCall::Drain(std::size_t index, std::string* events) {
   if (!part.generation->finished()) return;
   part.is_done = true;
   const absl::Status status = part.generation->Close();
-  if (!status.ok()) Fail(status);
+  if (!status.ok()) Fail(status, index);
 }
 
-void OpenAiCall::Fail(const absl::Status& status) {
+void OpenAiCall::Fail(const absl::Status& status, std::optional<std::size_t> prompt) {
   if (!error_.ok()) return;
   error_ = status;
+  if (prompt && num_prompts_ > 1) names_.Set("prompt", absl::StrCat("prompt[", *prompt, "]"));
   CancelAll();
 }
 
@@ -269,7 +271,7 @@ void OpenAiCall::End() {
 
 void OpenAiCall::EndWithError() {
   Count(error_.code());
-  HttpAnswer answer = OpenAiError(error_);
+  HttpAnswer answer = OpenAiError(error_, names_);
   if (!has_begun_) {
     answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/http/http_message.h"
+#include "server/openai/field_names.h"
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_request.h"
 
@@ -70,7 +72,8 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   void Pump();
   std::string Collect();
   void Drain(std::size_t index, std::string* events);
-  void Fail(const absl::Status& status);
+  // `prompt`: the index of the one that failed, of a list; absent: the call as a whole.
+  void Fail(const absl::Status& status, std::optional<std::size_t> prompt = std::nullopt);
   void CancelAll();
   bool is_over() const;
   void WriteEvents(std::string events);
@@ -84,7 +87,9 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   bool stream_ = false;
   std::unique_ptr<OpenAiAnswer> answer_;
   std::vector<Part> parts_;
+  std::size_t num_prompts_ = 0;
   absl::Status error_;       // the first
+  FieldNames names_;         // of the fields that error_ may name
   bool is_running_ = false;  // Prepare is back
   bool has_begun_ = false;   // some of the stream is out
   bool is_writing_ = false;

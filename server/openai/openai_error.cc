@@ -30,23 +30,45 @@ absl::string_view TypeOf(int http_status) {
   }
 }
 
-constexpr std::pair<absl::string_view, absl::string_view> kParams[] = {
-    {"sampling.choice_count", "n"},
-    {"output.prompt_logprobs", "logprobs"},
-    {"sampling.dry_window_tokens", "dry_penalty_last_n"},
-    {"cache.salt", "cache_salt"},
-    {"constraint", "response_format"},
-    {"constraint.start", "constraint_start"},
-    {"constraint.whitespace", "constraint_whitespace"},
-    {"constraint.unenforced", "constraint_unenforced"},
-    {"chat", "messages"},
-    {"text", "prompt"},
-    {"token_ids", "prompt"},
-    {"chat.tool_choice", "tool_choice"},
-    {"chat.tools", "tools"},
-    {"chat.tool_name", "tool_choice.function.name"},
-    {"chat.parallel_tool_calls", "parallel_tool_calls"},
-};
+// The field of an error that names none in its metadata: the path at the beginning of its message,
+// or what the reason is about.
+std::string FieldOf(const WireError& error, const FieldNames& names) {
+  const absl::string_view field = error.Find("field");
+  if (!field.empty()) return std::string(field);
+  const std::string first = error.message.substr(0, error.message.find_first_of(" :"));
+  const bool is_path = first.find_first_of(".[") != first.npos;
+  if (is_path && names.Of(first) != first) return first;
+  switch (error.reason) {
+    case Reason::kBadConstraint:
+      return "constraint";
+    case Reason::kBadChatTemplateInput:
+    case Reason::kChatTemplateMissing:
+      return "chat";
+    case Reason::kPromptMissing:
+    case Reason::kPromptTooLong:
+    case Reason::kNeverFits:
+    case Reason::kInputTooLarge:
+    case Reason::kBadTokenId:
+      return "prompt";
+    default:
+      return "";
+  }
+}
+
+// The message, which names `param`: what the client sent as that.
+std::string MessageFor(const WireError& error, absl::string_view field, absl::string_view param,
+                       const FieldNames& names) {
+  absl::string_view message = error.message;
+  // The one field whose name is a single word at the beginning of a sentence.
+  if (field == "constraint" && (absl::ConsumePrefix(&message, "constraint ") ||
+                                absl::ConsumePrefix(&message, "constraint: "))) {
+    const absl::string_view separator = absl::StartsWith(error.message, "constraint:") ? ": " : " ";
+    return absl::StrCat(param, separator, names.InText(message));
+  }
+  const std::string text = names.InText(message);
+  if (absl::StrContains(text, param)) return text;
+  return absl::StrCat(param, ": ", text);
+}
 
 HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
                   absl::string_view param) {
@@ -62,37 +84,15 @@ HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
 
 }  // namespace
 
-std::string OpenAiParam(absl::string_view field) {
-  for (const auto& [ours, theirs] : kParams) {
-    if (field == ours) return std::string(theirs);
-  }
-  // chat.tools[0].parameters_json_schema, chat.tools[0].strict
-  if (absl::ConsumePrefix(&field, "chat.tools[")) {
-    return absl::StrCat("tools[", field.substr(0, field.find(']')), "].function.",
-                        absl::EndsWith(field, ".strict") ? "strict" : "parameters");
-  }
-  if (absl::ConsumePrefix(&field, "inputs")) return absl::StrCat("input", field);
-  if (absl::ConsumePrefix(&field, "sampling.dry_breakers")) {
-    return absl::StrCat("dry_sequence_breakers", field);
-  }
-  for (const absl::string_view section : {"sampling.", "stopping.", "output."}) {
-    if (absl::ConsumePrefix(&field, section)) break;
-  }
-  return std::string(field);
-}
-
 HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param) {
   return Answer(RowOf(reason).http_status, reason, message, param);
 }
 
-HttpAnswer OpenAiError(const absl::Status& status) {
+HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names) {
   const WireError error = ToWireError(status);
-  const absl::string_view field = error.Find("field");
-  const std::string param = OpenAiParam(field);
-  std::string message = error.message;
-  if (!field.empty() && absl::StartsWith(message, field)) {
-    message = absl::StrCat(param, message.substr(field.size()));
-  }
+  const std::string field = FieldOf(error, names);
+  const std::string param = names.Of(field);
+  const std::string message = MessageFor(error, field, param, names);
   // The client is gone when the table has no status.
   HttpAnswer answer =
       Answer(error.http_status == 0 ? 499 : error.http_status, error.reason, message, param);

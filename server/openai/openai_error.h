@@ -13,17 +13,16 @@
 #include "absl/strings/string_view.h"
 #include "server/api/status_mapping.h"
 #include "server/http/http_message.h"
+#include "server/openai/field_names.h"
 
 namespace quire::server {
 
 // What the HTTP side itself refuses, with the HTTP status of the reason.
 HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "");
 
-// REQUIRES: !status.ok().
-HttpAnswer OpenAiError(const absl::Status& status);
-
-// The field of quire.v1 that a status names, in the words of this API: sampling.choice_count is n.
-std::string OpenAiParam(absl::string_view field);
+// `names` are those of the request; fields of the gRPC API appear in neither `param` nor the
+// message. REQUIRES: !status.ok().
+HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {});
 
 // Answers that HttpServer gives itself, such as to a body that is too large.
 HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message);

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "formats/json_value.h"
 #include "formats/ordered_json.h"
+#include "formats/raw_json.h"
 #include "server/api/request_translator.h"
 #include "server/api/structural_tag_json.h"
 #include "server/openai/chat_messages.h"
@@ -29,6 +30,15 @@ constexpr std::size_t kMaxLabelBytes = 64;
 
 absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
+}
+
+// A label is for the log only, so a longer name is cut rather than refused; no half characters.
+std::string CutLabel(std::string text) {
+  if (text.size() <= kMaxLabelBytes) return text;
+  std::size_t end = kMaxLabelBytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  text.resize(end);
+  return text;
 }
 
 absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
@@ -123,25 +133,29 @@ absl::Status ReadIds(const JsonValue& list, Add add) {
   return absl::OkStatus();
 }
 
-absl::Status ReadStops(const JsonValue& stop, v1::StoppingParams* stopping) {
+absl::Status ReadStops(const JsonValue& stop, v1::StoppingParams* stopping, FieldNames* names) {
   if (stop.is_string()) {
     QUIRE_ASSIGN_OR_RETURN(*stopping->add_stop(), stop.AsString());
+    names->Set("stopping.stop[]", "stop");
     return absl::OkStatus();
   }
   if (!stop.is_array()) return BadField(stop, "must be a string or a list of strings");
   return ReadStrings(stop, [&](std::string text) { stopping->add_stop(std::move(text)); });
 }
 
-absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping) {
+absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping, FieldNames* names) {
   const auto set_max = [&](std::int32_t v) { stopping->set_max_tokens(v); };
   QUIRE_RETURN_IF_ERROR(body.Int32("max_tokens", set_max));
-  QUIRE_RETURN_IF_ERROR(body.Int32("max_completion_tokens", set_max));
+  QUIRE_RETURN_IF_ERROR(body.Int32("max_completion_tokens", [&](std::int32_t v) {
+    set_max(v);
+    names->Set("stopping.max_tokens", "max_completion_tokens");
+  }));
   QUIRE_RETURN_IF_ERROR(
       body.Int32("min_tokens", [&](std::int32_t v) { stopping->set_min_tokens(v); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("ignore_eos", [&](bool v) { stopping->set_ignore_eos(v); }));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("include_stop_str_in_output", [&](bool v) { stopping->set_include_stop_text(v); }));
-  if (const auto stop = body.Find("stop")) QUIRE_RETURN_IF_ERROR(ReadStops(*stop, stopping));
+  if (const auto stop = body.Find("stop")) QUIRE_RETURN_IF_ERROR(ReadStops(*stop, stopping, names));
   if (const auto ids = body.Find("stop_token_ids")) {
     QUIRE_RETURN_IF_ERROR(
         ReadIds(*ids, [&](std::int32_t id) { stopping->add_stop_token_ids(id); }));
@@ -150,114 +164,187 @@ absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping) 
 }
 
 // The text of a schema, whose keys are in the order of the body: it is the order in which answers
-// have them. `path` leads to it; a schema that is a string is that text.
-absl::StatusOr<std::string> SchemaText(absl::string_view body, const JsonValue& schema,
-                                       std::initializer_list<const char*> path) {
+// have them. `raw` is its place in the body; a schema that is a string is that text.
+absl::StatusOr<std::string> SchemaText(const JsonValue& schema, absl::string_view raw) {
   if (schema.is_string()) return schema.AsString();
-  const auto document = formats::OrderedJson::parse(body.begin(), body.end());
-  const formats::OrderedJson* at = &document;
-  for (const char* key : path) at = &at->at(key);
-  return formats::OrderedText(*at);
+  return formats::OrderedText(formats::OrderedJson::parse(raw.begin(), raw.end()));
 }
 
-absl::Status SetOnce(const JsonValue& value, v1::GenerateRequest* request) {
-  if (!request->has_constraint()) return absl::OkStatus();
-  return BadField(value, "must not be beside another constraint of the answer");
+// Refuses members that nothing here reads: one that is ignored would leave the answer less
+// constrained than the client asked for.
+absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
+                          std::initializer_list<absl::string_view> known) {
+  for (const auto& [key, value] : object.raw().items()) {
+    if (value.is_null() || std::ranges::find(known, key) != known.end()) continue;
+    const JsonValue member(value, object.PathOf(key));
+    return BadField(member, absl::StrCat("is not supported in ", where));
+  }
+  return absl::OkStatus();
+}
+
+// Before the constraint in `value` is set.
+absl::Status SetOnce(const JsonValue& value, const v1::GenerateRequest& request,
+                     FieldNames* names) {
+  if (request.has_constraint()) {
+    return BadField(value, "must not be beside another constraint of the answer");
+  }
+  names->SetConstraint(value.path());
+  return absl::OkStatus();
 }
 
 absl::Status ReadStructuralTags(const JsonValue& value, const std::string& text,
-                                v1::GenerateRequest* request) {
-  QUIRE_RETURN_IF_ERROR(SetOnce(value, request));
-  return ReadStructuralTagJson(text, value.path(),
-                               request->mutable_constraint()->mutable_structural_tags());
+                                v1::GenerateRequest* request, FieldNames* names) {
+  QUIRE_RETURN_IF_ERROR(SetOnce(value, *request, names));
+  QUIRE_RETURN_IF_ERROR(ReadStructuralTagJson(
+      text, value.path(), request->mutable_constraint()->mutable_structural_tags()));
+  constexpr absl::string_view kOurs = "constraint.structural_tags";
+  const bool is_short = value.is_object() && value.Find("structures").has_value();
+  const std::string base = is_short || value.is_string() ? value.path() : value.PathOf("format");
+  const std::string tags = absl::StrCat(base, is_short ? ".structures" : ".tags");
+  const auto set = [&](absl::string_view ours, absl::string_view theirs) {
+    names->Set(absl::StrCat(kOurs, ours), std::string(theirs));
+  };
+  set("", base);
+  set(".tags", tags);
+  set(".tags[].json_schema", absl::StrCat(tags, is_short ? "[].schema" : "[].content.json_schema"));
+  set(".tags[].regex", absl::StrCat(tags, "[].content.pattern"));
+  set(".tags[].ebnf_grammar", absl::StrCat(tags, "[].content.grammar"));
+  return absl::OkStatus();
+}
+
+// Reads {json, regex, choice, grammar, json_object}, each with the prefix before its name. `raw` is
+// the object in the body.
+absl::Status ReadKinds(const JsonFields& fields, const std::string& prefix, absl::string_view raw,
+                       v1::GenerateRequest* request, FieldNames* names) {
+  const std::string json = prefix + "json";
+  if (const auto schema = fields.Find(json)) {
+    QUIRE_RETURN_IF_ERROR(SetOnce(*schema, *request, names));
+    QUIRE_ASSIGN_OR_RETURN(std::string text, SchemaText(*schema, formats::RawMember(raw, json)));
+    request->mutable_constraint()->set_json_schema(std::move(text));
+  }
+  if (const auto regex = fields.Find(prefix + "regex")) {
+    QUIRE_RETURN_IF_ERROR(SetOnce(*regex, *request, names));
+    QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "regex", [&](std::string text) {
+      request->mutable_constraint()->set_regex(std::move(text));
+    }));
+  }
+  if (const auto grammar = fields.Find(prefix + "grammar")) {
+    QUIRE_RETURN_IF_ERROR(SetOnce(*grammar, *request, names));
+    QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "grammar", [&](std::string text) {
+      request->mutable_constraint()->set_ebnf_grammar(std::move(text));
+    }));
+  }
+  if (const auto choice = fields.Find(prefix + "choice")) {
+    QUIRE_RETURN_IF_ERROR(SetOnce(*choice, *request, names));
+    v1::ChoiceList* const choices = request->mutable_constraint()->mutable_choice();
+    QUIRE_RETURN_IF_ERROR(
+        ReadStrings(*choice, [&](std::string text) { choices->add_values(std::move(text)); }));
+  }
+  bool is_object = false;
+  QUIRE_RETURN_IF_ERROR(fields.Bool(prefix + "json_object", [&](bool v) { is_object = v; }));
+  if (!is_object) return absl::OkStatus();
+  QUIRE_RETURN_IF_ERROR(SetOnce(*fields.Find(prefix + "json_object"), *request, names));
+  request->mutable_constraint()->mutable_json_object();
+  return absl::OkStatus();
 }
 
 // What vLLM names `structured_outputs` {json, regex, choice, grammar, json_object, structural_tag},
 // and before that guided_json and so on.
 absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
-                        v1::GenerateRequest* request) {
-  const auto read = [&](const JsonFields& fields, const std::string& prefix,
-                        bool nested) -> absl::Status {
-    const std::string json = prefix + "json";
-    if (const auto schema = fields.Find(json)) {
-      QUIRE_RETURN_IF_ERROR(SetOnce(*schema, request));
-      QUIRE_ASSIGN_OR_RETURN(std::string text,
-                             nested ? SchemaText(bytes, *schema, {"structured_outputs", "json"})
-                                    : SchemaText(bytes, *schema, {"guided_json"}));
-      request->mutable_constraint()->set_json_schema(std::move(text));
-    }
-    if (const auto regex = fields.Find(prefix + "regex")) {
-      QUIRE_RETURN_IF_ERROR(SetOnce(*regex, request));
-      QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "regex", [&](std::string text) {
-        request->mutable_constraint()->set_regex(std::move(text));
-      }));
-    }
-    if (const auto grammar = fields.Find(prefix + "grammar")) {
-      QUIRE_RETURN_IF_ERROR(SetOnce(*grammar, request));
-      QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "grammar", [&](std::string text) {
-        request->mutable_constraint()->set_ebnf_grammar(std::move(text));
-      }));
-    }
-    if (const auto choice = fields.Find(prefix + "choice")) {
-      QUIRE_RETURN_IF_ERROR(SetOnce(*choice, request));
-      v1::ChoiceList* const choices = request->mutable_constraint()->mutable_choice();
-      QUIRE_RETURN_IF_ERROR(
-          ReadStrings(*choice, [&](std::string text) { choices->add_values(std::move(text)); }));
-    }
-    bool is_object = false;
-    QUIRE_RETURN_IF_ERROR(fields.Bool(prefix + "json_object", [&](bool v) { is_object = v; }));
-    if (!is_object) return absl::OkStatus();
-    QUIRE_RETURN_IF_ERROR(SetOnce(*fields.Find(prefix + "json_object"), request));
-    request->mutable_constraint()->mutable_json_object();
-    return absl::OkStatus();
-  };
-  QUIRE_RETURN_IF_ERROR(read(body, "guided_", false));
+                        v1::GenerateRequest* request, FieldNames* names) {
+  // What other servers name at this place. Ignored, they would leave the answer free.
+  for (const char* key : {"grammar", "json_schema", "regex", "ebnf", "guided_whitespace_pattern"}) {
+    const auto other = body.Find(key);
+    if (!other) continue;
+    return BadField(*other, "is not supported, use response_format or structured_outputs");
+  }
+  QUIRE_RETURN_IF_ERROR(ReadKinds(body, "guided_", bytes, request, names));
   const auto structured = body.Find("structured_outputs");
   if (!structured) return absl::OkStatus();
   if (!structured->is_object()) return BadField(*structured, "must be an object");
-  // vLLM's other members, which would change what the answer may be.
+  QUIRE_RETURN_IF_ERROR(
+      CheckMembers(*structured, "structured_outputs",
+                   {"json", "regex", "choice", "grammar", "json_object", "structural_tag",
+                    "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
+                    "disable_additional_properties"}));
+  const absl::string_view raw = formats::RawMember(bytes, "structured_outputs");
   if (const auto tags = JsonFields(*structured).Find("structural_tag")) {
     QUIRE_ASSIGN_OR_RETURN(const std::string text,
-                           SchemaText(bytes, *tags, {"structured_outputs", "structural_tag"}));
-    QUIRE_RETURN_IF_ERROR(ReadStructuralTags(*tags, text, request));
+                           SchemaText(*tags, formats::RawMember(raw, "structural_tag")));
+    QUIRE_RETURN_IF_ERROR(ReadStructuralTags(*tags, text, request, names));
   }
+  // They would change what the answer may be.
   for (const char* key : {"whitespace_pattern", "disable_additional_properties"}) {
     const auto other = JsonFields(*structured).Find(key);
     if (!other) continue;
     const auto is_on = other->AsBool();
     if (!is_on.ok() || *is_on) return BadField(*other, "is not supported");
   }
-  return read(JsonFields(*structured), "", true);
+  return ReadKinds(JsonFields(*structured), "", raw, request, names);
+}
+
+// The schema of a response format, or none.
+struct FormatSchema {
+  std::optional<JsonValue> value;
+  absl::string_view raw;  // of the body
+};
+
+// Reads `schema`, or `json_schema` with the schema as a member or as the whole. `raw`: of the
+// format.
+absl::StatusOr<FormatSchema> FindFormatSchema(const JsonFields& format, absl::string_view raw) {
+  const auto direct = format.Find("schema");
+  const auto wrapper = format.Find("json_schema");
+  if (direct && wrapper) return BadField(*direct, "must not be beside json_schema");
+  if (direct) return FormatSchema{direct, formats::RawMember(raw, "schema")};
+  if (!wrapper) return FormatSchema{};
+  if (!wrapper->is_object()) return BadField(*wrapper, "must be an object");
+  raw = formats::RawMember(raw, "json_schema");
+  if (const auto inner = wrapper->FindSet("schema")) {
+    QUIRE_RETURN_IF_ERROR(CheckMembers(*wrapper, "json_schema beside a schema",
+                                       {"name", "description", "schema", "strict"}));
+    return FormatSchema{inner, formats::RawMember(raw, "schema")};
+  }
+  // Some clients leave the wrapper out. What else it has is part of the schema then.
+  if (wrapper->Find("name") || wrapper->Find("strict")) {
+    return BadField(*wrapper, "must have a member schema");
+  }
+  return FormatSchema{wrapper, raw};
 }
 
 absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
-                                v1::GenerateRequest* request) {
+                                v1::GenerateRequest* request, FieldNames* names) {
   const auto format = body.Find("response_format");
   if (!format) return absl::OkStatus();
   if (!format->is_object()) return BadField(*format, "must be an object");
   const JsonFields fields(*format);
   std::string type;
   QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
-  if (type == "text") return absl::OkStatus();
-  if (type == "json_object") {
+  if (type == "text") return CheckMembers(*format, "a response format of type text", {"type"});
+  QUIRE_RETURN_IF_ERROR(SetOnce(*format, *request, names));
+  const absl::string_view raw = formats::RawMember(bytes, "response_format");
+  if (type == "structural_tag") {
+    return ReadStructuralTags(*format, std::string(raw), request, names);
+  }
+  if (type != "json_object" && type != "json_schema") {
+    return BadField(*format, absl::StrCat("has the type ", JsonQuoted(CutLabel(type)),
+                                          ", it must be text, json_object, json_schema or "
+                                          "structural_tag"));
+  }
+  QUIRE_RETURN_IF_ERROR(CheckMembers(*format, absl::StrCat("a response format of type ", type),
+                                     {"type", "schema", "json_schema"}));
+  QUIRE_ASSIGN_OR_RETURN(const FormatSchema schema, FindFormatSchema(fields, raw));
+  if (!schema.value && type == "json_schema") {
+    return BadField(*format, "has the type json_schema, it needs json_schema.schema");
+  }
+  // Any JSON object: also where the schema asks for nothing.
+  const bool is_free = !schema.value || schema.value->raw() == nlohmann::json::object() ||
+                       schema.value->raw() == nlohmann::json(true);
+  if (type == "json_object" && is_free) {
     request->mutable_constraint()->mutable_json_object();
     return absl::OkStatus();
   }
-  if (type == "structural_tag") {
-    QUIRE_ASSIGN_OR_RETURN(const std::string text, SchemaText(bytes, *format, {"response_format"}));
-    return ReadStructuralTags(*format, text, request);
-  }
-  const auto schema = fields.Find("json_schema");
-  if (type != "json_schema" || !schema || !schema->is_object()) {
-    return BadField(
-        *format,
-        "must have the type text, json_object, structural_tag or json_schema with its schema");
-  }
-  const auto inner = schema->Find("schema");
-  QUIRE_ASSIGN_OR_RETURN(
-      std::string text,
-      inner ? SchemaText(bytes, *inner, {"response_format", "json_schema", "schema"})
-            : SchemaText(bytes, *schema, {"response_format", "json_schema"}));
+  names->SetConstraint(schema.value->path());
+  QUIRE_ASSIGN_OR_RETURN(std::string text, SchemaText(*schema.value, schema.raw));
   request->mutable_constraint()->set_json_schema(std::move(text));
   return absl::OkStatus();
 }
@@ -267,16 +354,15 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   const auto options = body.Find("stream_options");
   if (!options) return absl::OkStatus();
   if (!options->is_object()) return BadField(*options, "must be an object");
-  return JsonFields(*options).Bool("include_usage", [&](bool v) { result->include_usage = v; });
-}
-
-// A label is for the log only, so a longer name is cut rather than refused; no half characters.
-std::string CutLabel(std::string text) {
-  if (text.size() <= kMaxLabelBytes) return text;
-  std::size_t end = kMaxLabelBytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  text.resize(end);
-  return text;
+  const JsonFields fields(*options);
+  // As in vLLM: the counts of every chunk come with those of the last one, unless the client
+  // declines them.
+  QUIRE_RETURN_IF_ERROR(fields.Bool("continuous_usage_stats", [&](bool v) {
+    result->continuous_usage = result->include_usage = v;
+  }));
+  QUIRE_RETURN_IF_ERROR(fields.Bool("include_usage", [&](bool v) { result->include_usage = v; }));
+  result->continuous_usage = result->continuous_usage && result->include_usage;
+  return absl::OkStatus();
 }
 
 // One of two words: true where it is the second one.
@@ -338,9 +424,10 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
       body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
   QUIRE_RETURN_IF_ERROR(ReadSampling(body, request->mutable_sampling()));
   QUIRE_RETURN_IF_ERROR(ReadLogitBias(body, limits, request->mutable_sampling()));
-  QUIRE_RETURN_IF_ERROR(ReadStopping(body, request->mutable_stopping()));
-  QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, bytes, request));
-  QUIRE_RETURN_IF_ERROR(ReadGuided(body, bytes, request));
+  FieldNames* const names = &result->names;
+  QUIRE_RETURN_IF_ERROR(ReadStopping(body, request->mutable_stopping(), names));
+  QUIRE_RETURN_IF_ERROR(ReadResponseFormat(body, bytes, request, names));
+  QUIRE_RETURN_IF_ERROR(ReadGuided(body, bytes, request, names));
   QUIRE_RETURN_IF_ERROR(ReadConstraintOptions(body, request));
   QUIRE_RETURN_IF_ERROR(ReadUnenforced(body, request));
   QUIRE_RETURN_IF_ERROR(ReadStream(body, result));
@@ -355,6 +442,7 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
     (*request->mutable_labels())["user"] = CutLabel(std::move(user));
   }));
   request->mutable_output()->set_stream(result->stream);
+  request->mutable_output()->set_usage_every_chunk(result->stream && result->continuous_usage);
   request->mutable_output()->set_text(true);
   // Only what the translator will accept is worth counting with.
   if (request->sampling().has_choice_count()) {
@@ -480,7 +568,12 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   if (top && !result.logprobs) return BadField(*top, "needs logprobs to be true");
   QUIRE_RETURN_IF_ERROR(
       body.Int32("top_logprobs", [&](std::int32_t v) { output->set_logprobs(v); }));
-  QUIRE_RETURN_IF_ERROR(ReadChatPrompt(body, bytes, request.mutable_chat()));
+  // Of a chat only top_logprobs is a number.
+  result.names.Set("output.logprobs", "top_logprobs");
+  result.names.Set("prompt", "messages");
+  // Without another constraint it is the one that keeps calls to their tools.
+  if (!request.has_constraint()) result.names.SetConstraint("tools");
+  QUIRE_RETURN_IF_ERROR(ReadChatPrompt(body, bytes, request.mutable_chat(), &result.names));
   output->set_parse(true);
   result.prompts.push_back(std::move(request));
   return result;

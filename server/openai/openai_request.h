@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "formats/json_value.h"
 #include "quire/v1/generation.pb.h"
+#include "server/openai/field_names.h"
 
 namespace quire::server {
 
@@ -27,12 +28,14 @@ struct OpenAiRequest {
   std::vector<v1::GenerateRequest> prompts;  // without request id
   std::int32_t choices = 1;                  // of each prompt
   bool stream = false;
-  bool include_usage = false;  // a last chunk with the counts
-  bool echo = false;           // completions: the prompt before the text
+  bool include_usage = false;     // a last chunk with the counts
+  bool continuous_usage = false;  // the counts so far in every chunk
+  bool echo = false;              // completions: the prompt before the text
   bool logprobs = false;
   // Completions with max_tokens 0: only the prompt is asked for; one token is generated and not
   // shown.
   bool hides_output = false;
+  FieldNames names;  // by which errors name what this body has
 };
 
 // limits.* of the configuration, as far as they bound the reading itself.

@@ -223,9 +223,11 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
     return exchange->Answer(With(std::move(headers), Refuse(request, caller.status())));
   }
   std::string id(request.Header("x-request-id"));
-  if (id.empty()) id = NewRequestId();
   if (const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(request.path)) {
-    if (CheckRequestId(id, "x-request-id").ok()) headers.emplace_back("x-request-id", id);
+    // The items of a call get a number behind the id; of 2048 pairs of two items each this is the
+    // longest.
+    id = UsableRequestId(id, "-4095");
+    headers.emplace_back("x-request-id", id);
     EvaluationCall::Head head;
     head.endpoint = endpoint;
     head.traceparent = std::string(request.Header("traceparent"));

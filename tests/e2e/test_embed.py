@@ -177,7 +177,7 @@ def test_bad_input_over_http_is_named(qwen):
         code, error = http_error(qwen, "/v1/embeddings", body)
         assert code == 400 and error["param"] == param, (body, error)
     code, error = http_error(qwen, "/v1/embeddings", {"input": [1 << 20]})
-    assert code == 400 and error["code"] == "BAD_TOKEN_ID"
+    assert code == 400 and error["code"] == "BAD_TOKEN_ID" and error["param"] == "input"
     code, error = http_error(qwen, "/v1/embeddings", {"input": "word " * 3000})
     assert code == 400 and error["code"] == "PROMPT_TOO_LONG" and "context is 1024" in error["message"]
     code, error = http_error(qwen, "/v1/embeddings", {"input": "a", "model": "other"})
@@ -319,8 +319,19 @@ def check_ranking(served, expected, ranking):
     assert code == 400 and error["param"] == "top_n"
     code, error = http_error(served, "/v1/rerank", {"query": "a"})
     assert code == 400 and error["param"] == "documents"
-    code, error = http_error(served, "/v1/rerank", {"query": "a", "documents": ["b", "word " * 100000]})
-    assert code == 400 and error["code"] == "PROMPT_TOO_LONG"
+    for path, body, reason, param in [
+        ("/v1/rerank", {"query": "a", "documents": ["b", "word " * 100000]}, "PROMPT_TOO_LONG", "documents[1]"),
+        ("/v1/rerank", {"query": "a", "documents": ["", "b"]}, "PROMPT_MISSING", "documents[0]"),
+        ("/v1/rerank", {"query": "", "documents": ["b"]}, "PROMPT_MISSING", "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", 3]}, "BAD_PARAMETER", "documents[1]"),
+        ("/v1/rerank", {"query": "a", "documents": [{"text": 3}]}, "BAD_PARAMETER", "documents[0].text"),
+        ("/v1/score", {"text_1": ["a", ""], "text_2": ["b", "c"]}, "PROMPT_MISSING", "text_1[1]"),
+        ("/v1/score", {"queries": ["a", "b"], "documents": "c"}, "BAD_PARAMETER", "queries"),
+        ("/v1/score", {"text_1": "a", "text_2": "word " * 100000}, "PROMPT_TOO_LONG", "text_2"),
+    ]:
+        code, error = http_error(served, path, body)
+        assert code == 400 and error["code"] == reason and error["param"] == param, error
+        assert param in error["message"], error
 
 
 def test_a_client_that_goes_away_ends_its_inputs(api, qwen):

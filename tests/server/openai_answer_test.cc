@@ -342,6 +342,38 @@ TEST(OpenAiAnswerTest, ChatStreamBeginsWithTheRoleAndEndsWithTheCounts) {
   EXPECT_EQ(events[6], "[DONE]");
 }
 
+// vLLM: each chunk has the counts of its own choice so far, the last one those of all.
+TEST(OpenAiAnswerTest, EveryChunkHasTheCountsWhereAsked) {
+  OpenAiAnswer answer = Answer(Parse(R"({"messages": [], "n": 2, "stream": true,
+      "stream_options": {"include_usage": true, "continuous_usage_stats": true}})"));
+  std::string bytes;
+  answer.Take(0, Message("started { prompt_tokens: 3 cached_tokens: 1 }"), &bytes);
+  answer.Take(0, Message(R"(delta { index: 1 text: "x" usage { completion_tokens: 5
+                                    reasoning_tokens: 2 } })"),
+              &bytes);
+  answer.Take(0, Message(R"(delta { index: 0 usage { completion_tokens: 1 } })"), &bytes);
+  answer.Take(0, Message(R"(delta { index: 0 text: "y" usage { completion_tokens: 2 } })"), &bytes);
+  answer.Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS index: 1
+                                        usage { completion_tokens: 6 reasoning_tokens: 2 } })"),
+              &bytes);
+  answer.Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS index: 0
+                                        usage { completion_tokens: 2 } })"),
+              &bytes);
+  answer.AppendEnd(&bytes);
+  std::vector<std::pair<int, int>> counts;
+  for (const std::string& event : Events(bytes)) {
+    if (event == "[DONE]") continue;
+    const json usage = json::parse(event)["usage"];
+    EXPECT_EQ(usage["prompt_tokens"], 3) << event;
+    EXPECT_EQ(usage["prompt_tokens_details"]["cached_tokens"], 1) << event;
+    EXPECT_EQ(usage["total_tokens"].get<int>(), 3 + usage["completion_tokens"].get<int>());
+    counts.emplace_back(usage["completion_tokens"],
+                        usage["completion_tokens_details"]["reasoning_tokens"]);
+  }
+  EXPECT_EQ(counts, (std::vector<std::pair<int, int>>{
+                        {0, 0}, {0, 0}, {5, 2}, {2, 0}, {6, 2}, {2, 0}, {8, 2}}));
+}
+
 TEST(OpenAiAnswerTest, WhatIsKeptIsCounted) {
   OpenAiAnswer whole = Answer(Parse(R"({"prompt": "x", "n": 2})"));
   auto message = Message("completed { finish_reason: FINISH_REASON_EOS }");

@@ -146,8 +146,9 @@ TEST(OpenAiRequestTest, EveryChatField) {
       messages { role: "assistant" reasoning_content: "why"
                  tool_calls { id: "c1" name: "f" arguments_json: "{}" } }
       messages { role: "tool" content: "4" tool_call_id: "c1" }
-      tools { name: "f" description: "d" parameters_json_schema: "{\"type\":\"object\"}"
-              strict: true }
+      tools { tool_json: "{\"type\": \"function\", \"function\": {\"name\": \"f\", "
+                         "\"description\": \"d\",\n               \"parameters\": "
+                         "{\"type\": \"object\"}, \"strict\": true}}" }
       template_vars { fields { key: "enable_thinking" value { bool_value: false } } }
       add_generation_prompt: false continue_final_message: true })");
   EXPECT_TRUE(parsed->is_chat && parsed->logprobs);
@@ -180,7 +181,7 @@ TEST(OpenAiRequestTest, ChatRefusals) {
       FieldOf(message(
           R"({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]})")),
       "messages[0].content[0]");
-  EXPECT_EQ(FieldOf(message(R"({"role": "a", "tool_calls": [{"function": {}}]})")),
+  EXPECT_EQ(FieldOf(message(R"({"role": "assistant", "tool_calls": [{"function": {}}]})")),
             "messages[0].tool_calls[0].function.name");
   EXPECT_EQ(FieldOf(with(R"("tool_choice": "some")")), "tool_choice");
   EXPECT_EQ(FieldOf(with(R"("tool_choice": {"type": "function"})")), "tool_choice");
@@ -224,6 +225,21 @@ TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
           .json_schema(),
       R"({"type":"null"})");
   EXPECT_EQ(FieldOf(parse(R"({"type": "grammar"})")), "response_format");
+  for (const char* const format :
+       {R"({"type": "json_object", "schema": {"type": "array"}})",
+        R"({"type": "json_object", "json_schema": {"schema": {"type": "array"}}})",
+        R"({"type": "json_object", "json_schema": {"type": "array"}})",
+        R"({"type": "json_schema", "schema": {"type": "array"}})",
+        R"({"type": "json_schema", "json_schema": {"schema": "{\"type\":\"array\"}"}})"}) {
+    const auto parsed = parse(format);
+    ASSERT_TRUE(parsed.ok()) << format << parsed.status();
+    EXPECT_EQ(parsed->prompts[0].constraint().json_schema(), R"({"type":"array"})") << format;
+  }
+  for (const char* const format :
+       {R"({"type": "json_object", "schema": {}})", R"({"type": "json_object", "schema": null})",
+        R"({"type": "json_object", "json_schema": {"schema": true}})"}) {
+    EXPECT_TRUE(parse(format)->prompts[0].constraint().has_json_object()) << format;
+  }
   // Keys keep the order of the body: answers have it.
   EXPECT_EQ(parse(R"({"type": "json_schema", "json_schema": {"schema":
                 {"properties": {"b": {}, "a": {}}}}})")
@@ -231,6 +247,134 @@ TEST(OpenAiRequestTest, ResponseFormatsBecomeConstraints) {
                 .constraint()
                 .json_schema(),
             R"({"properties":{"b":{},"a":{}}})");
+}
+
+// A member that is ignored would leave the answer less constrained than it was asked for.
+TEST(OpenAiRequestTest, ResponseFormatsWithOtherMembersAreRefused) {
+  const auto field = [](const std::string& format) {
+    return FieldOf(ParseChatRequest(R"({"messages": [], "response_format": )" + format + "}"));
+  };
+  EXPECT_EQ(field(R"({"type": "text", "schema": {"type": "integer"}})"), "response_format.schema");
+  EXPECT_EQ(field(R"({"type": "text", "json_schema": {"schema": {}}})"),
+            "response_format.json_schema");
+  EXPECT_EQ(field(R"({"type": "json_object", "regex": "a+"})"), "response_format.regex");
+  EXPECT_EQ(field(R"({"type": "json_object", "schema": {}, "json_schema": {"schema": {}}})"),
+            "response_format.schema");
+  EXPECT_EQ(field(R"({"type": "json_schema"})"), "response_format");
+  EXPECT_EQ(field(R"({"type": "json_schema", "json_schema": {"name": "n"}})"),
+            "response_format.json_schema");
+  EXPECT_EQ(field(R"({"type": "json_schema", "json_schema": []})"), "response_format.json_schema");
+  EXPECT_EQ(field(R"({"type": "json_schema", "json_schema": {"schema": {}, "pattern": "a"}})"),
+            "response_format.json_schema.pattern");
+  EXPECT_EQ(field(R"({"schema": {"type": "integer"}})"), "response_format");
+  EXPECT_EQ(FieldOf(ParseCompletionRequest(
+                R"({"prompt": "a", "structured_outputs": {"regex": "a", "pattern": "b"}})")),
+            "structured_outputs.pattern");
+  for (const char* const key : {"grammar", "json_schema", "regex", "ebnf"}) {
+    EXPECT_EQ(
+        FieldOf(ParseCompletionRequest(absl::StrCat(R"({"prompt": "a", ")", key, R"(": "x"})"))),
+        key);
+  }
+}
+
+// Members and values are those of OpenAI's API reference, chat completions, tool_choice.
+TEST(OpenAiRequestTest, AllowedToolsAreTheOnlyOnes) {
+  const auto parse = [](const std::string& allowed) {
+    return ParseChatRequest(R"({"messages": [], "tools": [{"function": {"name": "a"}},
+        {"function": {"name": "b", "parameters": {"maximum": 1}}}, {"function": {"name": "c"}}],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": )" +
+                            allowed + "}}");
+  };
+  const auto required = parse(R"({"mode": "required", "tools": [
+      {"type": "function", "function": {"name": "c"}},
+      {"type": "function", "function": {"name": "b"}}]})");
+  ASSERT_TRUE(required.ok()) << required.status();
+  const v1::ChatPrompt& chat = required->prompts[0].chat();
+  EXPECT_EQ(chat.tool_choice(), v1::TOOL_CHOICE_REQUIRED);
+  ASSERT_EQ(chat.tools_size(), 2);
+  EXPECT_EQ(chat.tools(0).tool_json(),
+            R"({"function": {"name": "b", "parameters": {"maximum": 1}}})");
+  EXPECT_EQ(chat.tools(1).tool_json(), R"({"function": {"name": "c"}})");
+  // An error of a tool names its place in the body.
+  EXPECT_EQ(required->names.Of("chat.tools[0].parameters_json_schema"),
+            "tools[1].function.parameters");
+  EXPECT_EQ(required->names.Of("chat.tools[1].strict"), "tools[2].function.strict");
+  const auto automatic =
+      parse(R"({"mode": "auto", "tools": [{"type": "function", "function": {"name": "a"}}]})");
+  ASSERT_TRUE(automatic.ok()) << automatic.status();
+  EXPECT_EQ(automatic->prompts[0].chat().tool_choice(), v1::TOOL_CHOICE_AUTO);
+  EXPECT_EQ(automatic->prompts[0].chat().tools_size(), 1);
+
+  const std::string path = "tool_choice.allowed_tools";
+  EXPECT_EQ(FieldOf(parse("null")), path);
+  EXPECT_EQ(FieldOf(parse("[]")), path);
+  EXPECT_EQ(FieldOf(parse(R"({"tools": []})")), path + ".mode");
+  EXPECT_EQ(FieldOf(parse(R"({"mode": "none", "tools": []})")), path + ".mode");
+  EXPECT_EQ(FieldOf(parse(R"({"mode": "auto"})")), path + ".tools");
+  EXPECT_EQ(FieldOf(parse(R"({"mode": "auto", "tools": []})")), path + ".tools");
+  EXPECT_EQ(FieldOf(parse(R"({"mode": "auto", "tools": [{"type": "custom"}]})")),
+            path + ".tools[0]");
+  EXPECT_EQ(FieldOf(parse(R"({"mode": "auto", "tools": [{"function": {"name": "a"}},
+                             {"function": {"name": "d"}}]})")),
+            path + ".tools[1].function.name");
+}
+
+TEST(OpenAiRequestTest, ReasoningOfEarlierTurnsHasThreeNames) {
+  const auto parse = [](const std::string& members) {
+    return ParseChatRequest(R"({"messages": [{"role": "assistant", "content": "x")" + members +
+                            "}]}");
+  };
+  for (const char* const members :
+       {R"(, "reasoning_content": "why")", R"(, "reasoning": "why")", R"(, "thinking": "why")",
+        R"(, "reasoning_content": null, "reasoning": "why")",
+        R"(, "reasoning_content": "", "thinking": "why")",
+        R"(, "reasoning": "why", "reasoning_content": "why")"}) {
+    const auto parsed = parse(members);
+    ASSERT_TRUE(parsed.ok()) << members << parsed.status();
+    EXPECT_EQ(parsed->prompts[0].chat().messages(0).reasoning_content(), "why") << members;
+  }
+  EXPECT_EQ(FieldOf(parse(R"(, "reasoning": {"effort": "low"})")), "messages[0].reasoning");
+  EXPECT_EQ(FieldOf(parse(R"(, "thinking": 1)")), "messages[0].thinking");
+  EXPECT_EQ(FieldOf(parse(R"(, "reasoning_content": "a", "thinking": "b")")),
+            "messages[0].thinking");
+}
+
+// OpenAI's API reference: content is required, but for an assistant's turn with calls.
+TEST(OpenAiRequestTest, MessagesOfOthersThanTheAssistantHaveContent) {
+  const auto parse = [](const std::string& message) {
+    return ParseChatRequest(R"({"messages": [)" + message + "]}");
+  };
+  for (const char* const role : {"user", "system", "developer", "tool"}) {
+    EXPECT_EQ(FieldOf(parse(absl::StrCat(R"({"role": ")", role, "\"}"))), "messages[0].content");
+    EXPECT_EQ(FieldOf(parse(absl::StrCat(R"({"role": ")", role, R"(", "content": null})"))),
+              "messages[0].content");
+    EXPECT_TRUE(parse(absl::StrCat(R"({"role": ")", role, R"(", "content": ""})")).ok()) << role;
+  }
+  EXPECT_TRUE(parse(R"({"role": "assistant", "tool_calls": []})").ok());
+}
+
+// vLLM's stream_options: include_usage is true where it is not given.
+TEST(OpenAiRequestTest, CountsOfEveryChunk) {
+  const auto parse = [](const std::string& options, const char* stream = "true") {
+    return ParseCompletionRequest(absl::StrCat(R"({"prompt": "a", "stream": )", stream,
+                                               R"(, "stream_options": )", options, "}"));
+  };
+  const auto both = parse(R"({"continuous_usage_stats": true, "include_usage": true})");
+  EXPECT_TRUE(both->continuous_usage && both->include_usage);
+  EXPECT_TRUE(both->prompts[0].output().usage_every_chunk());
+  const auto alone = parse(R"({"continuous_usage_stats": true})");
+  EXPECT_TRUE(alone->continuous_usage && alone->include_usage);
+  const auto declined = parse(R"({"continuous_usage_stats": true, "include_usage": false})");
+  EXPECT_FALSE(declined->continuous_usage || declined->include_usage);
+  const auto last = parse(R"({"continuous_usage_stats": false, "include_usage": true})");
+  EXPECT_TRUE(last->include_usage && !last->continuous_usage);
+  EXPECT_FALSE(last->prompts[0].output().usage_every_chunk());
+  EXPECT_FALSE(parse(R"({"continuous_usage_stats": true})", "false")
+                   ->prompts[0]
+                   .output()
+                   .usage_every_chunk());
+  EXPECT_EQ(FieldOf(parse(R"({"continuous_usage_stats": 1})")),
+            "stream_options.continuous_usage_stats");
 }
 
 TEST(OpenAiRequestTest, StructuralTagsInBothSpellings) {
@@ -544,17 +688,6 @@ TEST(OpenAiRequestTest, MutatedBodiesAreParsedOrRefused) {
     }
   }
   EXPECT_GT(parsed_count, 0);
-}
-
-TEST(OpenAiErrorTest, FieldsHaveTheNamesOfThisApi) {
-  EXPECT_EQ(OpenAiParam("sampling.dry_breakers[1]"), "dry_sequence_breakers[1]");
-  EXPECT_EQ(OpenAiParam("sampling.choice_count"), "n");
-  EXPECT_EQ(OpenAiParam("chat.tools[3].parameters_json_schema"), "tools[3].function.parameters");
-  EXPECT_EQ(OpenAiParam("chat.tools[3].strict"), "tools[3].function.strict");
-  EXPECT_EQ(OpenAiParam("sampling.top_p"), "top_p");
-  EXPECT_EQ(OpenAiParam("stopping.max_tokens"), "max_tokens");
-  EXPECT_EQ(OpenAiParam("output.prompt_logprobs"), "logprobs");
-  EXPECT_EQ(OpenAiParam("messages[0].role"), "messages[0].role");
 }
 
 TEST(OpenAiRequestTest, ChoicesOfAllPromptsAreBounded) {

@@ -171,14 +171,15 @@ TEST_F(OpenAiServiceTest, ErrorsAreObjectsInTheWordsOfThisApi) {
   };
   const json prompt = "Once";
   for (const Bad& bad :
-       {Bad{{{"model", "other"}, {"prompt", prompt}}, 404, "MODEL_NOT_FOUND", ""},
+       {Bad{{{"model", "other"}, {"prompt", prompt}}, 404, "MODEL_NOT_FOUND", "model"},
         Bad{{{"prompt", prompt}, {"n", 1000000000}}, 400, "BAD_SAMPLING_PARAM", "n"},
         Bad{{{"prompt", prompt}, {"top_p", 2}}, 400, "BAD_SAMPLING_PARAM", "top_p"},
         Bad{{{"prompt", prompt}, {"max_tokens", 0}}, 400, "BAD_PARAMETER", "max_tokens"},
         Bad{{{"prompt", prompt}, {"temperature", "hot"}}, 400, "BAD_PARAMETER", "temperature"},
         Bad{{{"prompt", ""}}, 400, "PROMPT_MISSING", "prompt"},
-        Bad{{{"prompt", {1, 99999999}}}, 400, "BAD_TOKEN_ID", ""},
-        Bad{{{"prompt", {"fine", ""}}}, 400, "PROMPT_MISSING", "prompt"},
+        Bad{{{"prompt", {1, 99999999}}}, 400, "BAD_TOKEN_ID", "prompt"},
+        Bad{{{"prompt", {"fine", ""}}}, 400, "PROMPT_MISSING", "prompt[1]"},
+        Bad{{{"prompt", {{1}, {2}, {1, 99999999}}}}, 400, "BAD_TOKEN_ID", "prompt[2]"},
         Bad{{{"prompt", prompt}, {"structured_outputs", {{"structural_tag", "{}"}}}},
             400,
             "BAD_PARAMETER",
@@ -293,11 +294,19 @@ TEST_F(OpenAiServiceTest, RequestIdsComeBackAndAreUnique) {
   const HttpReply reply = Post("/v1/completions", body, "X-Request-Id: mine\r\n");
   EXPECT_THAT(reply.head, HasSubstr("x-request-id: mine\r\n"));
   EXPECT_EQ(Parsed(reply)["id"], "cmpl-mine");
-  EXPECT_EQ(Post("/v1/completions", body, "X-Request-Id: not good\r\n").status, 400);
-  // The second prompt's id is longer.
-  const std::string longest = "X-Request-Id: " + std::string(128, 'i') + "\r\n";
-  EXPECT_EQ(Post("/v1/completions", body, longest).status, 400);
-  EXPECT_EQ(Post("/v1/completions", {{"prompt", "Once"}, {"max_tokens", 1}}, longest).status, 200);
+  // An id that cannot be used is replaced.
+  const std::string longest(128, 'i');
+  for (const std::string& odd : {std::string("not good"), std::string("a/b"), longest}) {
+    // With the second prompt's number behind it the longest id is too long.
+    const HttpReply other = Post("/v1/completions", body, "X-Request-Id: " + odd + "\r\n");
+    EXPECT_EQ(other.status, 200) << odd;
+    EXPECT_THAT(other.head, Not(HasSubstr("x-request-id: " + odd))) << odd;
+    EXPECT_EQ(Parsed(other)["id"].get<std::string>().size(), 5u + 36u) << odd;
+  }
+  const HttpReply one = Post("/v1/completions", {{"prompt", "Once"}, {"max_tokens", 1}},
+                             "X-Request-Id: " + longest + "\r\n");
+  EXPECT_EQ(one.status, 200);
+  EXPECT_THAT(one.head, HasSubstr("x-request-id: " + longest));
   EXPECT_TRUE(BecomesIdle());
 }
 

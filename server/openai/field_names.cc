@@ -1,0 +1,195 @@
+#include "server/openai/field_names.h"
+
+#include <cstddef>
+#include <optional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace quire::server {
+namespace {
+
+struct NamePair {
+  absl::string_view ours;
+  absl::string_view theirs;
+};
+
+constexpr NamePair kNames[] = {
+    {"sampling", ""},
+    {"sampling.choice_count", "n"},
+    {"sampling.dry_window_tokens", "dry_penalty_last_n"},
+    {"sampling.dry_breakers", "dry_sequence_breakers"},
+    {"sampling.banned_text", "bad_words"},
+    {"stopping", ""},
+    {"stopping.include_stop_text", "include_stop_str_in_output"},
+    {"output", ""},
+    {"output.prompt_logprobs", "logprobs"},
+    {"cache", ""},
+    {"cache.salt", "cache_salt"},
+    {"labels", "user"},
+    {"constraint", "response_format"},
+    {"constraint.start", "constraint_start"},
+    {"constraint.whitespace", "constraint_whitespace"},
+    {"constraint.unenforced", "constraint_unenforced"},
+    {"chat", "messages"},
+    {"chat.messages", "messages"},
+    {"chat.messages[].tool_calls[].name", "messages[].tool_calls[].function.name"},
+    {"chat.messages[].tool_calls[].arguments_json", "messages[].tool_calls[].function.arguments"},
+    {"chat.tools", "tools"},
+    {"chat.tools[].tool_json", "tools[]"},
+    {"chat.tools[].name", "tools[].function.name"},
+    {"chat.tools[].description", "tools[].function.description"},
+    {"chat.tools[].parameters", "tools[].function.parameters"},
+    {"chat.tools[].parameters_json_schema", "tools[].function.parameters"},
+    {"chat.tools[].strict", "tools[].function.strict"},
+    {"chat.tool_choice", "tool_choice"},
+    {"chat.tool_name", "tool_choice.function.name"},
+    {"chat.parallel_tool_calls", "parallel_tool_calls"},
+    {"chat.add_generation_prompt", "add_generation_prompt"},
+    {"chat.continue_final_message", "continue_final_message"},
+    {"chat.template_vars", "chat_template_kwargs"},
+    {"chat.template_name", "messages"},
+    {"inputs", "input"},
+    {"text", "prompt"},
+    {"token_ids", "prompt"},
+};
+
+// Kinds of constraints, as the schema of the gRPC API spells them.
+constexpr absl::string_view kConstraintKinds[] = {"json_schema", "regex",  "ebnf_grammar",
+                                                  "json_object", "choice", "structural_tags"};
+
+// A longer path begins with these, and yet may be none of the fields below them: a key of the
+// configuration has the same first name.
+bool MatchesWholeOnly(absl::string_view pattern) {
+  return pattern == "chat" || pattern == "constraint";
+}
+
+bool IsNameCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_';
+}
+
+struct Match {
+  std::vector<absl::string_view> indexes;  // with their brackets
+  absl::string_view rest;                  // of the field, behind the pattern
+};
+
+// Matches the beginning of `field`, up to the end of a name or an index.
+std::optional<Match> MatchBeginning(absl::string_view field, absl::string_view pattern) {
+  Match match;
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    if (field.empty() || field[0] != pattern[i]) return std::nullopt;
+    if (pattern[i] != '[') {
+      field.remove_prefix(1);
+      continue;
+    }
+    const std::size_t end = field.find(']');
+    if (end == field.npos) return std::nullopt;
+    match.indexes.push_back(field.substr(0, end + 1));
+    field.remove_prefix(end + 1);
+    ++i;  // the pattern's own bracket
+  }
+  if (!field.empty() && field[0] != '.' && field[0] != '[') return std::nullopt;
+  match.rest = field;
+  return match;
+}
+
+// `theirs` with the indexes filled in, then the rest.
+std::string Written(absl::string_view theirs, const Match& match) {
+  std::string written;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < theirs.size(); ++i) {
+    if (theirs.substr(i, 2) != "[]") {
+      written += theirs[i];
+      continue;
+    }
+    if (next < match.indexes.size()) absl::StrAppend(&written, match.indexes[next++]);
+    ++i;
+  }
+  absl::string_view rest = match.rest;
+  if (written.empty()) absl::ConsumePrefix(&rest, ".");
+  return absl::StrCat(written, rest);
+}
+
+// The length of the path at the beginning of `text`: names with dots between them, and indexes.
+std::size_t PathLength(absl::string_view text) {
+  std::size_t at = 0;
+  while (at < text.size()) {
+    if (IsNameCharacter(text[at])) {
+      ++at;
+    } else if (text[at] == '.' && at + 1 < text.size() && IsNameCharacter(text[at + 1])) {
+      ++at;
+    } else if (text[at] == '[' && text.find(']', at) != text.npos) {
+      at = text.find(']', at) + 1;
+    } else {
+      break;
+    }
+  }
+  return at;
+}
+
+}  // namespace
+
+void FieldNames::Set(std::string ours, std::string theirs) {
+  names_.emplace_back(std::move(ours), std::move(theirs));
+}
+
+void FieldNames::SetConstraint(const std::string& theirs) {
+  Set("constraint", theirs);
+  for (const absl::string_view kind : kConstraintKinds) {
+    Set(absl::StrCat("constraint.", kind), theirs);
+  }
+}
+
+std::string FieldNames::Of(absl::string_view original) const {
+  std::string field(original);
+  constexpr absl::string_view kTools = "chat.tools[";
+  std::size_t index = 0;
+  if (absl::StartsWith(field, kTools) &&
+      absl::SimpleAtoi(field.substr(kTools.size(), field.find(']') - kTools.size()), &index) &&
+      index < tools_.size()) {
+    field = absl::StrCat(kTools, tools_[index], field.substr(field.find(']')));
+  }
+  std::string best = field;
+  std::size_t longest = 0;
+  const auto consider = [&](absl::string_view ours, absl::string_view theirs) {
+    if (ours.size() <= longest) return;
+    const std::optional<Match> match = MatchBeginning(field, ours);
+    if (!match || (MatchesWholeOnly(ours) && !match->rest.empty())) return;
+    if (theirs.empty() && match->rest.empty()) return;
+    longest = ours.size();
+    best = Written(theirs, *match);
+  };
+  // From the last one set, which thereby wins over an equally long one.
+  for (auto name = names_.rbegin(); name != names_.rend(); ++name) {
+    consider(name->first, name->second);
+  }
+  for (const auto& [ours, theirs] : kNames) consider(ours, theirs);
+  return best;
+}
+
+std::string FieldNames::InText(absl::string_view message) const {
+  std::string text;
+  bool is_quoted = false;
+  for (std::size_t at = 0; at < message.size();) {
+    const std::size_t length = is_quoted ? 0 : PathLength(message.substr(at));
+    if (length == 0) {
+      if (is_quoted && message[at] == '\\' && at + 1 < message.size()) text += message[at++];
+      if (message[at] == '"') is_quoted = !is_quoted;
+      text += message[at++];
+      continue;
+    }
+    const absl::string_view path = message.substr(at, length);
+    // Behind other characters it is a part of something else, such as a JSON pointer. A name alone
+    // is most often a word of the sentence.
+    const bool is_field = (at == 0 || message[at - 1] == ' ' || message[at - 1] == '(') &&
+                          path.find_first_of(".[") != path.npos;
+    absl::StrAppend(&text, is_field ? Of(path) : std::string(path));
+    at += length;
+  }
+  return text;
+}
+
+}  // namespace quire::server
