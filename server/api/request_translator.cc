@@ -119,11 +119,10 @@ absl::StatusOr<text::DeclaredTools> DeclareTools(const text::ChatInput& chat,
                                                     " bytes of parameters, at most ",
                                                     limits.max_bytes, " (limits.max_json_bytes)"));
   if (declared.ok()) return declared;
-  const std::string message = absl::StrCat("chat.", declared.status().message());
-  // The message begins with the field.
-  const std::string field = message.substr(0, message.find_first_of(" :"));
-  return WithReason(absl::InvalidArgumentError(message), Reason::kBadChatTemplateInput,
-                    {{"template_name", chat.template_name}, {"line", "0"}, {"field", field}});
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat("chat.", declared.status().message())),
+      Reason::kBadChatTemplateInput,
+      {{"template_name", chat.template_name}, {"line", "0"}, {"field", "chat.tools"}});
 }
 
 // Behind ReadPrompt and ReadOutput.

@@ -176,9 +176,10 @@ std::string FieldNames::InText(absl::string_view message) const {
   for (std::size_t at = 0; at < message.size();) {
     const std::size_t length = is_quoted ? 0 : PathLength(message.substr(at));
     if (length == 0) {
-      if (is_quoted && message[at] == '\\' && at + 1 < message.size()) text += message[at++];
+      const bool is_escape = is_quoted && message[at] == '\\' && at + 1 < message.size();
       if (message[at] == '"') is_quoted = !is_quoted;
-      text += message[at++];
+      absl::StrAppend(&text, message.substr(at, is_escape ? 2 : 1));
+      at += is_escape ? 2 : 1;
       continue;
     }
     const absl::string_view path = message.substr(at, length);

@@ -92,7 +92,7 @@ PLAIN = [
     (CHAT, call('{"a": 1} 2'), "messages[1].tool_calls[0].function.arguments"),
     (CHAT, tool(parameters=BIG), "tools[0].function.parameters"),
     (CHAT, tool(name="a.b"), "tools[0].function.name"),
-    (CHAT, {"messages": [USER], "tools": tool()["tools"] * 2}, "tools[1]"),
+    (CHAT, {"messages": [USER], "tools": tool()["tools"] * 2}, "tools"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
     ("/v1/embeddings", {"input": ["a", "b " * 5000]}, "input[1]"),
     ("/v1/embeddings", {"input": "b " * 5000}, "input"),

@@ -315,7 +315,8 @@ TEST(VllmRequestTest, ErrorsOfTheEngineGetTheNamesOfTheProtocol) {
          "sampling_params.max_tokens is 0");
   stopping.max_tokens = 1;
   stopping.stop = {""};
-  expect(engine::Validate(stopping, limits), "", "sampling_params.stop[0] has 0 bytes");
+  expect(engine::Validate(stopping, limits), "sampling_params.stop",
+         "sampling_params.stop[0] has 0 bytes");
   expect(engine::Validate(engine::OutputParams{.logprobs = 6}, limits), "sampling_params.logprobs",
          "sampling_params.logprobs is 6");
   expect(WithReason(absl::InvalidArgumentError("prompt has no token ids"), Reason::kPromptMissing,

@@ -22,8 +22,9 @@ using ::testing::StartsWith;
 
 // The rendering, or "ERROR " and the message.
 std::string Render(const std::string& source, ChatInput chat) {
+  // A vocabulary is needed, but nothing is tokenized.
   static const auto* const tokenizer = new auto(Tokenizer::FromJson(
-      R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []})"));
+      R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []})", "{}"));
   EXPECT_TRUE(tokenizer->ok()) << tokenizer->status();
   const auto templates =
       ChatTemplates::Create(FindTemplates({.template_file = source}), ***tokenizer, {});

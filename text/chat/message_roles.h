@@ -32,8 +32,8 @@ using ConversationRenderer = absl::FunctionRef<absl::StatusOr<std::string>(const
 absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
                                    ConversationRenderer render);
 
-// The end of the message of a template's error: names the first message of an uncommon role, if there
-// is one and the error does not have the role's name.
+// The end of the message of a template's error. It names the first message of an uncommon role, if
+// there is one and the error does not have the role's name.
 std::string UncommonRoleNote(const ChatInput& chat, bool names_developer, absl::string_view error);
 
 }  // namespace quire::text
