@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/json_text.h"
 #include "base/utf8.h"
-#include "server/openai/openai_error.h"
+#include "server/openai/field_names.h"
 
 namespace quire::server {
 namespace {
@@ -205,9 +205,9 @@ ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
 }
 
 // The keyword with the client's name of the field before its pointer.
-std::string NamedKeyword(absl::string_view keyword) {
+std::string NamedKeyword(absl::string_view keyword, const FieldNames& names) {
   const std::size_t pointer = std::min(keyword.find('#'), keyword.size());
-  return absl::StrCat(OpenAiParam(keyword.substr(0, pointer)), keyword.substr(pointer));
+  return absl::StrCat(names.Of(keyword.substr(0, pointer)), keyword.substr(pointer));
 }
 
 struct Choice {
@@ -247,6 +247,7 @@ struct OpenAiAnswer::Impl {
                       !request.prompts[0].output().has_skip_special_tokens() ||
                       request.prompts[0].output().skip_special_tokens()),
         choices_per_prompt(static_cast<std::size_t>(request.choices)),
+        names(request.names),
         head(std::move(the_head)),
         vocabulary(std::move(the_tokens)),
         prompts(request.prompts.size()),
@@ -280,6 +281,7 @@ struct OpenAiAnswer::Impl {
   const bool is_chat, stream, include_usage, continuous_usage, echo, with_logprobs, hides_output,
       names_call, skips_special;
   const std::size_t choices_per_prompt;
+  const FieldNames names;
   OpenAiAnswerHead head;
   const OpenAiTokens vocabulary;
   std::vector<Prompt> prompts;
@@ -329,8 +331,7 @@ ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json con
   return choice;
 }
 
-void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice,
-                                     std::string* events) {
+void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice, std::string* events) {
   ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
   if (!std::exchange(lists_unenforced, true) && !unenforced.empty()) {
     chunk["unenforced_keywords"] = unenforced;
@@ -356,7 +357,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   }
   if (unenforced.empty()) {
     for (const std::string& keyword : started.unenforced_keywords()) {
-      unenforced.push_back(NamedKeyword(keyword));
+      unenforced.push_back(NamedKeyword(keyword, names));
     }
   }
   if (!is_chat || !stream) return;

@@ -111,7 +111,7 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
 
 void OpenAiCall::Start(OpenAiRequest request) {
   stream_ = request.stream;
-  names_ = std::move(request.names);
+  names_ = request.names;
   num_prompts_ = request.prompts.size();
   for (std::size_t i = 0; i < request.prompts.size(); ++i) {
     v1::GenerateRequest& message = request.prompts[i];
