@@ -87,7 +87,7 @@ TEST(GenericToolsTest, ToolsStandInASystemMessage) {
   for (const std::string role : {"system", "developer"}) {
     EXPECT_EQ(TextOf(*templates, Conversation({{.role = role, .content = "Be brief."},
                                                {.role = "user", .content = "Hi"}})),
-              absl::StrCat("<|im_start|>", role, "\nBe brief.\n\n", kInstructions,
+              absl::StrCat("<|im_start|>system\nBe brief.\n\n", kInstructions,
                            "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"));
   }
   EXPECT_EQ(
