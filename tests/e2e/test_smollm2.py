@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a real model: greedy chat answers equal to those of transformers, and JSON of a schema."""
+"""SmolLM2-135M-Instruct, a real model: greedy chat answers equal to those of transformers, tool calls, JSON of a schema."""
 
 import json
 
@@ -16,7 +16,8 @@ constrained = pytest.mark.skipif(not has_structured_output(), reason="a build wi
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    settings = ("model.quantization=none", "kv_cache.dtype=f32", "openai.enabled=true", "openai.listen=127.0.0.1:0")
+    settings = ("model.quantization=none", "kv_cache.dtype=f32", "openai.enabled=true", "openai.listen=127.0.0.1:0",
+                "chat.tool_format=generic")
     with Daemon(tmp_path_factory.mktemp("quired"), str(MODEL), settings=settings) as running:
         yield running.wait_serving()
         assert running.process.poll() is None, "quired died:\n" + running.log
@@ -95,3 +96,36 @@ def test_json_is_valid_under_its_schema(ask, name, temperature):
                  seed=3, max_tokens=120, response_format=wanted).choices[0]
     assert answer.finish_reason == "stop", answer
     jsonschema.Draft202012Validator(schema).validate(json.loads(answer.message.content))
+
+
+def tool(name, description, **properties):
+    required = [key for key, value in properties.items() if "enum" not in value]
+    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = [
+    tool("get_weather", "Returns the weather of a city.", city={"type": "string", "maxLength": 40},
+         unit={"enum": ["celsius", "fahrenheit"]}),
+    tool("add", "Adds two numbers.", a={"type": "integer"}, b={"type": "integer"}),
+]
+
+
+@constrained
+@pytest.mark.parametrize("question,name,expected,result", [
+    ("What is the weather in Paris?", "get_weather", {"city": "Paris"}, '{"temperature": 21, "sky": "clear"}'),
+    ("What is 2 + 3?", "add", {"a": 2, "b": 3}, "5"),
+])
+def test_a_tool_is_called_and_its_result_continues_the_chat(ask, question, name, expected, result):
+    messages = [{"role": "user", "content": question}]
+    called = ask(messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=80).choices[0]
+    assert called.finish_reason == "tool_calls", called
+    (call,) = called.message.tool_calls
+    parameters = next(t["function"]["parameters"] for t in TOOLS if t["function"]["name"] == call.function.name)
+    arguments = json.loads(call.function.arguments)
+    jsonschema.Draft202012Validator(parameters).validate(arguments)
+    assert (call.function.name, {**arguments, **expected}) == (name, arguments)
+    messages += [called.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    answer = ask(messages, tools=TOOLS, tool_choice="none", max_tokens=24).choices[0]
+    assert not answer.message.tool_calls
+    assert answer.message.content.strip()
