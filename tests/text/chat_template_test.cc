@@ -122,9 +122,11 @@ ChatInput WithTools(ChatInput input, const std::string& line) {
   const nlohmann::ordered_json test = nlohmann::ordered_json::parse(line);
   if (!test.at("chat").contains("tools")) return input;
   for (const nlohmann::ordered_json& tool : test.at("chat").at("tools")) {
+    const nlohmann::ordered_json sent = {{"type", "function"}, {"function", tool}};
     input.tools.push_back({.name = tool.at("name"),
                            .description = tool.at("description"),
-                           .parameters_json = tool.at("parameters").dump()});
+                           .parameters_json = tool.at("parameters").dump(),
+                           .json = sent.dump()});
   }
   for (std::size_t m = 0; m < input.messages.size(); ++m) {
     const nlohmann::ordered_json& message = test.at("chat").at("messages").at(m);
@@ -138,7 +140,7 @@ ChatInput WithTools(ChatInput input, const std::string& line) {
 
 TEST(ChatTemplateTest, FamiliesPrintWhatJinja2Printed) {
   setenv("TZ", "UTC", 1);  // strftime_now prints local time
-  int cases = 0;
+  int cases = 0, ignores_tools = 0;
   std::istringstream lines(ReadTestFile(TemplateData() / "families.jsonl"));
   for (std::string line; std::getline(lines, line); ++cases) {
     const nlohmann::json test = nlohmann::json::parse(line);
@@ -147,7 +149,20 @@ TEST(ChatTemplateTest, FamiliesPrintWhatJinja2Printed) {
     const std::string source = ReadTestFile(TemplateData() / "families" / (family + ".jinja"));
     const auto templates = Load({.template_file = source});
     ASSERT_EQ(templates->problem(), "");
-    const auto got = templates->Render(WithTools(ToInput(test.at("chat")), line), kNow);
+    ChatInput chat = WithTools(ToInput(test.at("chat")), line);
+    const auto got = templates->Render(chat, kNow);
+    if (!got.ok() && ReasonOf(got.status()) == "CHAT_TEMPLATE_MISSING") {
+      // The template does not print tools: jinja2 printed what it prints without them.
+      ++ignores_tools;
+      chat.tools.clear();
+      EXPECT_EQ(templates->Render(chat, kNow)->text, test.at("output").get<std::string>());
+      continue;
+    }
+    if (family == "deepseek" && test.at("name") == "error role") {  // jinja2 drops the message
+      EXPECT_THAT(std::string(got.status().message()),
+                  HasSubstr("role is \"robot\", which the chat template does not render"));
+      continue;
+    }
     if (test.contains("output")) {
       ASSERT_TRUE(got.ok()) << got.status();
       EXPECT_EQ(got->text, test.at("output").get<std::string>());
@@ -161,6 +176,7 @@ TEST(ChatTemplateTest, FamiliesPrintWhatJinja2Printed) {
     }
   }
   EXPECT_GT(cases, 100);
+  EXPECT_GT(ignores_tools, 0);
 }
 
 TEST(ChatTemplateTest, TheFirstSourceWins) {
@@ -208,35 +224,42 @@ TEST(ChatTemplateTest, SeveralTemplatesHaveNames) {
 
 // As transformers chooses among named templates: tool_use with tools, unless a name is given.
 TEST(ChatTemplateTest, ChatsWithToolsGetTheTemplateToolUse) {
-  const std::string list = R"({"chat_template": [{"name": "default", "template": "d"},
+  // All of them print the tools.
+  const std::string list = R"({"chat_template": [
+      {"name": "default", "template": "d{{ tools[0].function.name if tools }}"},
       {"name": "tool_use", "template": "t{{ tools[0].function.name }}"},
-      {"name": "rag", "template": "r"}]})";
+      {"name": "rag", "template": "r{{ tools[0].function.name }}"}]})";
+  const std::string unnamed = "d{{ tools[0].function.name if tools }}";
   const TemplateSource tool_use{
       .name = "tool_use", .text = "t{{ tools[0].function.name }}", .origin = "named"};
-  const TemplateSource rag{.name = "rag", .text = "r", .origin = "named"};
+  const TemplateSource rag{
+      .name = "rag", .text = "r{{ tools[0].function.name }}", .origin = "named"};
   ChatInput tools = Say("x");
   tools.tools.push_back({.name = "f", .description = "", .parameters_json = ""});
   for (const TemplateFiles& files :
        {TemplateFiles{.tokenizer_config_json = list},
-        TemplateFiles{.chat_template_jinja = "d", .named = {tool_use, rag}},
-        TemplateFiles{.tokenizer_config_json = R"({"chat_template": "d"})",
+        TemplateFiles{.chat_template_jinja = unnamed, .named = {tool_use, rag}},
+        TemplateFiles{.tokenizer_config_json =
+                          R"({"chat_template": "d{{ tools[0].function.name if tools }}"})",
         .named = {tool_use, rag}},
-        TemplateFiles{.gguf_template = "d", .named = {rag, tool_use}}}) {
+        TemplateFiles{.gguf_template = unnamed, .named = {rag, tool_use}}}) {
     const auto templates = Load(files);
     EXPECT_THAT(templates->names(), ElementsAre("default", "rag", "tool_use"));
     EXPECT_EQ(TextOf(*templates, Say("x")), "d");
     EXPECT_EQ(TextOf(*templates, tools), "tf");
     ChatInput named = tools;
     named.template_name = "rag";
-    EXPECT_EQ(TextOf(*templates, named), "r");
+    EXPECT_EQ(TextOf(*templates, named), "rf");
     named.template_name = "default";
-    EXPECT_EQ(TextOf(*templates, named), "d");
+    EXPECT_EQ(TextOf(*templates, named), "df");
     ChatOptions options;
     options.default_template_name = "rag";
-    EXPECT_EQ(TextOf(*Load(files, options), tools), "r");
+    EXPECT_EQ(TextOf(*Load(files, options), tools), "rf");
   }
   // A template of the configuration replaces all of them.
-  EXPECT_EQ(TextOf(*Load({.template_file = "own", .named = {tool_use}}), tools), "own");
+  EXPECT_EQ(
+      TextOf(*Load({.template_file = "o{{ tools[0].function.name }}", .named = {tool_use}}), tools),
+      "of");
   // A file of the folder replaces another template of its name.
   EXPECT_EQ(TextOf(*Load({.chat_template_jinja = "d",
                           .named = {{.name = "default", .text = "e", .origin = "named"}}}),
@@ -291,8 +314,9 @@ TEST(ChatTemplateTest, ArgumentsHaveTheFormThatTheTemplateTakes) {
       {"{{ 'call ' + t['type'] + '\n```json\n' + f.arguments + '\n```' }}",
        "call function\n```json\n{\"b\":1, \"a\":\"x\"}\n```"},
       {"{{ f.arguments.strip() }}", R"({"b":1, "a":"x"})"},
-      {"{% if not tools %}{{ raise_exception('tools?') }}{% endif %}{{ 'c' + f.arguments }}",
-       R"(c{"b":1, "a":"x"})"},
+      {"{% if not tools %}{{ raise_exception('tools?') }}{% endif %}"
+       "{{ tools[0].function.name + f.arguments }}",
+       R"(f{"b":1, "a":"x"})"},
       // A mapping alone.
       {"{% for k, v in f.arguments.items() %}{{ k }}={{ v }};{% endfor %}", "b=1;a=x;"},
       {"{% for k in f.arguments %}{{ k ~ f.arguments[k] }}{% endfor %}", "b1ax"},
@@ -308,7 +332,9 @@ TEST(ChatTemplateTest, ArgumentsHaveTheFormThatTheTemplateTakes) {
   for (const auto& [body, output] : cases) {
     const auto templates = Load({.template_file = absl::StrCat(kCalls, body, kEnd)});
     ChatInput chat = Say("x");
-    chat.tools.push_back({.name = "f", .description = "", .parameters_json = ""});
+    if (absl::StrContains(body, "tools")) {
+      chat.tools.push_back({.name = "f", .description = "", .parameters_json = ""});
+    }
     chat.messages.push_back({.role = "assistant"});
     chat.messages[1].tool_calls.push_back(
         {.id = "1", .name = "f", .arguments_json = R"({"b":1, "a":"x"})"});

@@ -525,7 +525,6 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
     if (!generic.ok()) return BadInput(name, 0, generic.status().message());
     return RenderTemplate(name, *chosen, *generic, wall_now);
   }
-  QUIRE_RETURN_IF_ERROR(CheckTools(name, *chosen, chat));
   return RenderTemplate(name, *chosen, chat, wall_now);
 }
 
@@ -541,6 +540,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
   };
   const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, chosen.traits, literal);
   if (!variables.ok()) return BadInput(name, 0, variables.status().message());
+  QUIRE_RETURN_IF_ERROR(CheckTools(name, chosen, chat));
   jinja::RenderResult result = jinja::Render(chosen.body, *variables, options_.limits, wall_now);
   const absl::Status& status = result.text.status();
   if (absl::IsResourceExhausted(status)) {
