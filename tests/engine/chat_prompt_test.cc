@@ -111,6 +111,7 @@ TEST_F(ChatPromptTest, AConversationIsTheContextOfAScore) {
   EXPECT_THAT(score.prompt_logprobs, ::testing::SizeIs(1));
   EXPECT_EQ(score.prompt_logprobs, expected.prompt_logprobs);
 
+  chat.messages[0].role = "user";
   conversation.context_chat = MakeChat(chat, "{{ 'x' * 2000 }}");
   EXPECT_EQ(ReasonOf(Score(conversation).status), "PROMPT_TOO_LONG");
   conversation.context_chat->chat.messages[0].content.assign(1001, 'x');

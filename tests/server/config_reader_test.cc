@@ -91,7 +91,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"model:\n  path:\n",
              "prod.yaml:2:3: model.path: has no value; write the value or drop the line"},
         Case{"model:\n  path: [a, b]\n",
-             "prod.yaml:2:3: model.path: is one value, not a list or a section"},
+             "prod.yaml:2:3: model.path: is one value, not a list or a section; write a text with "
+             "brackets in quotes, as in \"[::1]:9464\""},
         Case{"model: story\n", "prod.yaml:1:8: model: is a section; write keys below it"},
         Case{"model:\n  aliases: one\n", "prod.yaml:2:3: model.aliases: is a list; write [a, b]"},
         Case{"limits:\n  max_choices: 2\nlimits:\n  max_choices: 3\n",

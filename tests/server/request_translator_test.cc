@@ -199,7 +199,8 @@ TEST(RequestTranslatorTest, AToolMayComeAsOneDocument) {
       chat { messages { role: 'user' }
              tools { tool_json: '{"function": {"return": 1, "strict": true, "description": "d", '
                                 '"name": "f", '
-                                '"parameters": {"b": 1.50, "a": [1, "]}"]} }}' } })");
+                                '"parameters": {"b": 1.50, "a": [1, "]}"]} }}' } }
+      output { parse: true })");
   ASSERT_TRUE(request.ok()) << request.status();
   const text::ChatTool& tool = std::get<engine::ChatPrompt>(request->prompt).chat.tools.at(0);
   EXPECT_EQ(tool.name, "f");

@@ -14,8 +14,10 @@ namespace {
 
 constexpr absl::string_view kDeveloper = "developer";
 
+// The API refuses empty roles, so only callers inside the process have them.
 bool IsCommon(absl::string_view role) {
-  return role == "system" || role == "user" || role == "assistant" || role == "tool";
+  return role.empty() || role == "system" || role == "user" || role == "assistant" ||
+         role == "tool";
 }
 
 // Digits, which filters such as upper and trim leave as they are.
