@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/strings/strip.h"
 #include "base/check.h"
 
 namespace quire::formats {
@@ -15,7 +16,8 @@ bool IsSpace(char c) {
 // Walks over the values of a valid JSON text.
 class Scanner {
  public:
-  explicit Scanner(absl::string_view text) : text_(text) {}
+  // JsonDocument skips a byte order mark, so the scanner does too.
+  explicit Scanner(absl::string_view text) : text_(absl::StripPrefix(text, "\xEF\xBB\xBF")) {}
 
   // Skips white space and then `c`, if `c` is next.
   bool Take(char c) {

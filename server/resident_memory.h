@@ -27,7 +27,9 @@ void KeepHeapsSmall();
 // Decides when free pages go back to the system. A trim returns the pages without a block in use.
 // After a flood many pages still have one small block, such as a header of a connection. Freeing
 // those hardly changes the number of bytes in use, but makes the pages free. So a trim follows not
-// only when much more is free, but also when any blocks were freed since the last trim.
+// only when much more is free, but also when bytes in use have fallen by 64 KiB from their peak
+// since the last trim, at most every 15 s. malloc_trim locks one arena at a time, so other threads
+// may wait for it.
 class FreeMemory {
  public:
   // Looks every few seconds. Trims when much more memory is resident beside the blocks in use than

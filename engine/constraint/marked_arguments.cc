@@ -142,14 +142,15 @@ class MarkedWriter {
     }
     const std::vector<Shape>& shapes = spec_.document.ShapesOf(argument->property->schema);
     if (AreTexts(shapes)) {
+      QUIRE_RETURN_IF_ERROR(CheckTexts(shapes, pointer));
       argument->value = Texts(shapes);
       argument->is_string = true;
     }
     return absl::OkStatus();
   }
 
-  // Returns true if every value is a string or null, and some are strings. The reader of answers
-  // takes such a value for the text that stands there (text/tools/argument_schema.h).
+  // Returns true if every value is a string or null, and some are strings. ArgumentSchema
+  // reads such a value as a plain string, without JSON quotes.
   static bool AreTexts(const std::vector<Shape>& shapes) {
     bool has_strings = false;
     for (const Shape& shape : shapes) {
@@ -161,6 +162,25 @@ class MarkedWriter {
       }
     }
     return has_strings;
+  }
+
+  // Refuses values that would not be read back as they are: line breaks at the ends are stripped,
+  // and the string "null" would be read as null where null is allowed.
+  static absl::Status CheckTexts(const std::vector<Shape>& shapes, const std::string& pointer) {
+    const bool allows_null = std::ranges::any_of(shapes, [](const Shape& shape) {
+      return shape.null || std::ranges::count(shape.values, ordered_json(nullptr)) > 0;
+    });
+    for (const Shape& shape : shapes) {
+      for (const ordered_json& value : shape.values) {
+        if (!value.is_string()) continue;
+        const std::string& text = value.get_ref<const std::string&>();
+        if (absl::StrContains(text, "\n") || (allows_null && text == "null")) {
+          return Refused(pointer, "enum",
+                         absl::StrCat(JsonText(value), " cannot be written as a string"));
+        }
+      }
+    }
+    return absl::OkStatus();
   }
 
   // Writes such values without quotes. Strings with a bounded length or a format have no `<`.

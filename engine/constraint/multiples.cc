@@ -42,7 +42,7 @@ std::optional<MultipleOf> Reduced(std::int64_t units, std::int32_t places) {
 
 enum class Phase : std::uint8_t { kStart, kMinus, kWhole, kPoint, kFraction };
 
-// The order of the digits so far and of as many digits of a bound.
+// Result of comparing the digits read so far with the same number of digits of a bound.
 struct Comparison {
   std::int32_t digits = 0;  // of the whole part, then of the fraction; cut where no more count
   std::int32_t order = 0;   // below, at or above zero
@@ -66,7 +66,7 @@ class Comparator {
     return so_far;
   }
 
-  // With no digit of the fraction yet.
+  // Returns the order at the end of the whole part, before any digit of the fraction.
   Comparison AfterWhole(Comparison so_far) const {
     const bool is_shorter = so_far.digits < static_cast<std::int32_t>(bound_.whole.size());
     return {.digits = 0, .order = is_shorter ? -1 : so_far.order};

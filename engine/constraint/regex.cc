@@ -439,6 +439,8 @@ class Parser {
       }
       if (single) {
         QUIRE_ASSIGN_OR_RETURN(first, CaseVariants(at, first, negated));
+      } else if (negated && ignores_case_ && first.Contains('s') && first.Contains('k')) {
+        first = first.Union(kLongS).Union(kKelvin);  // the other cases of s and k
       }
       ranges.insert(ranges.end(), first.ranges().begin(), first.ranges().end());
     }

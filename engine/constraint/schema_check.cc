@@ -500,7 +500,7 @@ bool SchemaDocument::AddValues(SchemaId id, std::size_t max,
     const std::int64_t first = whole(range.low->value) - 1, last = whole(range.high->value) + 1;
     if (last - first > static_cast<std::int64_t>(2 * max + 2)) return false;
     for (std::int64_t i = first; i <= last; ++i) {
-      if (AcceptsNumber(*shape.number, i) && !add(i)) return false;
+      if (!Spend(16) || (AcceptsNumber(*shape.number, i) && !add(i))) return false;
     }
   }
   return true;

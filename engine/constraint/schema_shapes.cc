@@ -104,7 +104,7 @@ bool ShareLength(std::int64_t max, Regex* regex) {
     regex->max = max;
     return true;
   }
-  if (regex->min > 0 || max < *once.max) return false;
+  if (regex->min > 0 || regex->max || max < *once.max) return false;
   regex->max_chars = max;
   return true;
 }

@@ -66,9 +66,9 @@ struct alignas(64) TileShapes {
   }
 };
 
-// These two are assembly, because the intrinsics of g++ 12 name too little of what they read: 8 of
-// the 64 bytes of a configuration, and nothing of a tile. The compiler then removes stores to the
-// rest, or moves them past the instruction.
+// Inline assembly, because the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64
+// bytes of a configuration, and none of a tile. The compiler then removes stores to the rest, or
+// moves them past the instruction.
 QUIRE_OP void ConfigureTiles(const TileShapes& shapes) {
   static_assert(sizeof(TileShapes) == 64);
   asm volatile("ldtilecfg %0" : : "m"(shapes));

@@ -400,7 +400,7 @@ absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat*
 }
 
 // Whether the constraint has no kind and no other field but `unenforced`.
-bool SaysOnlyUnenforced(const v1::Constraint& constraint) {
+bool HasOnlyUnenforced(const v1::Constraint& constraint) {
   return constraint.kind_case() == v1::Constraint::KIND_NOT_SET &&
          constraint.unenforced() != v1::UNENFORCED_POLICY_UNSPECIFIED &&
          constraint.start() == v1::CONSTRAINT_START_UNSPECIFIED &&
@@ -436,8 +436,9 @@ absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request*
       QUIRE_RETURN_IF_ERROR(ReadTags(constraint.structural_tags(), &spec));
       break;
     case v1::Constraint::KIND_NOT_SET:
-      // It is for the schemas of calls. ReadUnenforced checks that there are any.
-      if (SaysOnlyUnenforced(constraint)) return absl::OkStatus();
+      // `unenforced` alone applies to the schemas of tool calls. ReadUnenforced checks that there
+      // are any.
+      if (HasOnlyUnenforced(constraint)) return absl::OkStatus();
       return engine::BadConstraint("compile", "constraint: no kind is set");
   }
   QUIRE_RETURN_IF_ERROR(ReadWhitespace(constraint, &spec));
@@ -510,7 +511,7 @@ absl::StatusOr<engine::Request> RequestTranslator::ToRequest(const v1::GenerateR
   if (message.has_constraint()) {
     engine::ConstraintSpec* const spec = request.constraint ? &*request.constraint : nullptr;
     QUIRE_RETURN_IF_ERROR(ReadUnenforced(message.constraint(), spec));
-    if (!SaysOnlyUnenforced(message.constraint())) {
+    if (!HasOnlyUnenforced(message.constraint())) {
       const text::ToolFormat* const format =
           request.parsing.has_value() ? request.parsing->format : nullptr;
       QUIRE_RETURN_IF_ERROR(ReadStart(message.constraint(), format, options.has_reasoning, spec));

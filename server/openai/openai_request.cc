@@ -182,7 +182,7 @@ absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
   return absl::OkStatus();
 }
 
-// Before the constraint in `value` is set.
+// Checks that no constraint is set yet, and names the one in `value`.
 absl::Status SetOnce(const JsonValue& value, const v1::GenerateRequest& request,
                      FieldNames* names) {
   if (request.has_constraint()) {
@@ -248,11 +248,11 @@ absl::Status ReadKinds(const JsonFields& fields, const std::string& prefix, absl
   return absl::OkStatus();
 }
 
-// What vLLM names `structured_outputs` {json, regex, choice, grammar, json_object, structural_tag},
-// and before that guided_json and so on.
+// Reads vLLM's `structured_outputs` {json, regex, choice, grammar, json_object, structural_tag},
+// and its older form, guided_json and so on.
 absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
                         v1::GenerateRequest* request, FieldNames* names) {
-  // What other servers name at this place. Ignored, they would leave the answer free.
+  // Other servers use these names for constraints. Ignoring them would leave the answer free.
   for (const char* key : {"grammar", "json_schema", "regex", "ebnf", "guided_whitespace_pattern"}) {
     const auto other = body.Find(key);
     if (!other) continue;
@@ -273,7 +273,7 @@ absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
                            SchemaText(*tags, formats::RawMember(raw, "structural_tag")));
     QUIRE_RETURN_IF_ERROR(ReadStructuralTags(*tags, text, request, names));
   }
-  // They would change what the answer may be.
+  // These members would change the language of the answer.
   for (const char* key : {"whitespace_pattern", "disable_additional_properties"}) {
     const auto other = JsonFields(*structured).Find(key);
     if (!other) continue;
@@ -304,7 +304,7 @@ absl::StatusOr<FormatSchema> FindFormatSchema(const JsonFields& format, absl::st
                                        {"name", "description", "schema", "strict"}));
     return FormatSchema{inner, formats::RawMember(raw, "schema")};
   }
-  // Some clients leave the wrapper out. What else it has is part of the schema then.
+  // Some clients send the schema itself as json_schema.
   if (wrapper->Find("name") || wrapper->Find("strict")) {
     return BadField(*wrapper, "must have a member schema");
   }
@@ -568,11 +568,13 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   if (top && !result.logprobs) return BadField(*top, "needs logprobs to be true");
   QUIRE_RETURN_IF_ERROR(
       body.Int32("top_logprobs", [&](std::int32_t v) { output->set_logprobs(v); }));
-  // Of a chat only top_logprobs is a number.
+  // In a chat request, logprobs is a boolean and top_logprobs is the number.
   result.names.Set("output.logprobs", "top_logprobs");
   result.names.Set("prompt", "messages");
-  // Without another constraint it is the one that keeps calls to their tools.
-  if (!request.has_constraint()) result.names.SetConstraint("tools");
+  // Without a constraint of its own, a request has only the one that its tools imply.
+  if (request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
+    result.names.SetConstraint("tools");
+  }
   QUIRE_RETURN_IF_ERROR(ReadChatPrompt(body, bytes, request.mutable_chat(), &result.names));
   output->set_parse(true);
   result.prompts.push_back(std::move(request));

@@ -210,7 +210,7 @@ def test_an_unsupported_filter_in_a_branch_is_a_warning_until_a_chat_takes_it(ap
 
 PLAIN = "P:{% for m in messages %}{{ m.content }};{% endfor %}"
 TOOL_USE = "T:{% for t in tools %}{{ t.function.name }},{% endfor %}"
-RAG = "R"
+RAG = "R{% if tools %}{{ tools[0].function.name }}{% endif %}"
 
 
 def list_in_tokenizer_config(folder):
@@ -276,9 +276,10 @@ def test_chats_with_tools_get_the_template_tool_use(api, tmp_path, layout):
             assert render(chat) == plain
             chat.tool_choice = api.TOOL_CHOICE_AUTO
             chat.template_name = "rag"
-            assert render(chat) == "R"
+            assert render(chat) == "Rget_weather"
             chat.template_name = "default"
-            assert render(chat) == plain
+            code, _, text = refusal(lambda: render(chat))
+            assert code == grpc.StatusCode.FAILED_PRECONDITION and '"default" does not print' in text
 
 
 def test_parts_of_content_reach_the_template_over_both_interfaces(api, model_dir, tmp_path):

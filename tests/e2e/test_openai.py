@@ -187,7 +187,7 @@ def test_chat_is_the_completion_of_its_rendering(tmp_path):
         running.wait_serving()
         base_url = f"http://{listening(running)['openai']}/v1"
         with openai.OpenAI(base_url=base_url, api_key="x", max_retries=0) as client:
-            rendered = "system: Tell stories\nuser: About a dog\ntools: bark\nhappy\nassistant:"
+            rendered = "system: Tell \nstories\nuser: About a dog\ntools: bark\nhappy\nassistant:"
             # A template writes the special tokens itself.
             plain = {"add_special_tokens": False}
             wanted = client.completions.create(

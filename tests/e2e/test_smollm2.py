@@ -1,13 +1,15 @@
 """SmolLM2-135M-Instruct, a real model: greedy chat answers equal to those of transformers, tool calls, JSON of a schema."""
 
 import json
+import re
 
 import jsonschema
 import openai
 import pytest
 from daemon import ROOT, TESTDATA, Daemon, has_structured_output
 
-MODEL = ROOT / "build" / "smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+VERSION = re.search(r"^version=(\S+)$", (ROOT / "scripts" / "fetch_smollm2").read_text(), re.MULTILINE)[1]
+MODEL = ROOT / "build" / f"smollm2-{VERSION}" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 RECORDED = json.loads((TESTDATA / "smollm2" / "answers.json").read_text())
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL} is missing; scripts/fetch_smollm2 gets it")

@@ -59,6 +59,7 @@ def test_special_tokens_of_a_template_are_tokens(api, service, kind):
 
 
 def test_streamed_text_is_that_of_the_ids(api, service):
+    prompt = list(service.Tokenize(api.TokenizeRequest(text="The cat")).token_ids)
     request = api.GenerateRequest(text="The cat")
     request.stopping.max_tokens = 24
     request.stopping.ignore_eos = True
@@ -68,4 +69,8 @@ def test_streamed_text_is_that_of_the_ids(api, service):
         ids += response.delta.token_ids
         text += response.delta.text
     assert len(ids) == 24
-    assert text == service.Detokenize(api.DetokenizeRequest(token_ids=ids, skip_special_tokens=True)).text
+
+    def decoded(ids):
+        return service.Detokenize(api.DetokenizeRequest(token_ids=ids, skip_special_tokens=True)).text
+
+    assert decoded(prompt) + text == decoded(prompt + ids)

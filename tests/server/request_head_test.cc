@@ -33,11 +33,11 @@ struct Case {
 // Answers what it understood: method, path, query, host and body.
 class RequestHeadTest : public ::testing::Test {
  protected:
-  RequestHeadTest() {
+  explicit RequestHeadTest(absl::Duration idle_time = absl::Seconds(60)) {
     HttpServerOptions options;
     options.address = "127.0.0.1:0";
     options.max_body_bytes = [] { return std::int64_t{1000}; };
-    options.idle_time = absl::Milliseconds(300);
+    options.idle_time = idle_time;
     auto server = HttpServer::Start(std::move(options), [](const auto& exchange) {
       const HttpRequest& request = exchange->request();
       exchange->Answer({.body = absl::StrCat(request.method, " ", request.path, " ", request.query,
@@ -147,10 +147,22 @@ TEST_F(RequestHeadTest, EmptyLinesBeforeARequestAreSkipped) {
   EXPECT_EQ(slow.Read().body, "POST /b  here x");
   EXPECT_EQ(slow.Read().body, "POST /b  here x");
   EXPECT_EQ(slow.Read().body, "GET /a  here ");
-  ASSERT_TRUE(slow.Send("\r"));
-  ASSERT_TRUE(slow.Send("\n"));
-  // It begins no request, so the connection ends as an idle one does: without an answer 408.
-  EXPECT_EQ(slow.ReadAll(), "");
+}
+
+class IdleRequestHeadTest : public RequestHeadTest {
+ protected:
+  IdleRequestHeadTest() : RequestHeadTest(absl::Milliseconds(300)) {}
+};
+
+// An empty line begins no request, so the connection is closed as an idle one, without an answer
+// 408.
+TEST_F(IdleRequestHeadTest, AnEmptyLineLeavesTheConnectionIdle) {
+  HttpClient client(server_->address());
+  ASSERT_TRUE(client.Send("GET /a HTTP/1.1\r\nHost: here\r\n\r\n"));
+  EXPECT_EQ(client.Read().body, "GET /a  here ");
+  ASSERT_TRUE(client.Send("\r"));
+  ASSERT_TRUE(client.Send("\n"));
+  EXPECT_EQ(client.ReadAll(), "");
 }
 
 TEST_F(RequestHeadTest, ContentCodingsAreRefused) {

@@ -13,6 +13,7 @@ TEST(RawJsonTest, MembersKeepEveryByte) {
       " {\"a\" : 1.50e+2 ,\"b\":[1, {\"x\": \"}]\\\"\"} , 36893488147419103232]\n,"
       "\"\\u0063\": \"q\\\\\",\"d\":null}";
   EXPECT_EQ(RawMember(kText, "a"), "1.50e+2");
+  EXPECT_EQ(RawMember("\xEF\xBB\xBF{\"a\":1}", "a"), "1");  // behind a byte order mark
   EXPECT_EQ(RawMember(kText, "b"), "[1, {\"x\": \"}]\\\"\"} , 36893488147419103232]");
   EXPECT_EQ(RawMember(kText, "c"), "\"q\\\\\"");
   EXPECT_EQ(RawMember(kText, "d"), "null");

@@ -40,6 +40,11 @@ absl::Status BadInput(absl::string_view name, int line, absl::string_view messag
                     {{"template_name", std::string(name)}, {"line", absl::StrCat(line)}});
 }
 
+absl::Status TooLarge(const jinja::RenderLimits& limits, const absl::Status& status) {
+  return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,
+                    {{"max_bytes", absl::StrCat(limits.max_bytes)}});
+}
+
 // The value of "chat_template" in a JSON file: a text, or a list of {"name", "template"}.
 absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* templates) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, formats::JsonDocument::Parse(json));
@@ -216,15 +221,18 @@ bool Continues(const ChatInput& chat) {
 // keeps spaces at the end of a content.
 constexpr absl::string_view kEndOfFinal = "END_OF_FINAL_MESSAGE ";
 
-// The final message with kEndOfFinal behind its content.
+absl::Status CheckCanContinue(const ChatInput& chat) {
+  if (!Continues(chat) || chat.messages.back().tool_calls.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "continue_final_message is true, but messages[", chat.messages.size() - 1,
+      "], the final message, has tool calls, and only a content can be continued: remove the tool "
+      "calls, or leave continue_final_message out"));
+}
+
+// Returns the final message with kEndOfFinal behind its content.
 absl::StatusOr<ChatMessage> MarkedFinal(const ChatInput& chat) {
+  QUIRE_RETURN_IF_ERROR(CheckCanContinue(chat));
   ChatMessage last = chat.messages.back();
-  if (!last.tool_calls.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "continue_final_message is true, but messages[", chat.messages.size() - 1,
-        "], the final message, has tool calls, and only a content can be continued: remove the "
-        "tool calls, or leave continue_final_message out"));
-  }
   absl::StrAppend(last.parts.empty() ? &last.content : &last.parts.back(), kEndOfFinal);
   return last;
 }
@@ -486,8 +494,8 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
   return variables;
 }
 
-// A template may print tools only in conversations of a kind, so the conversation at hand decides
-// where ProbeTraits has seen no tool.
+// Some templates print tools only in certain conversations. Unless every probe printed its tool,
+// this conversation is rendered with a probe tool.
 absl::Status ChatTemplates::CheckTools(const std::string& name, const LoadedTemplate& chosen,
                                        const ChatInput& chat) const {
   if (chat.tools.empty() || chosen.traits.prints_tools) return absl::OkStatus();
@@ -505,6 +513,7 @@ absl::Status ChatTemplates::CheckTools(const std::string& name, const LoadedTemp
 
 absl::StatusOr<ChatInput> ChatTemplates::ToGeneric(const LoadedTemplate& chosen,
                                                    const ChatInput& chat) const {
+  QUIRE_RETURN_IF_ERROR(CheckCanContinue(chat));
   std::string instructions;
   if (!chat.tools.empty()) {
     ChatInput tools;
@@ -522,6 +531,9 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
   const std::string name = NameFor(chat.template_name, has_tools);
   if (generic_.has_value()) {
     const absl::StatusOr<ChatInput> generic = ToGeneric(*chosen, chat);
+    if (absl::IsResourceExhausted(generic.status())) {
+      return TooLarge(options_.limits, generic.status());
+    }
     if (!generic.ok()) return BadInput(name, 0, generic.status().message());
     return RenderTemplate(name, *chosen, *generic, wall_now);
   }
@@ -543,10 +555,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
   QUIRE_RETURN_IF_ERROR(CheckTools(name, chosen, chat));
   jinja::RenderResult result = jinja::Render(chosen.body, *variables, options_.limits, wall_now);
   const absl::Status& status = result.text.status();
-  if (absl::IsResourceExhausted(status)) {
-    return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,
-                      {{"max_bytes", absl::StrCat(options_.limits.max_bytes)}});
-  }
+  if (absl::IsResourceExhausted(status)) return TooLarge(options_.limits, status);
   const jinja::Position at = result.error_position;
   if (!status.ok()) {
     const std::string message = absl::StrCat(

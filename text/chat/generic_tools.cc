@@ -70,7 +70,7 @@ ChatInput WithGenericTools(ChatInput chat, const std::string& instructions, bool
       continue;
     }
     WriteCalls(&message);
-    if (continues_results && message.role == "user") {
+    if (continues_results && message.role == "user" && message.name.empty()) {
       Append(ContentText(message), "\n\n", &messages.back().content);
     } else {
       messages.push_back(std::move(message));

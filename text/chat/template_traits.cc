@@ -143,7 +143,7 @@ void ProbeTools(const ProbeRenderer& render, TemplateTraits* traits) {
   const absl::StatusOr<bool> alone = PrintsTools(render, chat, *traits);
   chat.messages = {Message("system", kFirst), Message("user", "hi")};
   const absl::StatusOr<bool> led = PrintsTools(render, chat, *traits);
-  traits->prints_tools = alone.value_or(false) || led.value_or(false);
+  traits->prints_tools = alone.value_or(false) && led.value_or(false);
   traits->has_system_role = Prints(render(chat, *traits), kFirst);
 }
 

@@ -25,7 +25,8 @@ using formats::JsonDocument;
 using nlohmann::json;
 
 constexpr int kMaxSchemaDepth = 64;
-constexpr int kMaxSteps = 100000;  // schemas visited for one value
+constexpr std::int64_t kMaxSteps =
+    100'000;  // schemas, listed values and items visited for one value
 
 // Bits of the types of JSON Schema; an integer is a number.
 enum Types : unsigned {
@@ -113,14 +114,18 @@ class Evaluator {
 
  private:
   // Returns false if the limits are exceeded. The schema is taken to allow everything then.
-  bool Enter(int depth) { return --steps_left_ > 0 && depth < kMaxSchemaDepth; }
+  bool Enter(int depth) { return Spend(1) && depth < kMaxSchemaDepth; }
+  bool Spend(std::size_t steps) {
+    steps_left_ -= static_cast<std::int64_t>(steps);
+    return steps_left_ > 0;
+  }
 
-  // The schema that a reference into the document names.
-  const json* Resolve(const json& schema) const {
+  // Returns the schema that a reference into the document names, or null.
+  const json* Resolve(const json& schema) {
     const json* const reference = Find(schema, "$ref");
     if (reference == nullptr || !reference->is_string()) return nullptr;
     absl::string_view pointer = reference->get_ref<const std::string&>();
-    if (!absl::ConsumePrefix(&pointer, "#")) return nullptr;
+    if (!Spend(1 + pointer.size() / 16) || !absl::ConsumePrefix(&pointer, "#")) return nullptr;
     const json* at = &root_;
     if (pointer.empty()) return at;
     if (!absl::ConsumePrefix(&pointer, "/")) return nullptr;
@@ -177,6 +182,7 @@ class Evaluator {
     }
     if (const json* const value = Find(schema, "const")) types &= TypeOf(*value);
     if (const json* const values = Find(schema, "enum"); values != nullptr && values->is_array()) {
+      if (!Spend(values->size())) return kAny;
       unsigned listed = kNone;
       for (const json& value : *values) listed |= TypeOf(value);
       types &= listed;
@@ -199,9 +205,9 @@ class Evaluator {
     const json* const constant = Find(schema, "const");
     if (constant != nullptr && *constant != value) return false;
     const json* const values = Find(schema, "enum");
-    if (values != nullptr && values->is_array() &&
-        std::ranges::find(*values, value) == values->end()) {
-      return false;
+    if (values != nullptr && values->is_array()) {
+      if (!Spend(values->size())) return true;
+      if (std::ranges::find(*values, value) == values->end()) return false;
     }
     if (!AcceptsParts(schema, value, depth + 1)) return false;
     if (value.is_number()) return AcceptsNumber(schema, value);
@@ -270,6 +276,7 @@ class Evaluator {
     if (!HasCount(schema, "minItems", "maxItems", value.size())) return false;
     const json* const unique = Find(schema, "uniqueItems");
     if (unique != nullptr && *unique == true) {
+      if (!Spend(8 * value.size())) return true;
       std::vector<json> items(value.begin(), value.end());
       std::ranges::sort(items, std::less<json>());
       if (std::ranges::adjacent_find(items) != items.end()) return false;
@@ -290,7 +297,9 @@ class Evaluator {
 
   bool AcceptsObject(const json& schema, const json& value, int depth) {
     if (!HasCount(schema, "minProperties", "maxProperties", value.size())) return false;
-    for (const json& name : ListOf(schema, "required")) {
+    const json& required = ListOf(schema, "required");
+    if (!Spend(required.size() + value.size())) return true;
+    for (const json& name : required) {
       if (name.is_string() && !value.contains(name.get_ref<const std::string&>())) return false;
     }
     const json* const properties = Find(schema, "properties");
@@ -305,7 +314,7 @@ class Evaluator {
   }
 
   const json& root_;
-  int steps_left_ = kMaxSteps;
+  std::int64_t steps_left_ = kMaxSteps;
 };
 
 // An infinity in place of a JSON number beyond the range of doubles; absent if the text is none.

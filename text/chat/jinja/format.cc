@@ -234,6 +234,7 @@ class PercentFormatter {
   }
 
   Text Format() {
+    QUIRE_RETURN_IF_ERROR(runtime_.ChargeText(format_.size()));
     std::string out;
     while (at_ < format_.size()) {
       const std::size_t percent = std::min(format_.find('%', at_), format_.size());
