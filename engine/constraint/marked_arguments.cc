@@ -174,7 +174,8 @@ class MarkedWriter {
       for (const ordered_json& value : shape.values) {
         if (!value.is_string()) continue;
         const std::string& text = value.get_ref<const std::string&>();
-        if (absl::StrContains(text, "\n") || (allows_null && text == "null")) {
+        const bool is_cut = absl::StartsWith(text, "\n") || absl::EndsWith(text, "\n");
+        if (is_cut || (allows_null && text == "null")) {
           return Refused(pointer, "enum",
                          absl::StrCat(JsonText(value), " cannot be written as a string"));
         }

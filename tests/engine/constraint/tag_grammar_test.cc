@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "engine/constraint/constraint_build.h"
 #include "engine/constraint/grammar_library.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/reason_of.h"
 #include "text/tools/tool_format.h"
@@ -286,10 +287,13 @@ TEST_F(TagGrammarTest, StringsInTagsAreWrittenWithoutQuotes) {
   spec.kind = ConstraintKind::kToolCalls;
   spec.tool_format = text::FindToolFormat("qwen3-coder");
   spec.tags = {{.begin = "f"}};
-  const auto allows = [&](absl::string_view schema, absl::string_view value) {
+  const auto set_schema = [&](absl::string_view schema) {
     spec.tags[0].text =
         absl::StrCat(R"({"properties": {"a": )", schema,
                      R"(}, "required": ["a"], "$defs": {"name": {"type": "string"}}})");
+  };
+  const auto allows = [&](absl::string_view schema, absl::string_view value) {
+    set_schema(schema);
     const auto matcher = Matcher(spec);
     return matcher != nullptr &&
            Accept(*matcher, absl::StrCat("<tool_call>\n<function=f>\n<parameter=a>\n", value,
@@ -306,6 +310,13 @@ TEST_F(TagGrammarTest, StringsInTagsAreWrittenWithoutQuotes) {
   for (const char* value : {"red", "a\nb", "", "null"})
     EXPECT_TRUE(allows(kListed, value)) << value;
   for (const char* value : {"\"red\"", "blue", "5"}) EXPECT_FALSE(allows(kListed, value)) << value;
+  // Values that would not be read back as they are.
+  for (const char* lost : {R"({"enum": ["a\n", null]})", R"({"enum": ["\na", null]})",
+                           R"({"enum": ["null", "b", null]})"}) {
+    set_schema(lost);
+    const absl::Status refused = (*build_)(spec, {}).status();
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("cannot be written")) << lost;
+  }
   constexpr char kShort[] = R"({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]})";
   for (const char* value : {"", "ab", "\"a", "null"}) EXPECT_TRUE(allows(kShort, value)) << value;
   for (const char* value : {"abc", "<"}) EXPECT_FALSE(allows(kShort, value)) << value;
