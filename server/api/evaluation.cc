@@ -37,7 +37,8 @@ Evaluation::Evaluation(const HandlerContext& context, absl::string_view method,
   record_.traceparent = std::move(traceparent);
   record_.principal = call.principal;
   record_.tenant = call.tenant;
-  record_.request_id = UsableRequestId(call.metadata_request_id);
+  // Items after the first append their number to the id of the call.
+  record_.request_id = UsableRequestId(call.metadata_request_id, "-4095");
 }
 
 void Evaluation::Refuse(const absl::Status& why) {
@@ -50,10 +51,6 @@ void Evaluation::Start(const ServedModel& served, std::vector<EvaluationItem> it
   served_ = &served;
   options_ = served.translator.options();
   record_.model = served.id();
-  // The last item's id is the longest one.
-  if (items.size() > 1) {
-    record_.request_id = UsableRequestId(id(), absl::StrCat("-", items.size() - 1));
-  }
   const absl::Status taken = WithinMemory([&] {
     parts_.reserve(items.size());
     for (EvaluationItem& item : items) parts_.push_back({.item = std::move(item)});

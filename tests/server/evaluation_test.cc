@@ -56,15 +56,19 @@ TEST_F(EvaluationTest, OneBadItemIsTheAnswerAndEndsTheOthers) {
   EXPECT_EQ(UsedPagesWhenIdle(), 0);
 }
 
-TEST_F(EvaluationTest, RefusesIdsThatAreTooLongWithTheirNumbers) {
-  v1::ScoreResponse response;
-  grpc::ClientContext fits;
-  fits.AddMetadata("x-request-id", std::string(128, 'i'));
-  EXPECT_TRUE(generation_->Score(&fits, Items(1), &response).ok());
-  grpc::ClientContext context;
-  context.AddMetadata("x-request-id", std::string(127, 'i'));
-  const grpc::Status status = generation_->Score(&context, Items(2), &response);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+// 123 characters leave room for the number of an item.
+TEST_F(EvaluationTest, IdsThatAreTooLongWithTheirNumbersAreReplaced) {
+  for (const std::size_t size : {123, 124, 128}) {
+    const std::string id(size, 'i');
+    v1::ScoreResponse response;
+    grpc::ClientContext context;
+    context.AddMetadata("x-request-id", id);
+    EXPECT_TRUE(generation_->Score(&context, Items(2), &response).ok());
+    const auto& metadata = context.GetServerInitialMetadata();
+    const auto used = metadata.find("quire-request-id");
+    ASSERT_NE(used, metadata.end());
+    EXPECT_EQ(std::string(used->second.data(), used->second.size()) == id, size == 123) << size;
+  }
 }
 
 TEST_F(EvaluationTest, VectorsAreInTheOrderOfTheInputs) {
