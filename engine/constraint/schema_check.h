@@ -85,7 +85,7 @@ struct NumberShape {
 // All arrays without equal items, where the items are from a finite set.
 struct UniqueItems {
   struct State {
-    // By item: its index in `values`, and the state that it leads to, which comes later.
+    // Pairs of an item (an index into `values`) and the next state, which has a higher index.
     std::vector<std::pair<std::size_t, std::size_t>> moves;
     bool may_end = false;
   };

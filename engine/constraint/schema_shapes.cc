@@ -574,8 +574,8 @@ bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& d
   return RestrictNames(any, declared, object);
 }
 
-// Sets which names may stand behind the declared ones, and their schema. Beside patternProperties
-// these are names of the pattern alone, also where others are valid.
+// Sets the pattern and the schema of undeclared names. With patternProperties, only names that
+// match the pattern are generated, although the schema may allow others.
 void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object) {
   Nodes nodes;
   const auto closed = [](const Local& local) {

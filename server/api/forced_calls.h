@@ -33,7 +33,7 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      const text::ToolFormat* format,
                                                      bool has_reasoning);
 
-// Whether calls are to be held to their schemas though none is asked for.
+// Returns true if calls that the model may make must match their schemas.
 bool HoldsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
 // As above. Tools that are not strict take any arguments that are an object. Errors: also

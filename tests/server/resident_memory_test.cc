@@ -58,7 +58,9 @@ class FreeMemoryTest : public ::testing::Test {
       memory_.Tick(now_);
     }
   }
-  std::int64_t more_mib() const { return (ResidentBytes() - before_) / kMiB; }
+  std::int64_t more_mib() const {
+    return (ResidentBytes() - before_) / kMiB;
+  }
 
   bool unavailable_ = false;
   absl::Time now_ = MonotonicNow();

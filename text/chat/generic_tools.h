@@ -1,7 +1,7 @@
 #pragma once
 
-// Tool calling for chat templates that know no tools (chat.tool_format: generic). Tools, earlier
-// calls and results are written into the content of system, user and assistant messages.
+// Tool calling for chat templates that do not render tools (chat.tool_format: generic). Tools,
+// earlier calls and results are written into the content of system, user and assistant messages.
 //
 // Place:      part of chat_template.h. docs/tools.md shows the text; the format `generic` of
 //             text/tools/tool_format.h reads the calls of the answer.

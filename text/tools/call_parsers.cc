@@ -457,7 +457,7 @@ void PythonParser::BecomeText(PartSink& sink) {
   state_ = State::kText;
 }
 
-// With the white space behind the call.
+// Emits the call, then holds the white space behind it.
 void PythonParser::EmitCall(PartSink& sink) {
   markup_.Call(held_, ReadPythonToolCall(held_, tools_), sink);
   held_.clear();

@@ -30,7 +30,7 @@ class HeldMarkup {
   void Failed(absl::string_view source, absl::string_view error, PartSink& sink);
   // Emits what is held and `text` as content.
   void Content(absl::string_view text, PartSink& sink);
-  // The answer is over.
+  // Ends the answer.
   void Finish(PartSink& sink);
 
   std::size_t size() const { return held_.size(); }

@@ -16,8 +16,8 @@
 
 namespace quire::text {
 
-// The format for models whose chat template knows no tools. The prompt of
-// text/chat/generic_tools.h tells the model of it, so no template is detected as having it.
+// The format for models whose chat template does not render tools. text/chat/generic_tools.h
+// describes it in the prompt, so it is never detected from a template.
 inline constexpr absl::string_view kGenericFormat = "generic";
 
 // What a call looks like between its markers, and what ends it.

@@ -14,7 +14,7 @@
 
 namespace quire::text::jinja {
 
-// A method of Python's texts that is not here, and that no other value has.
+// True for methods of Python's str that are not implemented and that no other type has.
 inline bool IsUnsupportedMethod(absl::string_view name) {
   return name == "encode";  // gives bytes, which templates do not have
 }
