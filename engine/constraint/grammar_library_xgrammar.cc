@@ -28,8 +28,8 @@ void LogFatalImpl(const std::string&, int, const std::string& message) {
 // Warnings of refused tokens and the like: what calls the library sees its results.
 void LogMessageImpl(const std::string&, int, int, const std::string&) {}
 
-// What cmake/xgrammar_counters.inc has the library call as it works: it looks at so many states or
-// so, keeps so much of a mask that is made beforehand, and so many states behind a byte.
+// The counters that the patched library updates (cmake/xgrammar/quire_counters.inc): steps, bytes
+// of precomputed masks, and parser states per byte.
 extern __thread std::int64_t steps_until_asked;
 __thread std::int64_t steps_until_asked = 0;
 void AskForSteps();
