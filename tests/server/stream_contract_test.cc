@@ -155,8 +155,13 @@ TEST_F(StreamContractTest, S7TokensMergeWhileAWriteIsUnderWay) {
   v1::GenerateRequest request = Streaming(Request(kPrompt, kTokens));
   // Some 400 bytes a token, far more in all than a stream's flow-control window of 64 KiB.
   request.mutable_output()->set_logprobs(20);
+  // Without these probes the window stays what it is, also on a slow machine.
+  grpc::ChannelArguments fixed_window;
+  fixed_window.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  const auto stub =
+      v1::GenerationService::NewStub(ConnectTo(listener_->addresses()[0], fixed_window));
   grpc::ClientContext context;
-  const auto reader = generation_->Generate(&context, request);
+  const auto reader = stub->Generate(&context, request);
   ASSERT_TRUE(served().engine->WaitIdle(MonotonicNow() + absl::Seconds(30)));
   Answer answer;
   int logprobs = 0;
