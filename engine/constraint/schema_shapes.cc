@@ -389,7 +389,7 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
     document_.LeaveOut(node, "uniqueItems", std::string(why));
     return true;
   };
-  // By value, since items of different positions may be equal.
+  // Maps by value, since items of different positions may be equal.
   std::vector<std::map<nlohmann::json, OrderedJson>> values_at;
   std::vector<SchemaId> positions = array->prefix;
   positions.push_back(array->items);

@@ -355,7 +355,7 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   if (!options) return absl::OkStatus();
   if (!options->is_object()) return BadField(*options, "must be an object");
   const JsonFields fields(*options);
-  // As in vLLM: the counts of every chunk come with those of the last one, unless the client
+  // Like vLLM, sends the counts of every chunk with those of the last one, unless the client
   // declines them.
   QUIRE_RETURN_IF_ERROR(fields.Bool("continuous_usage_stats", [&](bool v) {
     result->continuous_usage = result->include_usage = v;

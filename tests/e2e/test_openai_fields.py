@@ -133,7 +133,7 @@ def rendered(post, text):
     return answer["usage"]["prompt_tokens"]
 
 
-# What transformers 5.24 prints of these tools with `t | tojson`: json.dumps with ensure_ascii false.
+# transformers 5.24 prints these tools with `t | tojson` as follows: json.dumps with ensure_ascii false.
 @pytest.mark.parametrize(
     "given, printed",
     [

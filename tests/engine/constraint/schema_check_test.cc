@@ -1,5 +1,5 @@
 // Schemas as generators of them write them: what is enforced, and what is named where it is not.
-// Which texts are valid is the judgement of jsonschema 4.26.0, with formats checked as the named
+// jsonschema 4.26.0 judged which texts are valid, with formats checked as the named
 // specification has them; schemas named after Pydantic are those of Pydantic 2.14.
 
 #include "engine/constraint/schema_check.h"
@@ -443,7 +443,7 @@ TEST_F(SchemaCheckTest, FlagsAndNamesOfGroups) {
     const char* pattern;
     std::vector<const char*> matches, others;
   } cases[] = {
-      // As re.fullmatch of Python has it.
+      // Expected values are those of re.fullmatch of Python.
       {"(?i)yes|No!", {"yes", "YES", "yEs", "no!", "NO!"}, {"ye", "no"}},
       {"(?i)[a-c][^x-z0]\\d", {"Ab1", "cQ9"}, {"dA1", "aX1", "az1", "a01"}},
       {"a(?i:b|c)d", {"aBd", "aCd", "abd"}, {"ABd", "abD"}},
