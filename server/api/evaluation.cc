@@ -38,7 +38,7 @@ Evaluation::Evaluation(const HandlerContext& context, absl::string_view method,
   record_.principal = call.principal;
   record_.tenant = call.tenant;
   // Items after the first append their number to the id of the call.
-  record_.request_id = UsableRequestId(call.metadata_request_id, "-4095");
+  record_.request_id = UsableRequestId(call.metadata_request_id, kLongestItemSuffix);
 }
 
 void Evaluation::Refuse(const absl::Status& why) {

@@ -91,6 +91,8 @@ std::string NewRequestId();
 // `id` of the header x-request-id if it is a request id with `suffix` behind it, else a new one.
 // Gateways set the header for every call, so an id that cannot be used is not the caller's mistake.
 std::string UsableRequestId(absl::string_view id, absl::string_view suffix = "");
+// The longest number behind the id of an evaluation: 2048 pairs of two items each.
+inline constexpr absl::string_view kLongestItemSuffix = "-4095";
 
 // Whether the constraint may have JSON in it, whose white space may be chosen then.
 bool HasJson(const v1::Constraint& constraint);

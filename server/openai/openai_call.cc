@@ -92,20 +92,20 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
       .max_json_nodes = json.max_nodes,
       .max_json_depth = json.max_depth,
       .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
-  QUIRE_ASSIGN_OR_RETURN(OpenAiRequest request, head_.is_chat
-                                                    ? ParseChatRequest(body, limits)
-                                                    : ParseCompletionRequest(body, limits));
-  // A longer list could never wait as a whole.
-  const std::int32_t most = options->engine.max_queued_requests;
-  if (request.prompts.size() > static_cast<std::size_t>(most)) {
-    return BadParameter("prompt", absl::StrCat(request.prompts.size(), " entries long"),
-                        absl::StrCat("at most ", most, " entries (limits.max_queued_requests)"));
-  }
-  // The last prompt's id is the longest one.
-  const std::size_t others = request.prompts.size() - 1;
+  absl::StatusOr<OpenAiRequest> request =
+      head_.is_chat ? ParseChatRequest(body, limits) : ParseCompletionRequest(body, limits);
+  // The last prompt's id is the longest one. A refusal has an id, too.
+  const std::size_t others = request.ok() ? request->prompts.size() - 1 : 0;
   head_.request_id =
       UsableRequestId(head_.request_id, others == 0 ? "" : absl::StrCat("-", others));
   head_.headers.emplace_back("x-request-id", head_.request_id);
+  if (!request.ok()) return request.status();
+  // A longer list could never wait as a whole.
+  const std::int32_t most = options->engine.max_queued_requests;
+  if (request->prompts.size() > static_cast<std::size_t>(most)) {
+    return BadParameter("prompt", absl::StrCat(request->prompts.size(), " entries long"),
+                        absl::StrCat("at most ", most, " entries (limits.max_queued_requests)"));
+  }
   return request;
 }
 

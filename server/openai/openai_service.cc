@@ -224,9 +224,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   }
   std::string id(request.Header("x-request-id"));
   if (const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(request.path)) {
-    // The items of a call get a number behind the id; of 2048 pairs of two items each this is the
-    // longest.
-    id = UsableRequestId(id, "-4095");
+    id = UsableRequestId(id, kLongestItemSuffix);
     headers.emplace_back("x-request-id", id);
     EvaluationCall::Head head;
     head.endpoint = endpoint;

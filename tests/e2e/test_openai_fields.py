@@ -239,6 +239,9 @@ def test_odd_request_ids_are_replaced(api, served, post):
             assert len(stub.Embed(embed, metadata=(("x-request-id", odd),), timeout=60).embeddings) == 1
     status, _, headers = post(COMPLETIONS, {"prompt": "a"}, {"x-request-id": "Good_id.1:2-3"})
     assert status == 200 and headers["x-request-id"] == "Good_id.1:2-3"
+    for body in ({"prompt": "a", "n": "x"}, {}):
+        status, _, headers = post(COMPLETIONS, body, {"x-request-id": "refused"})
+        assert status == 400 and headers["x-request-id"] == "refused"
     with served.channel() as channel, pytest.raises(Exception) as caught:
         # A field of the request itself is still checked.
         list(api.GenerationServiceStub(channel).Generate(api.GenerateRequest(text="a", request_id="a b"), timeout=60))
