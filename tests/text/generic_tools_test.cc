@@ -3,8 +3,6 @@
 
 #include "text/chat/generic_tools.h"
 
-#include <gtest/gtest.h>
-
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "tests/testing/reason_of.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
@@ -112,6 +112,15 @@ TEST(GenericToolsTest, ATemplateWithoutASystemRoleHasThemInTheFirstUserMessage) 
             absl::StrCat(kInstructions, "\n\nHi"));
   EXPECT_EQ(TextOf(*Load(kAlternating, true), Conversation({{.role = "user"}})),
             absl::StrCat("[user]", kInstructions));
+}
+
+// The instructions come as a message before the others, which errors do not count.
+TEST(GenericToolsTest, ErrorsNameTheMessagesThatTheClientSent) {
+  const auto templates = Load(
+      "{% for m in messages if m.role in ['system', 'user'] %}{{ m.content }}{% endfor %}", true);
+  EXPECT_THAT(TextOf(*templates, Conversation({{.role = "user", .content = "Hi"},
+                                               {.role = "critic", .content = "No"}})),
+              ::testing::HasSubstr("chat.messages[1].role is \"critic\""));
 }
 
 // Calls and results of the history, in a template that refuses the role `tool` and roles that do

@@ -535,13 +535,14 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
       return TooLarge(options_.limits, generic.status());
     }
     if (!generic.ok()) return BadInput(name, 0, generic.status().message());
-    return RenderTemplate(name, *chosen, *generic, wall_now);
+    return RenderTemplate(name, *chosen, chat, *generic, wall_now);
   }
-  return RenderTemplate(name, *chosen, chat, wall_now);
+  return RenderTemplate(name, *chosen, chat, chat, wall_now);
 }
 
 absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& name,
                                                            const LoadedTemplate& chosen,
+                                                           const ChatInput& sent,
                                                            const ChatInput& chat,
                                                            absl::Time wall_now) const {
   const absl::StatusOr<ChatMarks> marks =
@@ -560,25 +561,28 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
   if (!status.ok()) {
     const std::string message = absl::StrCat(
         "chat template \"", name, "\", line ", at.line, ", column ", at.column, ": ",
-        status.message(), UncommonRoleNote(chat, chosen.traits.names_developer, status.message()));
+        status.message(), UncommonRoleNote(sent, chosen.traits.names_developer, status.message()));
     if (!absl::IsUnimplemented(status)) return BadInput(name, at.line, message);
     return WithReason(absl::FailedPreconditionError(message), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
   }
-  const auto render_again = [&](const ChatInput& other) -> absl::StatusOr<std::string> {
+  const auto render_again = [&](ChatInput other) -> absl::StatusOr<std::string> {
+    if (generic_.has_value()) {
+      QUIRE_ASSIGN_OR_RETURN(other, ToGeneric(chosen, other));
+    }
     QUIRE_ASSIGN_OR_RETURN(const jinja::Variables values,
                            MakeVariables(other, chosen.traits, literal));
     return jinja::Render(chosen.body, values, options_.limits, wall_now).text;
   };
   const absl::Status roles =
-      CheckRolesAreRendered(chat, chosen.traits.names_developer, render_again);
+      CheckRolesAreRendered(sent, chosen.traits.names_developer, render_again);
   if (!roles.ok()) return BadInput(name, 0, roles.message());
   std::string text = *std::move(result.text);
   if (Continues(chat)) {
     const ChatMessage& last = chat.messages.back();
     const bool is_list = !last.parts.empty() && IsContentList(last, chosen.traits);
     const std::string content = literal(is_list ? last.parts.back() : ContentText(last));
-    const absl::Status cut = CutBehindFinal(content, chat.messages.size(), &text);
+    const absl::Status cut = CutBehindFinal(content, sent.messages.size(), &text);
     if (!cut.ok()) return BadInput(name, 0, cut.message());
   }
   return marks->Unmark(text);

@@ -118,8 +118,11 @@ class ChatTemplates {
   absl::Status CheckTools(const std::string& name, const LoadedTemplate& chosen,
                           const ChatInput& chat) const;
   absl::StatusOr<ChatInput> ToGeneric(const LoadedTemplate& chosen, const ChatInput& chat) const;
+  // Errors name the messages of `sent`, the client's conversation. The template gets `chat`, which
+  // the generic tool format makes of it.
   absl::StatusOr<RenderedChat> RenderTemplate(const std::string& name, const LoadedTemplate& chosen,
-                                              const ChatInput& chat, absl::Time wall_now) const;
+                                              const ChatInput& sent, const ChatInput& chat,
+                                              absl::Time wall_now) const;
   absl::StatusOr<jinja::Variables> MakeVariables(const ChatInput& chat,
                                                  const TemplateTraits& traits,
                                                  const jinja::TextHook& literal) const;
