@@ -121,8 +121,8 @@ class Backend {
   std::unique_ptr<Share[]> shares_;  // one per thread
 };
 
-// Makes the kernels of this process run with an instruction set below the best one: "auto", "amx",
-// "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon" or "scalar". For configuration and
+// Selects the instruction set of the kernels of this process: "auto", "amx", "avx512_vnni",
+// "avx512", "avx_vnni", "avx2", "sse4", "neon" or "scalar". For configuration and
 // tests, before or between ops. Returns INVALID_ARGUMENT for a name that is not listed,
 // FAILED_PRECONDITION when the CPU, this build or the operating system does not provide it.
 absl::Status SelectCpuIsa(absl::string_view isa);

@@ -210,7 +210,7 @@ def unread_short_answers(target):
     with contextlib.ExitStack() as held:
         for _ in range(3):
             held.enter_context(opened())
-        pace(6)  # most answers have ended
+        pace(6)  # three times stream.slow_client_timeout
         while True:
             yield
             pace(ROUND)

@@ -233,6 +233,8 @@ def test_deltas_join_by_choice(q):
     assert completion.choices == [first, q.v1.Completed(**wanted)]
     assert [one.token_id for one in completion.prompt_logprobs] == [1, 3] and completion.started.model == "m"
     assert completion.text == "y" and completion.message == q.v1.ChatMessage(role="assistant", content="y")
+    turn = q.Completion(choices=[q.v1.Completed(**wanted)]).message
+    assert turn == q.v1.ChatMessage(role="assistant", content="xz", reasoning_content="r", tool_calls=wanted["tool_calls"])
     assert end.completed.text == ""  # the event itself is not changed
 
 

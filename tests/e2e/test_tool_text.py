@@ -88,17 +88,24 @@ def test_the_generic_format(tmp_path):
         messages = [{"role": "user", "content": "|call"}, called.message,
                     {"role": "tool", "tool_call_id": made.id, "content": "none"}, {"role": "user", "content": "|text"}]
         assert ask(client, "", messages=messages).choices[0].message.content == scripts["text"]
-        if not has_structured_output():
-            return
+
+
+@pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
+def test_forced_calls_in_the_generic_format(tmp_path):
+    scripts = {"text": "No call is needed."}
+    with served(tmp_path, scripts, "chat.tool_format=generic", prints_tools=False) as running, client_of(running) as client:
+        num_calls = 0
         for seed in range(4):
             more = {"seed": seed, "temperature": 1.0, "max_tokens": 300}
             named = ask(client, "text", tool_choice={"type": "function", "function": {"name": "now"}}, **more).choices[0]
             assert [call.function.name for call in named.message.tool_calls] == ["now"]
             assert json.loads(named.message.tool_calls[0].function.arguments) == {}
             some = ask(client, "text", tool_choice="required", parallel_tool_calls=False, **more).choices[0]
+            num_calls += len(some.message.tool_calls or [])
             for call in some.message.tool_calls or []:
                 jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
             assert some.message.tool_calls or some.finish_reason == "length"
+        assert num_calls > 0
 
 
 # Format -> answers without a call of a declared tool.

@@ -1,5 +1,5 @@
-// Templates that print no tools: refused where a request has some, and the format `generic` of
-// docs/tools.md, whose prompt is compared with the text of that page.
+// Templates that print no tools: requests with tools are refused, or written in the format generic.
+// kInstructions repeats the text of docs/tools.md.
 
 #include "text/chat/generic_tools.h"
 

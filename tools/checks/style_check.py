@@ -390,7 +390,7 @@ def check_functions(root):
         path = root / match.group(2)
         source = path.read_text(encoding="utf-8") if path.exists() else ""
         *scopes, name = match.group(1).split("::")
-        if re.search(rf"\b{name}\s*\(", source) and all(scope in source for scope in scopes):
+        if re.search(rf"\b{name}\s*\(", source) and all(re.search(rf"\b{scope}\b", source) for scope in scopes):
             continue
         line = text.count("\n", 0, match.start()) + 1
         yield f"docs/architecture.md:{line}: no {match.group(1)} in {match.group(2)}"
