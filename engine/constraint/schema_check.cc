@@ -457,8 +457,7 @@ bool SchemaDocument::Matches(const Regex& regex, const std::string& text) {
 
 bool SchemaDocument::AcceptsString(const StringShape& shape, const OrderedJson& value) {
   const auto& text = value.get_ref<const std::string&>();
-  const auto length = static_cast<std::int64_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+  const std::int64_t length = CountUtf8Characters(text);
   return length >= shape.min && (!shape.max || length <= *shape.max) &&
          (!shape.pattern || Matches(*shape.pattern, text));
 }

@@ -283,8 +283,9 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
                  field);
     }
     if (!chat.messages(i).content().empty() && !chat.messages(i).parts().empty()) {
-      return Bad(chat, absl::StrCat("chat.messages[", i,
-                                    "] has both content and parts, only one may be set"));
+      const std::string field = absl::StrCat("chat.messages[", i, "]");
+      return Bad(chat, absl::StrCat(field, " has both content and parts, only one may be set"),
+                 field);
     }
     input.messages.push_back(ToMessage(chat.messages(i)));
   }

@@ -16,7 +16,7 @@
 namespace quire::server {
 namespace {
 
-// An error of the item's own, with the field in which the client sent the item.
+// Adds the field in which the client sent the item to an error of the item's own.
 absl::Status NameItem(const EvaluationItem& item, const absl::Status& status) {
   const std::optional<ErrorReason> reason = GetErrorReason(status);
   if (item.field.empty() || !absl::IsInvalidArgument(status) || !reason) return status;

@@ -38,7 +38,7 @@ struct EvaluationItem {
   // The context of its ScorePrompt, which is empty here, is that of the earlier item in tokens: it
   // is not read twice. REQUIRES: that one is a score, and echoes the ids of its prompt.
   bool takes_context = false;
-  // Where the client sent it ("documents[3]"), which its errors then name; empty: they do not.
+  // Its errors name this field, in which the client sent it ("documents[3]"); empty: they do not.
   std::string field = {};
 };
 

@@ -124,7 +124,9 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
   std::vector<EvaluationItem> items(static_cast<std::size_t>(message.inputs_size()));
   for (int i = 0; i < message.inputs_size(); ++i) {
     const v1::EmbedInput& input = message.inputs(i);
-    engine::Request& request = items[static_cast<std::size_t>(i)].request;
+    EvaluationItem& item = items[static_cast<std::size_t>(i)];
+    item.field = absl::StrCat("inputs[", i, "]");
+    engine::Request& request = item.request;
     request.task = engine::Task::kEmbed;
     request.pooling = pooling;
     request.truncate_prompt = message.truncate();
@@ -164,6 +166,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
   HashMap<std::string, std::size_t> first_of_context;
   for (int i = 0; i < message.items_size(); ++i) {
     const auto index = static_cast<std::size_t>(i);
+    items[index].field = absl::StrCat("items[", i, "]");
     engine::Request& request = items[index].request;
     request.task = engine::Task::kScore;
     request.output.prompt_logprobs = 0;

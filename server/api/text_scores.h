@@ -32,7 +32,7 @@ namespace quire::server {
 struct TextPair {
   absl::string_view query;
   absl::string_view document;
-  // Where the client sent them, for errors.
+  // Errors name these fields, in which the client sent them.
   std::string query_field = "query";
   std::string document_field = "document";
 };

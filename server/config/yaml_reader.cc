@@ -359,7 +359,7 @@ class DocumentPlace final : public YAML::EventHandler {
   bool has_node_ = false;
 };
 
-// Where the text behind the first document begins, or nothing. Two documents are asked for and no
+// Returns where the text after the first document begins, or nothing. Two documents are asked for and no
 // more: at a stray comma yaml-cpp 0.7 makes documents of nothing for ever, of which YAML::LoadAll
 // would fill the memory.
 std::optional<DocumentPlace> FindSecondDocument(const std::string& text) {

@@ -2,7 +2,6 @@
 
 #include <google/protobuf/struct.pb.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/hash_map.h"
 #include "base/json_text.h"
 #include "formats/raw_json.h"
 #include "server/api/status_mapping.h"
@@ -132,9 +132,10 @@ absl::StatusOr<std::string> ReadFunctionName(const JsonValue& tool) {
   return name;
 }
 
-// `raw`: the tool in the body.
-absl::Status ReadTool(const JsonValue& tool, absl::string_view raw, v1::ToolSpec* spec) {
-  QUIRE_RETURN_IF_ERROR(ReadFunctionName(tool).status());
+// Returns the tool's name. `raw`: the tool in the body.
+absl::StatusOr<std::string> ReadTool(const JsonValue& tool, absl::string_view raw,
+                                     v1::ToolSpec* spec) {
+  QUIRE_ASSIGN_OR_RETURN(std::string name, ReadFunctionName(tool));
   const JsonFields function(*tool.Find("function"));
   const auto ignore = [](const auto&) {};
   QUIRE_RETURN_IF_ERROR(function.Text("description", ignore));
@@ -143,7 +144,7 @@ absl::Status ReadTool(const JsonValue& tool, absl::string_view raw, v1::ToolSpec
     QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
   }
   spec->set_tool_json(std::string(raw));
-  return absl::OkStatus();
+  return name;
 }
 
 // The tools that may be called; absent: all.
@@ -202,9 +203,9 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatProm
 
 // The allowed names that no tool has are refused.
 absl::Status CheckAllowedTools(const std::vector<std::string>& allowed,
-                               const std::vector<std::string>& declared) {
+                               const HashSet<std::string>& declared) {
   for (std::size_t i = 0; i < allowed.size(); ++i) {
-    if (std::ranges::find(declared, allowed[i]) != declared.end()) continue;
+    if (declared.contains(allowed[i])) continue;
     const std::string field =
         absl::StrCat("tool_choice.allowed_tools.tools[", i, "].function.name");
     return BadParameter(field, JsonQuoted(allowed[i].substr(0, 64)),
@@ -219,7 +220,9 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::Chat
   QUIRE_RETURN_IF_ERROR(body.Bool("parallel_tool_calls",
                                   [&](bool parallel) { chat->set_parallel_tool_calls(parallel); }));
   const auto tools = body.Find("tools");
-  std::vector<std::string> declared;
+  HashSet<std::string> wanted;
+  if (allowed) wanted.insert(allowed->begin(), allowed->end());
+  HashSet<std::string> declared;
   std::vector<std::size_t> indexes;
   if (tools) {
     QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
@@ -227,9 +230,10 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::Chat
         formats::RawElements(formats::RawMember(bytes, "tools"));
     for (std::size_t i = 0; i < tools->size(); ++i) {
       v1::ToolSpec spec;
-      QUIRE_RETURN_IF_ERROR(ReadTool(tools->At(i), raw[i], &spec));
-      QUIRE_ASSIGN_OR_RETURN(declared.emplace_back(), ReadFunctionName(tools->At(i)));
-      if (allowed && std::ranges::find(*allowed, declared.back()) == allowed->end()) continue;
+      QUIRE_ASSIGN_OR_RETURN(std::string name, ReadTool(tools->At(i), raw[i], &spec));
+      const bool is_wanted = !allowed || wanted.contains(name);
+      declared.insert(std::move(name));
+      if (!is_wanted) continue;
       indexes.push_back(i);
       *chat->add_tools() = std::move(spec);
     }

@@ -79,7 +79,7 @@ ordered_json DeltaOf(const v1::Delta& delta, const std::string& text) {
   return content;
 }
 
-// Where each token of an echoed prompt begins in the text that is echoed, in characters.
+// Computes where the tokens of an echoed prompt begin in the text that is echoed, in characters.
 class PromptOffsets {
  public:
   // `is_decoded`: the text is the decoded prompt. Otherwise the client wrote it: it lacks special
@@ -348,7 +348,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.cached_tokens = started.cached_tokens();
   state.text = started.prompt_text();
   // Without output, no text of a choice begins with the character that the prompt cuts.
-  if (hides_output && EndsInsideCharacter(started.prompt_token_ids())) {
+  if (hides_output && state.is_decoded && EndsInsideCharacter(started.prompt_token_ids())) {
     absl::StrAppend(&state.text, kReplacementCharacter);
   }
   state.characters = CountUtf8Characters(state.text);

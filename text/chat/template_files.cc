@@ -24,22 +24,30 @@ constexpr absl::string_view kNamedFolder = "additional_chat_templates";
 constexpr absl::string_view kNamedSuffix = ".jinja";
 constexpr absl::string_view kGgufTemplate = "tokenizer.chat_template";
 
-// Paths of the named templates below the model's directory, sorted.
-std::vector<std::string> NamedTemplateFiles(const formats::ModelFiles& files) {
+// Returns the paths of the named templates below the model's directory, sorted. Sets `error` if
+// their folder exists and cannot be read.
+std::vector<std::string> NamedTemplateFiles(const formats::ModelFiles& files,
+                                            std::error_code& error) {
   std::vector<std::string> paths;
-  std::error_code error;
   std::filesystem::directory_iterator it(files.LabelOf(kNamedFolder), error);
   for (; !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (absl::EndsWith(name, kNamedSuffix)) paths.push_back(absl::StrCat(kNamedFolder, "/", name));
   }
+  if (error == std::errc::no_such_file_or_directory) error.clear();
   std::sort(paths.begin(), paths.end());
   return paths;
 }
 
 absl::StatusOr<std::vector<TemplateSource>> ReadNamed(const formats::ModelFiles& files) {
   std::vector<TemplateSource> named;
-  for (const std::string& path : NamedTemplateFiles(files)) {
+  std::error_code error;
+  const std::vector<std::string> paths = NamedTemplateFiles(files, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(files.LabelOf(kNamedFolder), " cannot be read: ", error.message()));
+  }
+  for (const std::string& path : paths) {
     TemplateSource source{.origin = path};
     QUIRE_ASSIGN_OR_RETURN(source.text, files.ReadText(path, kMaxFileBytes));
     absl::string_view name = absl::string_view(path).substr(kNamedFolder.size() + 1);
@@ -90,7 +98,8 @@ std::vector<std::string> TemplateFileNames(const formats::ModelFiles& files) {
   std::vector<std::string> names;
   if (!files.gguf().empty()) return names;
   for (const absl::string_view name : kDefaultFiles) names.emplace_back(name);
-  for (std::string& path : NamedTemplateFiles(files)) names.push_back(std::move(path));
+  std::error_code ignored;  // ReadTemplateFiles reports it
+  for (std::string& path : NamedTemplateFiles(files, ignored)) names.push_back(std::move(path));
   return names;
 }
 

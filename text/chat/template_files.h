@@ -18,8 +18,8 @@ namespace quire::text {
 // Errors: those of files that are there and cannot be read, and of a GGUF file's metadata.
 absl::StatusOr<TemplateFiles> ReadTemplateFiles(const formats::ModelFiles& files);
 
-// Names of the files that ReadTemplateFiles reads, whether they are there or not. Empty for a GGUF
-// file, which is not to be written while it is served.
+// Returns the names of the files that ReadTemplateFiles reads: the default ones, which may be absent,
+// and the named ones that exist. Empty for a GGUF file, which must not change while it is served.
 std::vector<std::string> TemplateFileNames(const formats::ModelFiles& files);
 
 }  // namespace quire::text

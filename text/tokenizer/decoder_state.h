@@ -33,7 +33,7 @@ struct DecoderState {
   std::string strip_prefix;  // beginning of a character that may have to be stripped
 };
 
-// Where in a text a Detokenizer begins. By default it begins at the start of the text.
+// The place in a text at which a Detokenizer begins; by default the start of the text.
 struct DetokenizerState {
   // The text so far ends inside a character.
   bool is_cut() const { return repairer.is_waiting() || !decoder.strip_prefix.empty(); }

@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/json_text.h"
+#include "base/utf8.h"
 #include "text/tools/json_tracker.h"
 #include "text/tools/python_call.h"
 
@@ -75,11 +76,6 @@ const json& ListOf(const json& schema, absl::string_view keyword) {
   static const json kEmpty = json::array();
   const json* const list = Find(schema, keyword);
   return list != nullptr && list->is_array() ? *list : kEmpty;
-}
-
-std::size_t CodePoints(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(text, [](char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
 // The schemas of one argument: it is valid under one of each group.
@@ -213,7 +209,7 @@ class Evaluator {
     if (value.is_number()) return AcceptsNumber(schema, value);
     if (value.is_string()) {
       return HasCount(schema, "minLength", "maxLength",
-                      CodePoints(value.get_ref<const std::string&>()));
+                      CountUtf8Characters(value.get_ref<const std::string&>()));
     }
     if (value.is_array()) return AcceptsArray(schema, value, depth + 1);
     return !value.is_object() || AcceptsObject(schema, value, depth + 1);

@@ -3,7 +3,7 @@
 // Character classes of the components, with the sets that Hugging Face tokenizers uses.
 //
 // Place:      bottom of text/; the only user of utf8proc besides the normalizer.
-// Invariants: Unicode 14 (utf8proc 2.8); where the original has older or newer tables, the
+// Invariants: Unicode 15 (utf8proc 2.8); where the original has older or newer tables, the
 //             difference is listed in docs/tokenizers.md.
 // Threads:    pure.
 

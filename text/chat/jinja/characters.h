@@ -6,6 +6,7 @@
 // Threads:    pure.
 // Source:     the Unicode Character Database: SpecialCasing.txt, CaseFolding.txt and
 //             DerivedCoreProperties.txt. CPython 3.11, which has Unicode 14, printed the tables.
+//             Categories are those of utf8proc 2.8, which has Unicode 15.
 
 #include <string>
 

@@ -32,24 +32,6 @@ bool IsDigits(absl::string_view text) {
   });
 }
 
-// Returns repr(value) with the characters outside of ASCII escaped.
-std::string EscapeNonAscii(absl::string_view repr) {
-  std::string text;
-  for (const absl::string_view character : Characters(repr)) {
-    const auto code = static_cast<std::uint32_t>(DecodeUtf8At(character, 0).code_point);
-    if (code < 0x80) {
-      absl::StrAppend(&text, character);
-    } else if (code <= 0xFF) {
-      absl::StrAppendFormat(&text, "\\x%02x", code);
-    } else if (code <= 0xFFFF) {
-      absl::StrAppendFormat(&text, "\\u%04x", code);
-    } else {
-      absl::StrAppendFormat(&text, "\\U%08x", code);
-    }
-  }
-  return text;
-}
-
 // Returns str, repr or ascii of the value for the conversions s, r and a.
 Text Convert(const Value& value, char conversion, Runtime& runtime) {
   if (conversion == 's') return runtime.Print(value);
@@ -341,7 +323,8 @@ class PercentFormatter {
     if (absl::string_view("sra").find(type) != absl::string_view::npos) {
       QUIRE_ASSIGN_OR_RETURN(std::string text, Convert(value, conversion.type, runtime_));
       if (conversion.precision >= 0) {
-        text = std::string(CharRange(text, 0, std::min(conversion.precision, CountChars(text))));
+        text = std::string(
+            CharRange(text, 0, std::min(conversion.precision, CountUtf8Characters(text))));
       }
       return PadText(text, conversion.width, side, " ");
     }
@@ -373,7 +356,7 @@ class PercentFormatter {
   }
 
   static Text CharacterOf(const Value& value) {
-    if (value.is_string() && CountChars(value.as_string()) == 1) return value.as_string();
+    if (value.is_string() && CountUtf8Characters(value.as_string()) == 1) return value.as_string();
     const std::optional<std::int64_t> code = value.ToInteger();
     if (!code) return BadFormat("%c requires int or char");
     if (*code < 0 || *code > 0x10FFFF || (*code >= 0xD800 && *code < 0xE000)) {

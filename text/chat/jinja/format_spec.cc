@@ -153,7 +153,7 @@ absl::StatusOr<std::string> FormatString(const Value& value, const Spec& spec) {
   }
   absl::string_view text = value.as_string();
   if (spec.precision >= 0) {
-    text = CharRange(text, 0, std::min(spec.precision, CountChars(text)));
+    text = CharRange(text, 0, std::min(spec.precision, CountUtf8Characters(text)));
   }
   return PadText(text, spec.width, spec.align, spec.fill);
 }
@@ -190,8 +190,8 @@ std::string LayOutNumber(const NumberText& number, const Spec& spec) {
   std::string sign = number.sign;
   if (sign.empty() && (spec.sign == '+' || spec.sign == ' ')) sign.push_back(spec.sign);
   const bool fills_zeros = spec.fill == "0" && spec.align == '=';
-  const auto fixed =
-      static_cast<std::int64_t>(sign.size() + number.prefix.size()) + CountChars(number.rest);
+  const auto fixed = static_cast<std::int64_t>(sign.size() + number.prefix.size()) +
+                     CountUtf8Characters(number.rest);
   // Infinity has no digits to group.
   const std::string digits =
       number.digits.empty()
@@ -355,7 +355,7 @@ NumberText FloatTextAs(double value, char type, std::int64_t precision, bool is_
 
 std::string PadText(absl::string_view text, std::int64_t width, char align,
                     absl::string_view fill) {
-  const std::int64_t missing = std::max<std::int64_t>(width - CountChars(text), 0);
+  const std::int64_t missing = std::max<std::int64_t>(width - CountUtf8Characters(text), 0);
   const std::int64_t left = align == '<' ? 0 : align == '^' ? missing / 2 : missing;
   std::string padded;
   for (std::int64_t i = 0; i < left; ++i) absl::StrAppend(&padded, fill);

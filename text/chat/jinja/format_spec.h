@@ -31,7 +31,7 @@ struct NumberText {
   std::string rest;    // point, fraction, exponent, percent sign
 };
 
-// Digits in base 2, 8, 10 or 16.
+// Writes the value in base 2, 8, 10 or 16.
 NumberText IntegerText(std::int64_t value, int base, bool is_upper);
 // `type` is one of e, f, g and their upper cases. REQUIRES: precision is within the limit of texts.
 NumberText FloatTextAs(double value, char type, std::int64_t precision, bool is_alternate);

@@ -141,7 +141,7 @@ absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& st
   };
   Window window{.text = call.text()};
   if (!is_given(start) && !is_given(end)) return window;
-  const std::int64_t length = CountChars(call.text());
+  const std::int64_t length = CountUtf8Characters(call.text());
   const auto place = [length](std::int64_t index) {
     return std::clamp<std::int64_t>(index < 0 ? index + length : index, 0, length);
   };
@@ -204,7 +204,7 @@ Result Search(const Call& call) {
   const absl::string_view text = window.text;
   if (call.name == "count") {
     if (!window.is_valid) return Value::Int(0);
-    if (part.empty()) return Value::Int(CountChars(text) + 1);
+    if (part.empty()) return Value::Int(CountUtf8Characters(text) + 1);
     std::int64_t count = 0;
     for (std::size_t at = FindFirst(text, part); at != absl::string_view::npos;
          at = FindFirst(text, part, at + part.size())) {
@@ -217,7 +217,7 @@ Result Search(const Call& call) {
                          : from_right     ? FindLast(text, part)
                                           : FindFirst(text, part);
   if (at != absl::string_view::npos) {
-    return Value::Int(window.begin + CountChars(text.substr(0, at)));
+    return Value::Int(window.begin + CountUtf8Characters(text.substr(0, at)));
   }
   if (absl::EndsWith(call.name, "index")) {
     return absl::InvalidArgumentError("substring not found");
@@ -234,10 +234,10 @@ Result Justify(const Call& call) {
   if (bound[1]) {
     QUIRE_ASSIGN_OR_RETURN(fill, TextArgument(call, bound[1]));
   }
-  if (CountChars(fill) != 1) {
+  if (CountUtf8Characters(fill) != 1) {
     return absl::InvalidArgumentError("The fill character must be exactly one character long");
   }
-  const std::int64_t length = CountChars(call.text());
+  const std::int64_t length = CountUtf8Characters(call.text());
   if (width <= length) return call.self;
   const std::int64_t missing = width - length;
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(
@@ -255,7 +255,7 @@ Result ZeroFill(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"width"}));
   if (!bound[0]) return absl::InvalidArgumentError("zfill needs a width");
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t width, IntegerArgument(call, bound[0], 0));
-  const std::int64_t length = CountChars(call.text());
+  const std::int64_t length = CountUtf8Characters(call.text());
   if (width <= length) return call.self;
   const std::int64_t missing = width - length;
   QUIRE_RETURN_IF_ERROR(
@@ -299,7 +299,7 @@ Result FormatMap(const Call& call) {
 
 absl::StatusOr<Value> CodeOf(const Value& key) {
   if (key.is_int()) return key;
-  if (key.is_string() && CountChars(key.as_string()) == 1) {
+  if (key.is_string() && CountUtf8Characters(key.as_string()) == 1) {
     return Value::Int(static_cast<std::int64_t>(DecodeUtf8At(key.as_string(), 0).code_point));
   }
   return absl::InvalidArgumentError("keys of maketrans must be integers or single characters");
@@ -325,10 +325,10 @@ Result MakeTrans(const Call& call) {
   if (bound[2]) {
     QUIRE_ASSIGN_OR_RETURN(removed, TextArgument(call, bound[2]));
   }
+  QUIRE_RETURN_IF_ERROR(
+      call.runtime.Charge(static_cast<std::int64_t>(from.size() + to.size() + removed.size())));
   const std::vector<absl::string_view> keys = Characters(from);
   const std::vector<absl::string_view> values = Characters(to);
-  QUIRE_RETURN_IF_ERROR(
-      call.runtime.Charge(static_cast<std::int64_t>(keys.size() + removed.size())));
   if (keys.size() != values.size()) {
     return absl::InvalidArgumentError("the first two maketrans arguments must have equal length");
   }
@@ -350,7 +350,9 @@ Result Translate(const Call& call) {
   if (!is_table)
     return absl::InvalidArgumentError("translate needs a table, as maketrans makes it");
   std::string text;
-  for (const absl::string_view character : Characters(call.text())) {
+  for (absl::string_view rest = call.text(); !rest.empty();) {
+    const absl::string_view character = rest.substr(0, Utf8Length(rest[0]));
+    rest.remove_prefix(character.size());
     QUIRE_RETURN_IF_ERROR(call.runtime.Charge(1));
     QUIRE_ASSIGN_OR_RETURN(const Value key, CodeOf(Value::String(character)));
     QUIRE_ASSIGN_OR_RETURN(const Value value, GetItem(*bound[0], key, call.runtime));

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "text/chat/jinja/format.h"
 #include "text/chat/jinja/methods.h"
 #include "text/chat/jinja/strings.h"
@@ -176,7 +177,7 @@ absl::StatusOr<std::optional<Value>> ElementAt(const Value& value, std::int64_t 
                                                Runtime& runtime) {
   if (value.is_string()) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(value.as_string().size()));
-    const auto place = Place(index, CountChars(value.as_string()));
+    const auto place = Place(index, CountUtf8Characters(value.as_string()));
     if (!place) return std::optional<Value>();
     return std::optional<Value>(Value::String(CharAt(value.as_string(), *place)));
   }
@@ -261,7 +262,7 @@ absl::StatusOr<Range> ResolveSlice(const SliceParts& parts, std::int64_t length)
 absl::StatusOr<Value> SliceText(const std::string& text, const SliceParts& parts,
                                 Runtime& runtime) {
   QUIRE_RETURN_IF_ERROR(runtime.ChargeText(text.size()));
-  QUIRE_ASSIGN_OR_RETURN(const Range range, ResolveSlice(parts, CountChars(text)));
+  QUIRE_ASSIGN_OR_RETURN(const Range range, ResolveSlice(parts, CountUtf8Characters(text)));
   if (range.count == 0) return Value::String("");
   if (range.step == 1) {
     return Value::String(CharRange(text, range.start, range.start + range.count));

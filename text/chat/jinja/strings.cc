@@ -113,6 +113,18 @@ void AppendStringRepr(absl::string_view text, std::string& out) {
   out += quote;
 }
 
+std::string EscapeNonAscii(absl::string_view repr) {
+  std::string escaped;
+  ForEachChar(repr, [&](char32_t c) {
+    if (c < 0x80) {
+      escaped += static_cast<char>(c);
+    } else {
+      AppendEscape(c, escaped);
+    }
+  });
+  return escaped;
+}
+
 absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars) {
   HashSet<char32_t> set;

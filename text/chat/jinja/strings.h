@@ -6,7 +6,7 @@
 // Invariants: arguments and results are UTF-8; places and counts are in characters.
 // Threads:    pure.
 // Source:     documentation of Python's str type; the search of Knuth, Morris and Pratt.
-//             Character data are Unicode 14, as in CPython 3.11.
+//             Character data are those of characters.h.
 
 #include <cstdint>
 #include <optional>
@@ -22,6 +22,8 @@ bool IsPythonSpace(char32_t c);
 
 // Appends repr(text).
 void AppendStringRepr(absl::string_view text, std::string& out);
+// Returns ascii of a value whose repr is given: the characters outside of ASCII are escaped.
+std::string EscapeNonAscii(absl::string_view repr);
 
 enum class Side : std::uint8_t { kLeft, kRight, kBoth };
 // strip, lstrip, rstrip; `chars` absent: white space.
@@ -73,7 +75,7 @@ bool AllOfClass(absl::string_view text, CharClass wanted);
 bool IsTitleCase(absl::string_view text);
 bool IsIdentifier(absl::string_view text);
 
-// str.expandtabs. The result has at most CountTabs(text) * max(tab_size, 0) more characters.
+// str.expandtabs. Each tab adds at most max(tab_size, 0) characters.
 std::string ExpandTabs(absl::string_view text, std::int64_t tab_size);
 
 // The character at `index` (from 0), and the text from character `begin` to `end`. REQUIRES: within

@@ -442,14 +442,9 @@ absl::string_view TypeName(const Value& value) {
   return "object";
 }
 
-std::int64_t CountChars(absl::string_view text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-}
-
 absl::StatusOr<std::int64_t> Length(const Value& value) {
   if (value.is_undefined()) return 0;
-  if (value.is_string()) return CountChars(value.as_string());
+  if (value.is_string()) return CountUtf8Characters(value.as_string());
   if (value.is_map()) return static_cast<std::int64_t>(value.as_map()->entries.size());
   if (value.is_sequence() && value.as_sequence()->kind != SequenceKind::kIterator) {
     return static_cast<std::int64_t>(value.as_sequence()->items.size());

@@ -195,8 +195,6 @@ std::string FloatText(double value);
 // "dict", "str", "NoneType": for messages.
 absl::string_view TypeName(const Value& value);
 
-// Characters of a text.
-std::int64_t CountChars(absl::string_view text);
 // len(value); INVALID_ARGUMENT for values without a length.
 absl::StatusOr<std::int64_t> Length(const Value& value);
 
