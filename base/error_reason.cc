@@ -54,8 +54,6 @@ constexpr ReasonRow kReasons[] = {
      ErrorDetail::kRetryInfo, "a limit of the tenant (`tenants.*`)"},
     {Reason::kQueueTimeout, "QUEUE_TIMEOUT", StatusCode::kResourceExhausted, 429,
      Retry::kSameServer, ErrorDetail::kRetryInfo, "not scheduled in time"},
-    {Reason::kNoMemory, "NO_MEMORY", StatusCode::kResourceExhausted, 503, Retry::kSameServer,
-     ErrorDetail::kRetryInfo, "no memory for this request; a smaller one may have it"},
     {Reason::kModelLoading, "MODEL_LOADING", StatusCode::kUnavailable, 503, Retry::kSameServer,
      ErrorDetail::kRetryInfo, "not ready yet"},
     {Reason::kServerDraining, "SERVER_DRAINING", StatusCode::kUnavailable, 503, Retry::kOtherServer,

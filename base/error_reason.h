@@ -45,7 +45,6 @@ enum class Reason : std::uint8_t {
   kQueueFull,
   kTenantLimit,
   kQueueTimeout,
-  kNoMemory,
   kModelLoading,
   kServerDraining,
   kServerShutdown,

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
-#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -147,14 +146,7 @@ absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes) {
   auto content = std::make_shared<absl::StatusOr<std::string>>();
-  const auto read = [=] {
-    try {
-      *content = Read(path, max_bytes);
-    } catch (const std::bad_alloc&) {
-      *content = absl::ResourceExhaustedError(absl::StrCat(path, " cannot be read: no memory"));
-    }
-  };
-  const absl::Status answered = AskWithin(kFileTimeout, read);
+  const absl::Status answered = AskWithin(kFileTimeout, [=] { *content = Read(path, max_bytes); });
   if (!answered.ok()) return CannotRead(path, answered);
   return *std::move(content);
 }

@@ -24,9 +24,8 @@ inline constexpr absl::Duration kFileTimeout = absl::Seconds(5);
 inline constexpr int kMaxLeftBehind = 16;
 
 // The whole file. NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular file, more than
-// `max_bytes`), or RESOURCE_EXHAUSTED (no memory) and what AskWithin says; each message starts with
-// the path. A file that is written in place meanwhile may be read half-written: StampOf before and
-// after tells.
+// `max_bytes`), or what AskWithin returns; each message starts with the path. A file that is
+// written in place meanwhile may be read half-written: StampOf before and after tells.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes);
 
 // Differs after a file was written or replaced. All zero: it cannot be looked at, and a reader is

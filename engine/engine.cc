@@ -5,11 +5,9 @@
 #include <exception>
 #include <future>
 #include <memory>
-#include <new>
 #include <thread>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
@@ -17,7 +15,6 @@
 #include "base/published.h"
 #include "base/status.h"
 #include "base/thread_name.h"
-#include "base/within_memory.h"
 #include "engine/output/output_stage.h"
 #include "engine/output/unread_answers.h"
 #include "engine/request/engine_options.h"
@@ -117,8 +114,7 @@ class Engine::Impl {
 
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request, WhenFull when_full) {
     if (when_full == WhenFull::kIsRefused) probe_.Received();
-    absl::StatusOr<std::shared_ptr<TokenStream>> stream =
-        WithinMemory([&] { return TryAccept(std::move(request)); });
+    absl::StatusOr<std::shared_ptr<TokenStream>> stream = TryAccept(std::move(request));
     if (when_full == WhenFull::kComesAgain) {
       if (IsFull(stream.status())) return stream;
       probe_.Received();
@@ -188,7 +184,7 @@ class Engine::Impl {
     return is_idle_.load(std::memory_order_acquire) || core_.heartbeat().age() < stall_timeout;
   }
 
-  // Who asks is given up when the engine is busy for longer, so the answer has an owner of its own.
+  // The caller may time out before the engine thread answers, so the promise is shared.
   absl::StatusOr<PageSnapshot> GetPageSnapshot() {
     const auto answer = std::make_shared<std::promise<absl::StatusOr<PageSnapshot>>>();
     const auto call = [this, answer] { answer->set_value(DescribePages()); };
@@ -205,8 +201,8 @@ class Engine::Impl {
   }
 
   absl::StatusOr<IntegrityReport> InspectIntegrity() {
-    absl::StatusOr<IntegrityReport> report = IntegrityReport();
-    QUIRE_RETURN_IF_ERROR(OnEngineThread([&] { report = CheckIntegrity(); }));
+    IntegrityReport report;
+    QUIRE_RETURN_IF_ERROR(OnEngineThread([&] { report = core_.CheckIntegrity(); }));
     return report;
   }
 
@@ -224,21 +220,9 @@ class Engine::Impl {
   }
   // Of a call that the engine thread cannot answer any more.
   absl::Status NoThreadError() const { return died_.load() ? DeviceError() : ShutdownError(); }
-  // On the engine thread, which a snapshot or a check that finds no memory must not end.
   absl::StatusOr<PageSnapshot> DescribePages() {
     if (died_.load()) return DeviceError();
-    try {
-      return core_.DescribePages();
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("no memory to describe the pages");
-    }
-  }
-  absl::StatusOr<IntegrityReport> CheckIntegrity() {
-    try {
-      return core_.CheckIntegrity();
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("no memory to check the integrity");
-    }
+    return core_.DescribePages();
   }
   // Calls it between two steps. With an error, NoThreadError, nothing was called.
   absl::Status OnEngineThread(const std::function<void()>& call);
@@ -278,13 +262,13 @@ class Engine::Impl {
   mutable Mutex stats_mutex_;
   EngineStats stats_ ABSL_GUARDED_BY(stats_mutex_);
   absl::Time stats_time_ ABSL_GUARDED_BY(stats_mutex_);
-  Signals signals_;          // engine thread, as the next two
-  bool has_failed_ = false;  // on_failing was called
+  std::vector<Signal> signals_;  // engine thread, as the next two
+  bool has_failed_ = false;      // on_failing was called
   std::vector<OutputItem> items_;
   std::thread thread_;
 };
 
-// The project throws nothing, but what it calls may: an allocation above all.
+// quire throws nothing, but libraries may.
 void Engine::Impl::Run() {
   SetThreadName("engine");
   std::string what;
@@ -444,13 +428,8 @@ void Engine::Impl::PublishStats(absl::Time now) {
 absl::Status Engine::Impl::PrepareHotOptions(const HotOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckHotOptions(options_, options, cache_->page_size()));
   const std::int32_t running = options_.max_running_sequences;
-  try {
-    output_.Reserve(RingItems(options, running));
-    table_.Reserve(TableCapacity(options, running));
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for limits.max_queued_requests ", options.max_queued_requests));
-  }
+  output_.Reserve(RingItems(options, running));
+  table_.Reserve(TableCapacity(options, running));
   return absl::OkStatus();
 }
 
@@ -544,10 +523,8 @@ std::shared_ptr<AcceptedRequest> Engine::Impl::MakeAccepted(Request request,
 absl::Status Engine::Impl::TakePlace(const std::shared_ptr<AcceptedRequest>& live) {
   const std::string& tenant = live->request.tenant;
   QUIRE_RETURN_IF_ERROR(queue_.EnterRequest(tenant, unread_->CountsOf(tenant)));
-  // Without memory, too, which Submit throws.
-  absl::Cleanup leave = [&] { queue_.LeaveRequest(tenant); };
   absl::Status submitted = text_.Submit(live);
-  if (submitted.ok()) std::move(leave).Cancel();
+  if (!submitted.ok()) queue_.LeaveRequest(tenant);
   return submitted;
 }
 
@@ -559,23 +536,18 @@ absl::StatusOr<std::shared_ptr<TokenStream>> Engine::Impl::TryAccept(Request req
     return WithReason(absl::DeadlineExceededError("deadline had passed on arrival"),
                       Reason::kTimeout, {{"stage", "queue"}, {"tokens", "0"}});
   }
-  // Once it is in the table, nothing fails any more: it would run, and its caller not know of it.
-  Signals arrival;
-  arrival.push_back({.kind = Signal::Kind::kArrived, .request = live});
   QUIRE_RETURN_IF_ERROR(table_.Insert(live, queue_.RetryDelay(), [&] { return TakePlace(live); }));
-  inbox_->Post(std::move(arrival));
+  inbox_->Post({.kind = Signal::Kind::kArrived, .request = live});
   return live->stream;
 }
 
 void Engine::Impl::PostCancel(const std::shared_ptr<AcceptedRequest>& live, CancelSource source,
                               std::string text) {
-  Signals cancel;  // before the request is marked: without memory it may be cancelled again
-  cancel.push_back({.kind = Signal::Kind::kCancel,
-                    .request = live,
-                    .source = source,
-                    .reason_text = std::move(text)});
   if (live->cancel_requested.exchange(true, std::memory_order_acq_rel)) return;
-  inbox_->Post(std::move(cancel));
+  inbox_->Post({.kind = Signal::Kind::kCancel,
+                .request = live,
+                .source = source,
+                .reason_text = std::move(text)});
 }
 
 absl::StatusOr<AbortResult> Engine::Impl::Abort(const AbortSelection& selection) {

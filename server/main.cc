@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,14 @@ constexpr absl::Duration kLastLogTime = absl::Seconds(1);
 
 using quire::server::Flags;
 using quire::server::LayeredConfig;
+
+// Called by operator new when the system refuses memory. Nothing that allocates may run here. A
+// supervisor restarts the process.
+[[noreturn]] void ExitOutOfMemory() {
+  constexpr char kLine[] = "quired: out of memory, exiting with status 70\n";
+  (void)!write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  _exit(quire::server::kExitEngine);
+}
 
 int PrintErrors(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) std::cerr << error << "\n";
@@ -82,6 +91,7 @@ int Run(Flags flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::set_new_handler(ExitOutOfMemory);
   // All kernels are loaded when the device is opened, before the memory plan asks what is free;
   // loaded lazily, the first request that needs one would take memory after ready.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);

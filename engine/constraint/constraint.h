@@ -114,7 +114,7 @@ class ConstraintMatcher {
 
   // Goes on by one token. An end token is accepted where the text may end, and nothing after it.
   // Errors: INVALID_ARGUMENT for a token that the mask excludes, and the state is as before;
-  // RESOURCE_EXHAUSTED / NO_MEMORY, or BAD_CONSTRAINT, stage `limit`, when the state, or the work
+  // RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, when the state, or the work
   // for the token, outgrows its limit: both grow with the ways in which the tokens so far may be
   // read. What has failed so once fails so from then on.
   virtual absl::Status Accept(std::int32_t token) = 0;

@@ -12,17 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
-#include "base/hash_map.h"
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/thread_name.h"
-#include "base/within_memory.h"
 #include "text/tools/tool_format.h"
 
 namespace quire::engine {
@@ -245,11 +243,11 @@ class ConstraintCompiler::Impl {
   absl::Time urgent_time_as_of_ ABSL_GUARDED_BY(mutex_) = MonotonicNow();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Job>> waiting_ ABSL_GUARDED_BY(mutex_);
-  HashMap<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
-  HashMap<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
   Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
   std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // the most recently used first
-  HashMap<std::string, std::list<Cached>::iterator> cached_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::list<Cached>::iterator> cached_ ABSL_GUARDED_BY(mutex_);
   std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int, std::thread> workers_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> ended_workers_ ABSL_GUARDED_BY(mutex_);
@@ -312,18 +310,14 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
       } else {
         auto job = std::make_shared<Job>(
             Job{.key = key, .spec = std::move(spec), .stop = {}, .started = {}, .waiters = {}});
-        // A build that waits and is not in jobs_ would be made twice, and kept twice.
         found = jobs_.emplace(std::move(key), job).first;
-        absl::Cleanup undo = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { jobs_.erase(found); };
         waiting_.push_back(std::move(job));
-        std::move(undo).Cancel();
         work_.NotifyOne();
         watch_.NotifyOne();  // another build may be late now
       }
     }
     if (!answer) {
       misses_.Increment();
-      // Behind what needs memory: a caller that learns of none must not be answered as well.
       auto& waiters = found->second->waiters;
       if (waiters.size() == waiters.capacity()) waiters.reserve(2 * waiters.size() + 1);
       tickets_.emplace(++last_ticket_, found->second.get());
@@ -397,7 +391,7 @@ void ConstraintCompiler::Impl::Begin(Job& job) {
 }
 
 ConstraintCompiler::Impl::Next ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
-  Result result = WithinMemory([&] { return build_(job->spec, job->stop.get_token()); });
+  Result result = build_(job->spec, job->stop.get_token());
   std::vector<Done> waiters;
   {
     MutexLock lock(&mutex_);
@@ -528,7 +522,7 @@ absl::Time ConstraintCompiler::Impl::ReplaceEnded(std::vector<std::thread>* ende
   while (free_places_ > 0 && !stopping_) {
     try {
       StartWorker();
-    } catch (const std::exception&) {  // no thread, or no memory for one
+    } catch (const std::exception&) {  // no thread could be started
       return MonotonicNow() + kThreadRetry;
     }
     --free_places_;

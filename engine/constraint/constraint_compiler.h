@@ -81,8 +81,8 @@ class ConstraintCompiler {
   // too long, whose constraint is too large, or whose build takes longer than the timeout, now or
   // when it was asked for before; RESOURCE_EXHAUSTED / QUEUE_FULL when too many builds wait, or the
   // late ones leave no thread, or the processors left the build less than the timeout while another
-  // one waited for its place, or for ten times as long; RESOURCE_EXHAUSTED / NO_MEMORY when a build
-  // has none; UNAVAILABLE / SERVER_SHUTDOWN when the compiler ends.
+  // one waited for its place, or for ten times as long; UNAVAILABLE / SERVER_SHUTDOWN when the
+  // compiler ends.
   Ticket Compile(ConstraintSpec spec, Done done);
 
   // Once it returns, `done` of the ticket is not called any more. False: it was called, or is being

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
-#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +10,6 @@
 #include "base/error_reason.h"
 #include "base/status.h"
 #include "base/thread_priority.h"
-#include "base/within_memory.h"
 #include "engine/constraint/grammar_library.h"
 
 namespace xgrammar {
@@ -130,8 +128,6 @@ absl::Status Guarded(LibraryBudget* budget, const Call& call) {
                       {{"stage", "limit"}});
   } catch (const Stopped&) {
     return absl::CancelledError("constraint: told to stop");
-  } catch (const std::bad_alloc&) {
-    return NoMemoryError();
   } catch (const std::exception& error) {
     return BadConstraint(
         "compile",

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/thread_name.h"
-#include "base/within_memory.h"
 #include "engine/masks/banned_text.h"
 #include "engine/masks/repeat_penalty.h"
 
@@ -93,7 +92,7 @@ void MaskPool::Work() {
     if (choice.use_count() == 1) continue;  // its request has ended
     const absl::Time start = clock_->Now();
     const absl::Duration used = used_();
-    choice->status_ = WithinMemory([&choice] { return Make(*choice); });
+    choice->status_ = Make(*choice);
     // A mask that cannot be made allows nothing, and says why.
     if (!choice->status_.ok()) std::ranges::fill(choice->words_, 0u);
     if (on_made_) on_made_(clock_->Now() - start);

@@ -44,8 +44,8 @@ class ChoiceMask {
 
   // What follows REQUIRES is_ready().
   //
-  // Why there is no mask: as ConstraintMatcher says, INTERNAL for a token that a mask had excluded,
-  // or NO_MEMORY.
+  // Why there is no mask: an error of ConstraintMatcher, or INTERNAL for a token that an earlier
+  // mask had excluded.
   const absl::Status& status() const { return status_; }
   // One bit a row of the output matrix; all bits 0 without a mask. Empty where nothing may be
   // excluded: without a constraint and banned text.

@@ -22,8 +22,8 @@
 #include <span>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "base/hash_map.h"
 #include "engine/constraint/dry_params.h"
 #include "engine/masks/token_texts.h"
 #include "kernels/sampling/sampling.h"
@@ -71,12 +71,12 @@ class RepeatPenalty {
   std::int32_t node_ = 0;     // of the breakers, behind the last token
   std::size_t unbroken_ = 0;  // tokens behind the last one that breaks
   std::vector<std::int32_t> tokens_;
-  std::vector<std::uint32_t> previous_;          // place of the same token before; kNone
-  HashMap<std::int32_t, std::uint32_t> latest_;  // of each token
+  std::vector<std::uint32_t> previous_;  // place of the same token before; kNone
+  absl::flat_hash_map<std::int32_t, std::uint32_t> latest_;  // of each token
   // Of a place in the window that has the last token: of how many tokens up to there, at most
   // unbroken_, the last tokens are a repetition. Of others nothing.
   std::vector<std::uint32_t> matches_;
-  HashMap<std::int32_t, std::uint32_t> longest_;  // scratch of Penalties
+  absl::flat_hash_map<std::int32_t, std::uint32_t> longest_;  // scratch of Penalties
   std::vector<kernels::LogitBias> penalties_;
 };
 

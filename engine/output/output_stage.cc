@@ -1,14 +1,12 @@
 #include "engine/output/output_stage.h"
 
 #include <deque>
-#include <new>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "base/bounded_queue.h"
 #include "base/clock.h"
-#include "base/hash_map.h"
 #include "base/thread_name.h"
-#include "base/within_memory.h"
 #include "engine/output/output_state.h"
 #include "engine/output/token_stream.h"
 
@@ -25,7 +23,7 @@ struct OutputStage::Ring {
   std::uint64_t pushed = 0;  // items, without the late ones
   std::atomic<std::uint64_t> done{0};
   std::vector<OutputItem> batch;
-  HashMap<std::uint64_t, std::unique_ptr<OutputState>> states;  // by arrival
+  absl::flat_hash_map<std::uint64_t, std::unique_ptr<OutputState>> states;  // by arrival
 };
 
 OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,
@@ -38,8 +36,7 @@ OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenize
       inbox_(std::move(inbox)),
       half_(options.ring_items / 2),
       stream_queue_tokens_(options.stream_queue_tokens),
-      id_key_(options.id_key),
-      no_memory_(NoMemoryError()) {
+      id_key_(options.id_key) {
   for (std::int32_t i = 0; i < options.num_workers; ++i) {
     rings_.push_back(std::make_unique<Ring>(options.ring_items));
     workers_.emplace_back([this, ring = rings_.back().get()] { Work(*ring); });
@@ -139,26 +136,10 @@ void OutputStage::Process(Ring& ring, OutputItem& item) {
     const std::int32_t in_ring = request.in_ring_tokens.fetch_sub(1, std::memory_order_acq_rel);
     if (in_ring == stream_queue_tokens_) inbox_->Wake();
   }
-  if (!request.no_memory.empty()) {
-    try {
-      MakeEvents(ring, item);
-    } catch (const std::bad_alloc&) {
-      Signals signals = std::move(request.no_memory);
-      signals.front().request = item.request;
-      signals.front().status = no_memory_;
-      inbox_->Post(std::move(signals));
-    }
-  } else if (item.kind == OutputItem::Kind::kToken) {
-    const auto state = ring.states.find(request.arrival);
-    // Without memory even for a state nothing of the answer is counted.
-    if (state != ring.states.end() && state->second != nullptr) {
-      state->second->CountToken(item, *clock_, *probe_);
-    }
-  }
+  MakeEvents(ring, item);
   if (item.kind == OutputItem::Kind::kRequestEnd) FinishStream(ring, item);
 }
 
-// Whatever needs memory.
 void OutputStage::MakeEvents(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
   std::unique_ptr<OutputState>& state = ring.states[request.arrival];
@@ -199,17 +180,11 @@ void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   Usage usage = {.prompt_tokens = request.progress.prompt_tokens.load(std::memory_order_relaxed)};
   const auto state = ring.states.find(request.arrival);
   if (state != ring.states.end()) {
-    if (state->second != nullptr) usage = state->second->TotalUsage();
+    usage = state->second->TotalUsage();
     ring.states.erase(state);
   }
   table_->Remove(request);
-  const bool is_cut = request.no_memory.empty() && item.status.ok();
-  try {
-    request.stream->Finish(is_cut ? no_memory_ : std::move(item.status), usage);
-  } catch (const std::bad_alloc&) {
-    // The stream is finished. Readers wait for the little memory that they need; what one of them
-    // throws all the same is not to end the others' worker.
-  }
+  request.stream->Finish(std::move(item.status), usage);
 }
 
 }  // namespace quire::engine

@@ -7,8 +7,7 @@
 // Invariants: all items of a request go to one worker, in order. The engine neither runs rows nor
 //             starts requests whose ring is half full; what it adds all the same, for steps in
 //             flight and requests that end, waits behind a full ring, and the ring counts as full
-//             until that is gone. A request for which a worker finds no memory ends with
-//             NO_MEMORY, and alone.
+//             until that is gone.
 // Threads:    Push, IsReady and WaitDone from the engine thread; Stop once that has ended; owns
 //             `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.
@@ -19,7 +18,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/clock.h"
 #include "base/keyed_hash.h"
 #include "engine/output/output_item.h"
@@ -77,7 +75,6 @@ class OutputStage {
   std::atomic<std::size_t> half_;  // of a ring's items
   const std::int32_t stream_queue_tokens_;
   const HashKey id_key_;
-  const absl::Status no_memory_;  // made here, while there is some
   std::vector<std::unique_ptr<Ring>> rings_;
   std::vector<std::thread> workers_;
 };

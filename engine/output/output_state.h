@@ -43,11 +43,9 @@ class OutputState {
   bool AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);
   // After the choice's last token, or kChoiceEnd.
   void EndChoice(const OutputItem& item);
-  // What AddToken does of it when the request has no more events. Needs no memory.
-  void CountToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);
   // Counts the request's end; the stream is left to the caller.
   void EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe);
-  // Of all choices. Needs no memory.
+  // Sum over all choices.
   Usage TotalUsage() const;
 
  private:

@@ -3,7 +3,6 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 namespace quire::engine {
@@ -47,13 +46,7 @@ void TokenStream::Write(OutputEvent event) {
     if (!reader_waits_) return;
     reader_waits_ = false;
   }
-  // A reader that finds no memory is told of the end all the same.
-  absl::Cleanup waits_on = [this] {
-    MutexLock lock(&mutex_);
-    reader_waits_ = true;
-  };
   Notify();
-  std::move(waits_on).Cancel();
 }
 
 void TokenStream::Finish(absl::Status status, const Usage& usage) {

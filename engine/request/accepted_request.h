@@ -18,7 +18,6 @@
 
 #include "absl/time/time.h"
 #include "engine/request/request.h"
-#include "engine/request/signal.h"
 
 namespace quire::engine {
 
@@ -46,10 +45,7 @@ struct AcceptedRequest {
         arrival(number),
         queue_deadline(request.accept_time + request.queue_timeout),
         output_worker(worker),
-        stream(std::move(output)) {
-    prepared.emplace_back().kind = Signal::Kind::kPrepared;
-    no_memory.emplace_back().kind = Signal::Kind::kNoMemory;
-  }
+        stream(std::move(output)) {}
   AcceptedRequest(const AcceptedRequest&) = delete;
   AcceptedRequest& operator=(const AcceptedRequest&) = delete;
 
@@ -63,12 +59,6 @@ struct AcceptedRequest {
   std::atomic<bool> cancel_requested{false};  // by the first thread that cancels it
   // ConstraintCompiler::Ticket of its constraint, by the text worker; 0: none yet.
   std::atomic<std::uint64_t> compile_ticket{0};
-  // kPrepared, until it is posted; made here, so that the text worker, or the compiler's thread
-  // after it, can tell that there is no memory. Its `request` is set as it is posted.
-  Signals prepared;
-  // kNoMemory, made here for the same reason, until the output worker posts it: from then on it has
-  // no more events of this request.
-  Signals no_memory;
   // On their way to the output worker: the engine thread adds, the worker subtracts.
   std::atomic<std::int32_t> in_ring_tokens{0};
 };

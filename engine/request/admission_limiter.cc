@@ -97,7 +97,7 @@ absl::Status AdmissionLimiter::CheckTenantTokens(const std::string& tenant,
 
 void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
                              std::int64_t tokens) {
-  Waiting& waiting = waiting_[tenant];  // first: there may be no memory for it
+  Waiting& waiting = waiting_[tenant];
   requests_ += requests;
   tokens_ += tokens;
   waiting.requests += requests;

@@ -7,16 +7,10 @@
 namespace quire::engine {
 
 bool Inbox::Post(Signal signal) {
-  Signals one;
-  one.push_back(std::move(signal));
-  return Post(std::move(one));
-}
-
-bool Inbox::Post(Signals signals) {
   {
     MutexLock lock(&mutex_);
     if (closed_) return false;
-    signals_.splice(signals_.end(), signals);
+    signals_.push_back(std::move(signal));
     awake_ = true;
   }
   posted_.NotifyOne();
@@ -39,7 +33,7 @@ void Inbox::Close() {
   posted_.NotifyOne();
 }
 
-bool Inbox::Drain(Signals* out) {
+bool Inbox::Drain(std::vector<Signal>* out) {
   out->clear();
   MutexLock lock(&mutex_);
   out->swap(signals_);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <tuple>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
+#include "base/status.h"
 
 namespace quire::engine {
 
@@ -25,12 +25,9 @@ absl::Status RequestTable::Insert(std::shared_ptr<AcceptedRequest> accepted,
                           requests_.size(), " requests are live, at most ", capacity_, " may be")),
                       Reason::kQueueFull, {{"limit", absl::StrCat(capacity_)}}, retry_delay);
   }
-  const auto inserted = requests_.emplace(std::move(key), std::move(accepted)).first;
-  // Without memory, too, which `admit` throws.
-  absl::Cleanup undo = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { requests_.erase(inserted); };
-  absl::Status admitted = admit();
-  if (admitted.ok()) std::move(undo).Cancel();
-  return admitted;
+  QUIRE_RETURN_IF_ERROR(admit());
+  requests_.emplace(std::move(key), std::move(accepted));
+  return absl::OkStatus();
 }
 
 void RequestTable::Reserve(std::size_t capacity) {

@@ -38,7 +38,6 @@ class RequestTable {
   // REQUIRES: `admit` does not call this table.
   absl::Status Insert(std::shared_ptr<AcceptedRequest> accepted, absl::Duration retry_delay,
                       absl::FunctionRef<absl::Status()> admit);
-  // Needs no memory.
   void Remove(const AcceptedRequest& accepted);
   std::shared_ptr<AcceptedRequest> Find(const Caller& caller, absl::string_view id) const;
   std::vector<std::shared_ptr<AcceptedRequest>> All() const;  // by accept time, id, tenant

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
-#include "base/hash_map.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
@@ -61,7 +61,7 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
                       absl::StrCat(params.logit_bias.size(), " entries"),
                       absl::StrCat("[0, ", limits.max_logit_bias_entries, "] entries"));
   }
-  HashSet<std::int32_t> seen;
+  absl::flat_hash_set<std::int32_t> seen;
   for (std::size_t i = 0; i < params.logit_bias.size(); ++i) {
     const auto& [token, bias] = params.logit_bias[i];
     QUIRE_RETURN_IF_ERROR(CheckTokenId(kField, " has", i, token, limits.vocab_size));

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/request/prepared_prompt.h"
@@ -17,11 +17,10 @@ namespace quire::engine {
 struct AcceptedRequest;
 
 struct Signal {
-  enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kNoMemory, kCall };
+  enum class Kind : std::uint8_t { kArrived, kPrepared, kCancel, kStopMatched, kCall };
   Kind kind = Kind::kCall;
   std::shared_ptr<AcceptedRequest> request = nullptr;
-  // kPrepared: what its text worker says, or the compiler; kNoMemory: how the request ends.
-  absl::Status status = {};
+  absl::Status status = {};  // kPrepared: result of the text worker or of the constraint compiler
   // kPrepared with an OK status, or when the constraint was refused.
   std::unique_ptr<PreparedPrompt> prompt = nullptr;
   CancelSource source = CancelSource::kClient;  // kCancel
@@ -29,8 +28,5 @@ struct Signal {
   std::int32_t choice = 0;                      // kStopMatched
   std::function<void()> call = {};  // kCall: runs on the engine thread between two steps
 };
-
-// Signals with memory of their own: what was made before cannot fail to be posted.
-using Signals = std::list<Signal>;
 
 }  // namespace quire::engine

@@ -37,11 +37,9 @@ absl::Status TextQueue::Push(std::shared_ptr<AcceptedRequest> request, absl::Dur
            {"limit", is_full ? absl::StrCat(max_prompts_) : absl::StrCat(max_bytes_)}},
           retry_delay);
     }
-    // What may find no memory comes first, and counts last.
-    std::list<std::string> turn = {tenant};
     std::deque<std::shared_ptr<AcceptedRequest>>& prompts = by_tenant_[tenant];
     prompts.push_back(std::move(request));
-    if (prompts.size() == 1) turns_.splice(turns_.end(), turn);
+    if (prompts.size() == 1) turns_.push_back(tenant);
     ++prompts_;
     bytes_ += bytes;
   }

@@ -12,7 +12,6 @@
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "base/utf8.h"
-#include "base/within_memory.h"
 #include "cache_manager/prefix/page_hash.h"
 #include "engine/constraint/constraint_compiler.h"
 #include "engine/masks/banned_text.h"
@@ -301,14 +300,6 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   return absl::OkStatus();
 }
 
-// Nothing where it has been posted, as by a compiler that then found no memory for itself.
-void PostPrepared(Inbox* inbox, const std::shared_ptr<AcceptedRequest>& accepted) {
-  Signals prepared = std::move(accepted->prepared);
-  if (prepared.empty()) return;
-  prepared.front().request = accepted;
-  inbox->Post(std::move(prepared));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
@@ -420,14 +411,12 @@ void TextStage::Stop() {
 }
 
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedRequest& accepted) {
-  return WithinMemory([&]() -> absl::StatusOr<std::unique_ptr<PreparedPrompt>> {
-    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<PreparedPrompt> prompt,
-                           PrepareRequest(options_, shape_, *tokenizer_, *clock_, accepted));
-    const Request& request = accepted.request;
-    if (NeedsTokenTexts(request)) AddTextRules(request, TextsOfTokens(), prompt.get());
-    QUIRE_RETURN_IF_ERROR(CountPrompt(request, queue_, prompt.get()));
-    return prompt;
-  });
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<PreparedPrompt> prompt,
+                         PrepareRequest(options_, shape_, *tokenizer_, *clock_, accepted));
+  const Request& request = accepted.request;
+  if (NeedsTokenTexts(request)) AddTextRules(request, TextsOfTokens(), prompt.get());
+  QUIRE_RETURN_IF_ERROR(CountPrompt(request, queue_, prompt.get()));
+  return prompt;
 }
 
 std::shared_ptr<const TokenTexts> TextStage::TextsOfTokens() {
@@ -438,53 +427,52 @@ std::shared_ptr<const TokenTexts> TextStage::TextsOfTokens() {
   return token_texts_;
 }
 
-void TextStage::AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted) {
+void TextStage::AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted,
+                                std::unique_ptr<PreparedPrompt> prompt) {
   RequestState preparing = RequestState::kPreparing;
   accepted->progress.state.compare_exchange_strong(preparing, RequestState::kQueued);
-  Signal& waiting = accepted->prepared.front();
-  const auto done = [inbox = inbox_, vocab_size = options_.vocab_size, accepted,
-                     &waiting](ConstraintCompiler::Result constraint) {
-    waiting.status = constraint.status();
+  // std::function copies its target, so the prompt is shared until one of the two paths posts it.
+  const auto waiting = std::make_shared<Signal>(
+      Signal{.kind = Signal::Kind::kPrepared, .request = accepted, .prompt = std::move(prompt)});
+  const auto done = [inbox = inbox_, vocab_size = options_.vocab_size,
+                     waiting](ConstraintCompiler::Result constraint) {
+    waiting->status = constraint.status();
     if (constraint.ok() && (*constraint)->vocab_size() != static_cast<std::uint32_t>(vocab_size)) {
-      waiting.status = absl::InternalError(
+      waiting->status = absl::InternalError(
           absl::StrCat("a constraint was compiled for ", (*constraint)->vocab_size(),
                        " tokens, the vocabulary has ", vocab_size));
     }
-    if (waiting.status.ok()) waiting.prompt->mask_rules.constraint = *std::move(constraint);
-    PostPrepared(inbox.get(), accepted);
+    if (waiting->status.ok()) waiting->prompt->mask_rules.constraint = *std::move(constraint);
+    inbox->Post(std::move(*waiting));
   };
-  // The compiler has a copy of what the client sent.
-  const absl::StatusOr<ConstraintCompiler::Ticket> ticket =
-      WithinMemory([&]() -> absl::StatusOr<ConstraintCompiler::Ticket> {
-        return options_.constraints->Compile(
-            ResolveConstraint(*accepted->request.constraint, *waiting.prompt), done);
-      });
+  const absl::StatusOr<ConstraintCompiler::Ticket> ticket = options_.constraints->Compile(
+      ResolveConstraint(*accepted->request.constraint, *waiting->prompt), done);
   if (ticket.ok()) {
     accepted->compile_ticket.store(*ticket, std::memory_order_release);
   } else {
-    waiting.status = ticket.status();
-    PostPrepared(inbox_.get(), accepted);
+    waiting->status = ticket.status();
+    inbox_->Post(std::move(*waiting));
   }
 }
 
 void TextStage::Work() {
   SetThreadName("text");
   while (const std::shared_ptr<AcceptedRequest> next = prompts_.Pop()) {
-    Signal& signal = next->prepared.front();
+    Signal signal = {.kind = Signal::Kind::kPrepared, .request = next};
     if (!next->cancel_requested.load(std::memory_order_acquire)) {
       const absl::Time start = clock_->Now();
       absl::StatusOr<std::unique_ptr<PreparedPrompt>> prompt = Prepare(*next);
       probe_->ObserveTokenize(clock_->Now() - start);
       signal.status = prompt.status();
-      if (prompt.ok()) signal.prompt = *std::move(prompt);
-      if (signal.status.ok() && next->request.constraint.has_value()) {
-        AwaitConstraint(next);
+      if (prompt.ok() && next->request.constraint.has_value()) {
+        AwaitConstraint(next, *std::move(prompt));
         continue;
       }
+      if (prompt.ok()) signal.prompt = *std::move(prompt);
     } else {
       signal.status = absl::CancelledError("request was cancelled while it was prepared");
     }
-    PostPrepared(inbox_.get(), next);
+    inbox_->Post(std::move(signal));
   }
 }
 

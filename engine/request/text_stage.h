@@ -79,8 +79,8 @@ class TextStage {
  private:
   void Work();
   // Posts a prompt when the constraint of its request is compiled.
-  void AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted);
-  // PrepareRequest, or NO_MEMORY when memory does not suffice for this request.
+  void AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted,
+                       std::unique_ptr<PreparedPrompt> prompt);
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
   // Made by the first request that needs them.
   std::shared_ptr<const TokenTexts> TextsOfTokens();

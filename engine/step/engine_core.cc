@@ -59,12 +59,6 @@ void EngineCore::Handle(Signal& signal, absl::Time now) {
       FinishChoice(sequence, now);
       return;
     }
-    case Signal::Kind::kNoMemory: {
-      const auto live = live_.find(signal.request->arrival);
-      if (live == live_.end()) return;
-      Fail(*live->second, std::move(signal.status), /*invalidate=*/false, now);
-      return;
-    }
     case Signal::Kind::kCall:
       signal.call();
       return;

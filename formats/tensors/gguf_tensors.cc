@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -145,18 +144,14 @@ absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
     total += tensor.bytes.size();
   }
   if (total == 0) return absl::OkStatus();
-  std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[total]);
-  if (memory == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(gguf.label(), ": no memory for the ", total, " bytes of attn_q and attn_k"));
-  }
+  const std::shared_ptr<std::byte[]> memory(new std::byte[total]);
   std::byte* to = memory.get();
   for (const auto& [tensor, head_size] : moved) {
     CopyHalves(tensor->bytes, tensor->shape.front(), head_size, to);
     tensor->bytes = {to, tensor->bytes.size()};
     to += tensor->bytes.size();
   }
-  result->memory = std::move(memory);
+  result->memory = memory;
   return absl::OkStatus();
 }
 

@@ -49,7 +49,7 @@ struct GgufTensors {
 // attn_k put back into the order of Hugging Face checkpoints: of each head of d rows, file row 2j
 // becomes row j and 2j + 1 becomes j + d/2, so that rope rotates halves; other architectures have
 // them in that order. Whole rows move, blocks stay whole. Errors
-// as ReadGgufTensors; RESOURCE_EXHAUSTED without memory for the copies.
+// as ReadGgufTensors.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::formats

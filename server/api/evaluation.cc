@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
-#include "base/within_memory.h"
 #include "server/api/status_mapping.h"
 #include "server/auth/authenticator.h"
 #include "server/config/live_config.h"
@@ -51,12 +50,8 @@ void Evaluation::Start(const ServedModel& served, std::vector<EvaluationItem> it
   served_ = &served;
   options_ = served.translator.options();
   record_.model = served.id();
-  const absl::Status taken = WithinMemory([&] {
-    parts_.reserve(items.size());
-    for (EvaluationItem& item : items) parts_.push_back({.item = std::move(item)});
-    return absl::OkStatus();
-  });
-  if (!taken.ok()) return Refuse(taken);
+  parts_.reserve(items.size());
+  for (EvaluationItem& item : items) parts_.push_back({.item = std::move(item)});
   is_started_.store(true);
   OnReady();
 }
@@ -84,14 +79,7 @@ void Evaluation::OnReady() {
   const std::shared_ptr<Evaluation> self = shared_from_this();
   std::uint32_t seen = 1;
   for (;;) {
-    const absl::Status pumped = WithinMemory([&] {
-      Pump();
-      return absl::OkStatus();
-    });
-    if (!pumped.ok()) {
-      Fail(pumped, engine::CancelSource::kClient);
-      continue;  // with the failure there is little left to do
-    }
+    Pump();
     const std::uint32_t all = news_.fetch_sub(seen);
     if (all == seen) return;
     seen = all - seen;
@@ -165,8 +153,6 @@ bool Evaluation::SubmitNext(std::size_t index) {
   engine::Request request = part.item.request;
   FillRequest(index, &request);
   if (part.item.takes_context) TakeContext(parts_[*part.item.after], &request);
-  // Made before there is a stream, which would end unheard if there were no memory for it.
-  std::function<void()> on_ready = [self = shared_from_this()] { self->OnReady(); };
   // A place frees when a request of the same call ends.
   const auto when_full =
       num_live_ > 0 ? engine::WhenFull::kComesAgain : engine::WhenFull::kIsRefused;
@@ -181,8 +167,8 @@ bool Evaluation::SubmitNext(std::size_t index) {
   part.stream = *std::move(stream);
   ++num_live_;
   if (part.item.takes_context) parts_[*part.item.after].prompt_ids = {};  // no other takes them
-  // Called at once, it only notes the news.
-  part.stream->SetReadyCallback(std::move(on_ready));
+  // If the callback runs at once, it only counts the event.
+  part.stream->SetReadyCallback([self = shared_from_this()] { self->OnReady(); });
   part.item.request.prompt = engine::TokenPrompt();  // which the engine has
   // A token that was revoked since the caller was asked; see Generation::Accept.
   if (!context_.authenticator->StillHolds(call_.principal, Scope::kGenerate)) {
@@ -191,30 +177,20 @@ bool Evaluation::SubmitNext(std::size_t index) {
   return true;
 }
 
-// Throws nothing: it is also where a call ends that has found no memory.
 void Evaluation::Fail(const absl::Status& status, engine::CancelSource source) {
   if (!error_.ok()) return;
   error_ = status;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (parts_[i].stream == nullptr) continue;
-    // An item that no memory is left to cancel ends by itself, when its prompt is computed.
-    (void)WithinMemory([&] {
-      const std::string item_id = i == 0 ? id() : absl::StrCat(id(), "-", i);
-      served_->engine->Cancel({call_.tenant, call_.principal}, item_id, source,
-                              parts_[i].stream.get());
-      return absl::OkStatus();
-    });
+    const std::string item_id = i == 0 ? id() : absl::StrCat(id(), "-", i);
+    served_->engine->Cancel({call_.tenant, call_.principal}, item_id, source,
+                            parts_[i].stream.get());
   }
 }
 
 void Evaluation::End(absl::Status status) {
   has_ended_ = true;
-  std::vector<EvaluationResult> results;
-  const absl::Status made = WithinMemory([&] {
-    results = TakeResults(status);
-    return absl::OkStatus();
-  });
-  if (status.ok()) status = made;
+  std::vector<EvaluationResult> results = TakeResults(status);
   done_(std::move(status), std::move(results));
 }
 

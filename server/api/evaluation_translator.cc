@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
-#include "base/hash_map.h"
 #include "base/status.h"
 #include "quire/v1/text.pb.h"
 #include "server/api/response_translator.h"
@@ -163,7 +163,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(message.model()));
   QUIRE_RETURN_IF_ERROR(CheckCount("items", message.items_size(), kMaxScoreItems));
   std::vector<EvaluationItem> items(static_cast<std::size_t>(message.items_size()));
-  HashMap<std::string, std::size_t> first_of_context;
+  absl::flat_hash_map<std::string, std::size_t> first_of_context;
   for (int i = 0; i < message.items_size(); ++i) {
     const auto index = static_cast<std::size_t>(i);
     items[index].field = absl::StrCat("items[", i, "]");

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "base/status.h"
-#include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"
 #include "server/api/status_mapping.h"
@@ -40,7 +39,6 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
                                                               const std::string& traceparent,
                                                               const v1::GenerateRequest& message,
                                                               const CallInfo& call) {
-  // Before the engine knows the request: without memory for its reader it is not to begin.
   std::unique_ptr<Generation> generation(
       new Generation(context, MakeRecord(method, traceparent, message, call), call.accept_time));
   bool translated = false;
@@ -91,12 +89,7 @@ Generation::Generation(const HandlerContext& context, AccessRecord record, absl:
     : context_(context), accept_time_(accept_time), record_(std::move(record)) {}
 
 Generation::~Generation() {
-  if (stream_ == nullptr || is_closed_) return;
-  // Without memory even for that, or for a line about it, stream.slow_client_timeout ends it.
-  (void)WithinMemory([this] {
-    Cancel();
-    return absl::OkStatus();
-  });
+  if (stream_ != nullptr && !is_closed_) Cancel();
 }
 
 void Generation::SetReadyCallback(std::function<void()> callback) {

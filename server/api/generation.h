@@ -10,8 +10,7 @@
 //             log line and the counters of one request.
 // Invariants: one access log line per request, refused ones included.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
-// Lifetime:   the state's model outlives it. One that goes before Close, as where a transport finds
-//             no memory for it, cancels its request, which has no reader then.
+// Lifetime:   the state's model outlives it. Destroying one before Close cancels its request.
 
 #include <functional>
 #include <memory>

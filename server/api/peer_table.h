@@ -13,8 +13,8 @@
 
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
-#include "base/hash_map.h"
 #include "base/mutex.h"
 
 namespace quire::server {
@@ -34,7 +34,7 @@ class PeerTable {
 
  private:
   mutable Mutex mutex_;
-  HashMap<std::string, Peer> peers_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, Peer> peers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::server

@@ -1,6 +1,5 @@
 #include "server/edge/connection_places.h"
 
-#include "absl/cleanup/cleanup.h"
 #include "base/check.h"
 
 namespace quire::server {
@@ -33,15 +32,9 @@ void ConnectionPlaces::Enter(std::uint64_t number, const Entry& entry) {
   }
   Group none;
   Group& of_ip = entry.ip.empty() ? none : by_ip_[entry.ip];
-  // Counts come last, and all of it is undone where there is no memory.
-  absl::Cleanup undo = [&] {
-    if (Order* const order = OrderOf(all_, entry.phase)) order->erase({entry.since, number});
-    if (!entry.ip.empty() && of_ip.staying == 0) by_ip_.erase(entry.ip);
-  };
   for (Group* const group : {&all_, &of_ip}) {
     if (Order* const order = OrderOf(*group, entry.phase)) order->emplace(entry.since, number);
   }
-  std::move(undo).Cancel();
   ++all_.staying;
   ++of_ip.staying;
   descriptors_ += entry.descriptors;
@@ -69,9 +62,7 @@ void ConnectionPlaces::Leave(std::uint64_t number, const Entry& entry) {
 void ConnectionPlaces::Add(std::uint64_t number, const std::string& ip, absl::Time now) {
   const auto [added, is_new] = entries_.try_emplace(number, Entry{.ip = ip, .since = now});
   QUIRE_CHECK(is_new);
-  absl::Cleanup undo = [this, added = added] { entries_.erase(added); };
   Enter(number, added->second);
-  std::move(undo).Cancel();
 }
 
 void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time now) {

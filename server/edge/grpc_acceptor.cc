@@ -43,7 +43,6 @@
 #include "server/edge/silent_connections.h"
 #include "server/edge/tcp_listening.h"
 #include "server/edge/tls_context.h"
-#include "server/edge/wait_for_memory.h"
 #include "server/edge/watched_descriptors.h"
 
 namespace quire::server {
@@ -348,7 +347,7 @@ void GrpcAcceptor::Impl::Start(std::function<void(int)> hand_over) {
   threads_.emplace_back([this] { Run(&door_, "grpc-accept"); });
 }
 
-// Only an accept or a read without memory throws here.
+// Asio may throw.
 void GrpcAcceptor::Impl::Run(net::io_context* io, const char* name) {
   SetThreadName(name);
   for (;;) {
@@ -365,26 +364,21 @@ template <typename Protocol>
 void GrpcAcceptor::Impl::Accept(Listening<Protocol>* listening) {
   const auto on_accept = [this, listening](Error error, typename Protocol::socket socket) {
     if (is_closing_) return;
-    try {
-      if (!error) {
-        OnAccepted(std::move(socket));
-      } else {
-        const bool has_made_room = CloseOne(/*ip=*/"");
-        EndLeaving(/*most_connections=*/0, /*most_descriptors=*/0, absl::ZeroDuration());
-        log::Warn("grpc", "connection not accepted",
-                  {{"error", error.message()}, {"closed_an_idle_one", has_made_room}});
-      }
-    } catch (const std::bad_alloc&) {  // that connection is lost; others come
+    if (!error) {
+      OnAccepted(std::move(socket));
+    } else {
+      const bool has_made_room = CloseOne(/*ip=*/"");
+      EndLeaving(/*most_connections=*/0, /*most_descriptors=*/0, absl::ZeroDuration());
+      log::Warn("grpc", "connection not accepted",
+                {{"error", error.message()}, {"closed_an_idle_one", has_made_room}});
     }
     if (!error && silent_.num_waiting() < kMaxWaiting) return Accept(listening);
-    WaitForMemory([&] {
-      listening->pause.expires_after(error ? kAcceptPause : kPauseOfMany);
-      listening->pause.async_wait([this, listening](Error stopped) {
-        if (!stopped && !is_closing_) Accept(listening);
-      });
+    listening->pause.expires_after(error ? kAcceptPause : kPauseOfMany);
+    listening->pause.async_wait([this, listening](Error stopped) {
+      if (!stopped && !is_closing_) Accept(listening);
     });
   };
-  WaitForMemory([&] { listening->acceptor.async_accept(on_accept); });
+  listening->acceptor.async_accept(on_accept);
 }
 
 void GrpcAcceptor::Impl::OnAccepted(tcp::socket socket) {
@@ -465,10 +459,8 @@ bool GrpcAcceptor::Impl::Leave(std::uint64_t number) {
 }
 
 void GrpcAcceptor::Impl::WaitForWords(std::uint64_t number, Accepted accepted) {
-  absl::Cleanup undo = [this, number] { Leave(number); };
   Enter(number, accepted.ip, Kind::kPlaced);
   silent_.Add(number, std::move(accepted));
-  std::move(undo).Cancel();
   watched_at_door_.Add();
 }
 
@@ -476,24 +468,15 @@ void GrpcAcceptor::Impl::WaitForWords(std::uint64_t number, Accepted accepted) {
 // holds, since memory of other threads would stay in pieces among theirs.
 void GrpcAcceptor::Impl::OnWords(std::uint64_t number, Accepted accepted) {
   watched_at_door_.Remove();
-  absl::Cleanup undo = [this, number] {
-    Leave(number);
-    WaitForMemory([&] { net::post(door_, [this] { silent_.GoOn(); }); });
-  };
   net::post(io_, [this, number, accepted = std::move(accepted)]() mutable {
     ServeClient(number, std::move(accepted));
-    WaitForMemory([&] { net::post(door_, [this] { silent_.GoOn(); }); });
+    net::post(door_, [this] { silent_.GoOn(); });
   });
-  std::move(undo).Cancel();
 }
 
 void GrpcAcceptor::Impl::ServeClient(std::uint64_t number, Accepted accepted) {
   const absl::Time since = accepted.since;
-  try {
-    if (const auto connection = Guard(number, std::move(accepted))) connection->Begin(since);
-  } catch (const std::bad_alloc&) {  // that connection is lost
-    Leave(number);
-  }
+  if (const auto connection = Guard(number, std::move(accepted))) connection->Begin(since);
 }
 
 // The connection goes over to the threads that serve. Null: it could not, and is closed.
@@ -726,24 +709,19 @@ std::vector<std::shared_ptr<GuardedConnection>> GrpcAcceptor::Impl::Connections(
 void GrpcAcceptor::Impl::Tick(std::uint64_t first) {
   if (is_ended_) return;
   std::uint64_t next = 0;  // none, since the first one has been looked at
-  try {
-    const absl::Time now = MonotonicNow();
-    const auto connections = Connections(first, kTickedAtOnce);
-    for (const auto& connection : connections) connection->Tick(now);
-    if (first == 0) EndLateSilent(now);
-    if (connections.size() == kTickedAtOnce) next = connections.back()->number() + 1;
-    if (next == 0) {
-      MutexLock lock(&mutex_);
-      pace_.Tick(now);
-    }
-  } catch (const std::bad_alloc&) {  // the next one may find memory
+  const absl::Time now = MonotonicNow();
+  const auto connections = Connections(first, kTickedAtOnce);
+  for (const auto& connection : connections) connection->Tick(now);
+  if (first == 0) EndLateSilent(now);
+  if (connections.size() == kTickedAtOnce) next = connections.back()->number() + 1;
+  if (next == 0) {
+    MutexLock lock(&mutex_);
+    pace_.Tick(now);
   }
-  WaitForMemory([&] {
-    if (next > 0) return net::post(door_, [this, next] { Tick(next); });
-    tick_.expires_after(kTick);
-    tick_.async_wait([this](Error stopped) {
-      if (!stopped) Tick(/*first=*/0);
-    });
+  if (next > 0) return net::post(door_, [this, next] { Tick(next); });
+  tick_.expires_after(kTick);
+  tick_.async_wait([this](Error stopped) {
+    if (!stopped) Tick(/*first=*/0);
   });
 }
 

@@ -4,7 +4,6 @@
 
 #include <boost/asio/error.hpp>
 
-#include "absl/cleanup/cleanup.h"
 #include "base/check.h"
 
 namespace quire::server {
@@ -21,14 +20,12 @@ bool HasBytes(int fd) {
 void SilentConnections::Add(std::uint64_t number, Accepted accepted) {
   const auto [added, is_new] = clients_.try_emplace(number, std::move(accepted));
   QUIRE_CHECK(is_new);
-  absl::Cleanup undo = [this, added = added] { clients_.erase(added); };
   added->second.socket.async_wait(StreamSocket::wait_read,
                                   [this, number](const boost::system::error_code& error) {
                                     if (error == boost::asio::error::operation_aborted) return;
                                     waiting_.push_back(number);
                                     HandOn();
                                   });
-  std::move(undo).Cancel();
 }
 
 // Some have ended since they spoke.

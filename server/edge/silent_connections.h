@@ -47,7 +47,7 @@ class SilentConnections {
                     std::function<void(std::uint64_t number)> ended)
       : spoke_(std::move(spoke)), ended_(std::move(ended)) {}
 
-  // REQUIRES: the number is larger than those before. What throws std::bad_alloc changes nothing.
+  // REQUIRES: the number is larger than those before.
   void Add(std::uint64_t number, Accepted accepted);
   // Null: it has been handed on, or has ended. Valid until one is added, handed on or ended.
   const Accepted* Find(std::uint64_t number) const;

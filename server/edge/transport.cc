@@ -57,7 +57,7 @@ class TlsTransport final : public Transport {
       if (error) return done(error);
       try {
         stream_.emplace(std::move(socket_), *context_);
-      } catch (const std::exception&) {  // of Asio and OpenSSL, without memory
+      } catch (const std::exception&) {  // thrown by Asio for an error of OpenSSL
         return done(net::error::no_memory);
       }
       stream_->async_handshake(net::ssl::stream_base::server, done);

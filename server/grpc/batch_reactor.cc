@@ -17,10 +17,8 @@
 #include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/mutex.h"
-#include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"
-#include "server/edge/wait_for_memory.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 #include "server/grpc/generate_reactor.h"
@@ -60,7 +58,6 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   struct Item {
     std::unique_ptr<Generation> request;
     bool has_news = false;  // since its stream was last found empty
-    absl::Status failure;   // why no more messages are made; of the pumping thread
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
 
@@ -75,8 +72,8 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   void Abandon();
   void Pump();
   bool FillNext();
-  bool TakeEvent(Item& item, v1::BatchGenerateResponse* response);
-  static grpc::ByteBuffer EndOf(const Item& item, const absl::Status& closed);
+  bool TakeEvent(Item& item);
+  static grpc::ByteBuffer EndOf(const Item& item, const absl::Status& status);
   std::shared_ptr<Item> NextItem() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const HandlerContext context_;
@@ -126,8 +123,8 @@ void BatchReactor::OnReadDone(bool ok) {
     MutexLock lock(&mutex_);
     is_executing_ = true;
   }
-  if (ok) status = WithinMemory([&] { return ParseMessage(incoming_, &message); });
-  if (ok && status.ok()) status = WithinMemory([&] { return Execute(message); });
+  if (ok) status = ParseMessage(incoming_, &message);
+  if (ok && status.ok()) status = Execute(message);
   {
     MutexLock lock(&mutex_);
     reading_ = is_executing_ = false;
@@ -218,10 +215,8 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
   }
   CallInfo info = ReadCallInfo(*call_, *caller, *context_.clock);
   info.request_id_required = true;
-  auto request = WithinMemory([&] {
-    return Generation::Start(context_, "BatchGenerate", MetadataValue(*call_, "traceparent"),
-                             message, info);
-  });
+  auto request = Generation::Start(context_, "BatchGenerate", MetadataValue(*call_, "traceparent"),
+                                   message, info);
   if (!request.ok()) return QueueError(id, request.status());
   auto item = std::make_shared<Item>();
   item->request = *std::move(request);
@@ -348,7 +343,7 @@ void BatchReactor::Pump() {
       ended_ = true;
       failure = failure_;
     }
-    grpc::Status answer = WaitForMemory([&] { return ToGrpcStatus(failure); });
+    grpc::Status answer = ToGrpcStatus(failure);
     code_ = static_cast<absl::StatusCode>(answer.error_code());
     return Finish(std::move(answer));
   }
@@ -381,44 +376,32 @@ bool BatchReactor::FillNext() {
       item = NextItem();
     }
     if (item == nullptr) return false;
-    v1::BatchGenerateResponse response;
-    if (TakeEvent(*item, &response)) {
-      {
-        MutexLock lock(&mutex_);
-        item->has_news = true;  // perhaps; the next look at its stream will tell
-      }
-      if (!item->failure.ok()) continue;
+    if (TakeEvent(*item)) {
+      MutexLock lock(&mutex_);
+      item->has_news = true;  // there may be more; the next TakeEvent finds out
       return true;
     }
     if (!item->request->finished()) continue;
-    const absl::Status status = WithinMemory([&] { return item->request->Close(); });
-    outgoing_ = WaitForMemory([&] { return EndOf(*item, status); });
+    outgoing_ = EndOf(*item, item->request->Close());
     MutexLock lock(&mutex_);
     items_.erase(item->request->id());
     return true;
   }
 }
 
-// Whether the item had an event. It is in outgoing_ then, unless there is no memory for it.
-bool BatchReactor::TakeEvent(Item& item, v1::BatchGenerateResponse* response) {
-  bool has_taken = false;
-  const absl::Status made = WithinMemory([&] {
-    response->set_request_id(item.request->id());
-    has_taken = item.request->TakeResponse(response->mutable_response());
-    if (has_taken && item.failure.ok()) outgoing_ = SerializeMessage(*response);
-    return absl::OkStatus();
-  });
-  if (made.ok()) return has_taken;
-  item.failure = made;
-  WaitForMemory([&item] { item.request->Cancel(); });
+// Puts the item's next event into outgoing_. Returns false if there is none.
+bool BatchReactor::TakeEvent(Item& item) {
+  v1::BatchGenerateResponse response;
+  response.set_request_id(item.request->id());
+  if (!item.request->TakeResponse(response.mutable_response())) return false;
+  outgoing_ = SerializeMessage(response);
   return true;
 }
 
 // The last message of an item.
-grpc::ByteBuffer BatchReactor::EndOf(const Item& item, const absl::Status& closed) {
+grpc::ByteBuffer BatchReactor::EndOf(const Item& item, const absl::Status& status) {
   v1::BatchGenerateResponse response;
   response.set_request_id(item.request->id());
-  const absl::Status& status = item.failure.ok() ? closed : item.failure;
   if (status.ok()) {
     response.mutable_done();
   } else {

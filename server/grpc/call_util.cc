@@ -49,7 +49,7 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Messa
 }
 
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message) {
-  // gRPC would copy the bytes, and ends the process where it has no memory for that.
+  // gRPC's own serialization would copy the bytes.
   auto bytes = std::make_unique<std::string>(message.SerializeAsString());
   char* const data = bytes->data();
   const std::size_t size = bytes->size();

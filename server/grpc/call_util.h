@@ -27,8 +27,7 @@ class Message;
 
 namespace quire::server {
 
-// Parses `bytes`; the error names a text field that is not UTF-8 (api/wire_check.h). Throws
-// std::bad_alloc, and so do most functions here: handlers call them inside WithinMemory.
+// Parses `bytes`; the error names a text field that is not UTF-8 (api/wire_check.h).
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 

@@ -6,7 +6,6 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
-#include "base/within_memory.h"
 #include "quire/v1/text.pb.h"
 #include "server/api/evaluation.h"
 #include "server/api/evaluation_translator.h"
@@ -24,7 +23,7 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
 
   void Begin(std::shared_ptr<EvaluationReactor> self) {
     self_ = std::move(self);
-    const absl::Status begun = WithinMemory([&] { return TryBegin(); });
+    const absl::Status begun = TryBegin();
     if (!begun.ok()) Close(begun);
   }
 
@@ -75,12 +74,10 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
   }
 
   absl::StatusOr<const ServedModel*> Read(std::vector<EvaluationItem>* items) {
-    return WithinMemory([&]() -> absl::StatusOr<const ServedModel*> {
-      QUIRE_RETURN_IF_ERROR(ParseMessage(*call_.request, &request_));
-      QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, call_.context.state->ModelOrError());
-      QUIRE_ASSIGN_OR_RETURN(*items, ToEvaluationItems(*served, request_));
-      return served;
-    });
+    QUIRE_RETURN_IF_ERROR(ParseMessage(*call_.request, &request_));
+    QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, call_.context.state->ModelOrError());
+    QUIRE_ASSIGN_OR_RETURN(*items, ToEvaluationItems(*served, request_));
+    return served;
   }
 
   void End(absl::Status status, std::vector<EvaluationResult> results) {
@@ -89,23 +86,17 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
       evaluation_.reset();
     }
     if (!status.ok()) return Close(status);
-    const absl::Status passed_on = WithinMemory([&] {
-      // A job is copied, results should not be.
-      const auto shared = std::make_shared<std::vector<EvaluationResult>>(std::move(results));
-      const auto write = [self = self_, shared] { self->Write(std::move(*shared)); };
-      if (!worker_->Run(write).ok()) write();
-      return absl::OkStatus();
-    });
-    if (!passed_on.ok()) Close(passed_on);
+    // A job is copied, results should not be.
+    const auto shared = std::make_shared<std::vector<EvaluationResult>>(std::move(results));
+    const auto write = [self = self_, shared] { self->Write(std::move(*shared)); };
+    if (!worker_->Run(write).ok()) write();
   }
 
   void Write(std::vector<EvaluationResult> results) {
-    Close(WithinMemory([&]() -> absl::Status {
-      Response response;
-      QUIRE_RETURN_IF_ERROR(ToProto(*served_, request_, std::move(results), &response));
-      *call_.response = SerializeMessage(response);
-      return absl::OkStatus();
-    }));
+    Response response;
+    const absl::Status converted = ToProto(*served_, request_, std::move(results), &response);
+    if (converted.ok()) *call_.response = SerializeMessage(response);
+    Close(converted);
   }
 
   void Close(const absl::Status& status) { FinishCall(call_.context, this, call_.method, status); }

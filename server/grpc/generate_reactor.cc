@@ -9,9 +9,7 @@
 #include <utility>
 
 #include "base/mutex.h"
-#include "base/within_memory.h"
 #include "quire/v1/generation.pb.h"
-#include "server/edge/wait_for_memory.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 
@@ -28,30 +26,21 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
 
   void Begin(const grpc::ByteBuffer& bytes, std::shared_ptr<GenerateReactor> self) {
     self_ = self;
-    std::function<void()> on_abandoned, on_ready;
-    auto request = WithinMemory([&] {
-      // What may find no memory comes before the engine knows the request, or ends it.
-      // The write under way ends with the call only; then the last look at the stream follows.
-      on_abandoned = [self] { self->call_->TryCancel(); };
-      on_ready = [self] { self->Pump(); };
-      return Accept(bytes);
-    });
+    absl::StatusOr<std::unique_ptr<Generation>> request = Accept(bytes);
     if (!request.ok()) return End(request.status());
-    failure_ = WithinMemory([&] {
-      call_->AddInitialMetadata("quire-request-id", (*request)->id());
-      return absl::OkStatus();
-    });
+    call_->AddInitialMetadata("quire-request-id", (*request)->id());
     // The client may have gone while the request was being accepted.
-    bool cancelled = !failure_.ok();
+    bool cancelled = false;
     {
       MutexLock lock(&mutex_);
       request_ = *std::move(request);
-      cancelled = cancelled || cancelled_;
+      cancelled = cancelled_;
     }
     StartSendInitialMetadata();
     if (cancelled) request_->Cancel();
-    request_->SetAbandonedCallback(std::move(on_abandoned));
-    request_->SetReadyCallback(std::move(on_ready));
+    // A pending write completes only when the call is cancelled. Its completion then calls Pump.
+    request_->SetAbandonedCallback([self] { self->call_->TryCancel(); });
+    request_->SetReadyCallback([self] { self->Pump(); });
   }
 
   void OnWriteDone(bool ok) override {
@@ -100,38 +89,15 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
     const CallInfo info = ReadCallInfo(*call_, *caller, *context_.clock);
     const std::string traceparent = MetadataValue(*call_, "traceparent");
     v1::GenerateRequest message;
-    const absl::Status parsed = WithinMemory([&] { return format_.parse(bytes, &message); });
+    const absl::Status parsed = format_.parse(bytes, &message);
     if (!parsed.ok()) {
       return Generation::Refuse(context_, format_.method, traceparent, message, info, parsed);
     }
-    auto started = WithinMemory(
-        [&] { return Generation::Start(context_, format_.method, traceparent, message, info); });
-    if (!HasReason(started.status(), Reason::kNoMemory)) return started;
-    return Generation::Refuse(context_, format_.method, traceparent, message, info,
-                              started.status());
+    return Generation::Start(context_, format_.method, traceparent, message, info);
   }
 
-  // The next message for the client, if there is one and it can be made; `has_taken` says whether
-  // an event was taken for it.
-  std::optional<grpc::ByteBuffer> TakeMessage(bool* has_taken) {
-    std::optional<grpc::ByteBuffer> written;
-    const absl::Status made = WithinMemory([&] {
-      v1::GenerateResponse message;
-      *has_taken = request_->TakeResponse(&message);
-      // Without a reader nothing is made of it; the engine is about to finish the request.
-      if (*has_taken && !peer_gone_ && failure_.ok()) written = format_.write(&message);
-      return absl::OkStatus();
-    });
-    if (made.ok()) return written;
-    *has_taken = true;
-    failure_ = made;
-    WaitForMemory([this] { request_->Cancel(); });
-    return std::nullopt;
-  }
-
-  // Sends the next message, or ends the call, unless another thread does so already; that thread
-  // looks again before it stops, so no news is lost. Nothing is thrown for want of memory: a call
-  // that went on pumping for ever would never end.
+  // Sends the next message or ends the call, unless another thread is doing so. That thread checks
+  // `again_` before it stops, so no event is lost.
   void Pump() {
     {
       MutexLock lock(&mutex_);
@@ -142,21 +108,19 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       pumping_ = true;
     }
     for (;;) {
-      bool has_taken = false;
-      std::optional<grpc::ByteBuffer> written = TakeMessage(&has_taken);
-      if (has_taken) {
+      v1::GenerateResponse message;
+      if (request_->TakeResponse(&message)) {
+        if (peer_gone_) continue;  // the engine is about to finish the request
+        std::optional<grpc::ByteBuffer> written = format_.write(&message);
         if (!written) continue;
         outgoing_ = *std::move(written);
         StartWrite(&outgoing_);
         return;
       }
       if (request_->finished()) {
-        return End(WithinMemory([this] {
-          absl::Status status = request_->Close();
-          if (!failure_.ok()) status = failure_;
-          if (!status.ok()) AddUsageTrailer(call_, request_->usage());
-          return status;
-        }));
+        const absl::Status status = request_->Close();
+        if (!status.ok()) AddUsageTrailer(call_, request_->usage());
+        return End(status);
       }
       MutexLock lock(&mutex_);
       if (!again_) {
@@ -168,7 +132,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
   void End(const absl::Status& status) {
-    grpc::Status answer = WaitForMemory([&] { return ToGrpcStatus(format_.name_fields(status)); });
+    grpc::Status answer = ToGrpcStatus(format_.name_fields(status));
     code_ = static_cast<absl::StatusCode>(answer.error_code());
     {
       MutexLock lock(&mutex_);
@@ -186,7 +150,6 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   // Of the pumping thread.
   grpc::ByteBuffer outgoing_;
   bool peer_gone_ = false;
-  absl::Status failure_;  // why no more messages are made
 
   Mutex mutex_;
   // Set before the first Pump and taken away after the last one; Pump itself needs no lock for it.

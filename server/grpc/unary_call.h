@@ -5,8 +5,7 @@
 //
 // Place:      grpc/ and vllm/.
 // Invariants: messages are bytes to gRPC, and only those of a caller who holds the scope are
-//             parsed. A message that does not parse ends the call with the reason, and one for
-//             which there is no memory ends it with NO_MEMORY: gRPC itself would end the process.
+//             parsed. A message that does not parse ends the call with the reason.
 // Threads:    any.
 
 #include <grpcpp/server_context.h>
@@ -18,7 +17,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
-#include "base/within_memory.h"
 #include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/api/status_mapping.h"
@@ -49,14 +47,12 @@ inline void FinishCall(const HandlerContext& context, grpc::ServerUnaryReactor* 
 template <typename Request, typename Response, typename Fn>
 absl::Status ComputeBytes(const Identity& caller, const grpc::ByteBuffer& in, grpc::ByteBuffer* out,
                           const Fn& compute) {
-  return WithinMemory([&]() -> absl::Status {
-    Request request;
-    Response response;
-    QUIRE_RETURN_IF_ERROR(ParseMessage(in, &request));
-    QUIRE_RETURN_IF_ERROR(compute(caller, request, &response));
-    *out = SerializeMessage(response);
-    return absl::OkStatus();
-  });
+  Request request;
+  Response response;
+  QUIRE_RETURN_IF_ERROR(ParseMessage(in, &request));
+  QUIRE_RETURN_IF_ERROR(compute(caller, request, &response));
+  *out = SerializeMessage(response);
+  return absl::OkStatus();
 }
 
 // Ends the call with `compute(const Identity& caller, const Request&, Response*)`, an absl::Status.

@@ -65,7 +65,6 @@ bool ConnectionTable::MakeReservedRoom() {
   return true;
 }
 
-// What finds no memory here ends the session, which is removed then.
 void ConnectionTable::Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,
                           const PeerAddress& peer, bool is_surplus) {
   MutexLock lock(&mutex_);

@@ -14,7 +14,6 @@
 #include <chrono>
 #include <exception>
 #include <list>
-#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,7 +28,6 @@
 #include "server/edge/tcp_listening.h"
 #include "server/edge/tls_context.h"
 #include "server/edge/transport.h"
-#include "server/edge/wait_for_memory.h"
 #include "server/http/connection_table.h"
 #include "server/http/http_session.h"
 #include "server/http/self_call.h"
@@ -163,43 +161,30 @@ void HttpServer::Impl::Serve() {
   }
 }
 
-// Waits and accepts apart, so that a connection that fails in between, for want of memory or a
-// descriptor, does not end the accepting.
+// Waits and accepts in two operations, so that accepting continues after a failed accept, for
+// example for lack of descriptors.
 void HttpServer::Impl::WaitForConnection(Listening* listening) {
-  WaitForMemory([this, listening] {
-    listening->acceptor.async_wait(tcp::acceptor::wait_read, [this, listening](Error) {
-      if (!closing()) OnConnection(listening);
-    });
+  listening->acceptor.async_wait(tcp::acceptor::wait_read, [this, listening](Error) {
+    if (!closing()) OnConnection(listening);
   });
 }
 
 void HttpServer::Impl::OnConnection(Listening* listening) {
-  Error error;
-  try {
-    error = AcceptOne(listening->acceptor);
-    if (error) OnFailure(error, listening->acceptor);
-  } catch (const std::exception&) {  // no memory even to say so
-    error = net::error::no_memory;
-  }
+  const Error error = AcceptOne(listening->acceptor);
   if (!error) return WaitForConnection(listening);
-  WaitForMemory([this, listening] {
-    listening->pause.expires_after(kAcceptPause);
-    listening->pause.async_wait([this, listening](Error stopped) {
-      if (!stopped && !closing()) WaitForConnection(listening);
-    });
+  OnFailure(error, listening->acceptor);
+  listening->pause.expires_after(kAcceptPause);
+  listening->pause.async_wait([this, listening](Error stopped) {
+    if (!stopped && !closing()) WaitForConnection(listening);
   });
 }
 
 // OK too when there is no connection any more.
 Error HttpServer::Impl::AcceptOne(tcp::acceptor& acceptor) {
   Error error;
-  try {
-    tcp::socket socket(net::make_strand(io_));
-    acceptor.accept(socket, error);
-    if (!error) OnAccept(std::move(socket));
-  } catch (const std::bad_alloc&) {
-    return net::error::no_memory;
-  }
+  tcp::socket socket(net::make_strand(io_));
+  acceptor.accept(socket, error);
+  if (!error) OnAccept(std::move(socket));
   const bool has_gone = error == net::error::would_block || error == net::error::try_again ||
                         error == net::error::connection_aborted || error == net::error::interrupted;
   return has_gone ? Error() : error;
@@ -257,12 +242,10 @@ void HttpServer::Impl::OnAccept(tcp::socket socket) {
 }
 
 void HttpServer::Impl::CheckReachable() {
-  WaitForMemory([this] {
-    net::post(strand_, [this] {
-      Error error;
-      const tcp::endpoint own = listening_.front().acceptor.local_endpoint(error);
-      if (!closing() && !error) self_call_.Begin(own);
-    });
+  net::post(strand_, [this] {
+    Error error;
+    const tcp::endpoint own = listening_.front().acceptor.local_endpoint(error);
+    if (!closing() && !error) self_call_.Begin(own);
   });
 }
 

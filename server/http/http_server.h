@@ -53,9 +53,8 @@ struct HttpServerOptions {
   // Whether a request without body is answered though there is no place for its connection. Null:
   // none is.
   std::function<bool(const HttpRequest& head)> is_probe;
-  // Answers that the server gives itself, for a reason that HTTP alone gives, kInputTooLarge,
-  // kFeatureUnsupported or kNoMemory. The request is empty where not even its head is known. Null:
-  // plain text.
+  // Answers that the server gives itself, for a reason that HTTP alone gives, kInputTooLarge or
+  // kFeatureUnsupported. The request is empty where not even its head is known. Null: plain text.
   std::function<HttpAnswer(Reason reason, absl::string_view message, const HttpRequest& request)>
       refuse;
   const CertificateStore* certificates = nullptr;  // null: plain text

@@ -16,7 +16,6 @@
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/logging.h"
-#include "server/edge/wait_for_memory.h"
 #include "server/http/request_head.h"
 
 namespace quire::server {
@@ -46,38 +45,16 @@ HttpSession::HttpSession(HttpSessionHost* host, std::uint64_t number,
       surplus_(std::move(surplus)),
       timer_(transport_->executor()) {}
 
-// The project throws nothing, but what it calls may: an allocation above all. It is unknown then
-// how much was done, so the connection ends, and with it whatever works for it.
+// quire throws nothing, but libraries may. The state of the session is unknown then, so the
+// connection is closed.
 template <typename Work>
 void HttpSession::Guard(const Work& work) {
   try {
     return work();
-  } catch (const std::bad_alloc&) {
-    if (RefuseForMemory()) return;
-    log::Error("http", "no memory, the connection ends");
   } catch (const std::exception& error) {
-    log::Error("http", "exception, the connection ends", {{"error", error.what()}});
+    log::Error("http", "closing the connection: exception", {{"error", error.what()}});
   }
   Close();
-}
-
-// Gives back what the request has taken, tells who works for it that the peer gets no more of it,
-// and answers. False when it is too late for an answer, or when there is no memory even for that.
-bool HttpSession::RefuseForMemory() {
-  const bool may_answer = state_ == State::kReading || state_ == State::kHandling;
-  if (!may_answer || has_answer_ || is_continuing_) return false;
-  parser_.reset();
-  std::string().swap(input_);
-  std::string().swap(request_.body);
-  std::string().swap(stream_head_);
-  try {
-    const std::function<void()> gone = std::exchange(on_gone_, nullptr);
-    if (gone) gone();
-    RefuseWith(Reason::kNoMemory, "there is no memory for this request");
-    return true;
-  } catch (const std::exception&) {
-    return false;
-  }
 }
 
 void HttpSession::Begin() {
@@ -123,12 +100,8 @@ void HttpSession::Abort() {
 }
 
 void HttpSession::Post(std::function<void()> work) {
-  const auto shared_work =
-      WaitForMemory([&] { return std::make_shared<const std::function<void()>>(std::move(work)); });
-  WaitForMemory([&] {
-    net::post(transport_->executor(),
-              [self = shared_from_this(), shared_work] { self->Guard(*shared_work); });
-  });
+  net::post(transport_->executor(),
+            [self = shared_from_this(), work = std::move(work)] { self->Guard(work); });
 }
 
 void HttpSession::OnGone(std::function<void()> callback) {

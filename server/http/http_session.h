@@ -8,10 +8,8 @@
 // Invariants: while a handler works, the connection is read too: its end, or bytes of a next
 //             request, which wait; once those are as many as a head may have, no more is read.
 //             What is read and not parsed is never much more than that. At most one write is under
-//             way. A closed session stays closed. An exception of whatever runs here ends the
-//             connection only; without memory the request is answered 503 if nothing of an answer
-//             is out. Without memory even for a few bytes, Post waits for it: what is posted may be
-//             the end of an exchange.
+//             way. A closed session stays closed. An exception of a library closes the
+//             connection only.
 // Threads:    the sequence of its transport; Post, Begin, FinishSoon, Yield and Abort from any.
 // Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its
 //             end.
@@ -80,7 +78,6 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
 
   template <typename Work>
   void Guard(const Work& work);
-  bool RefuseForMemory();
   void Enter(Phase phase);
   void BeginRequest();
   bool SkipEmptyLines();

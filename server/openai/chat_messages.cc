@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "base/hash_map.h"
 #include "base/json_text.h"
 #include "formats/raw_json.h"
 #include "server/api/status_mapping.h"
@@ -203,7 +203,7 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatProm
 
 // The allowed names that no tool has are refused.
 absl::Status CheckAllowedTools(const std::vector<std::string>& allowed,
-                               const HashSet<std::string>& declared) {
+                               const absl::flat_hash_set<std::string>& declared) {
   for (std::size_t i = 0; i < allowed.size(); ++i) {
     if (declared.contains(allowed[i])) continue;
     const std::string field =
@@ -220,9 +220,9 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::Chat
   QUIRE_RETURN_IF_ERROR(body.Bool("parallel_tool_calls",
                                   [&](bool parallel) { chat->set_parallel_tool_calls(parallel); }));
   const auto tools = body.Find("tools");
-  HashSet<std::string> wanted;
+  absl::flat_hash_set<std::string> wanted;
   if (allowed) wanted.insert(allowed->begin(), allowed->end());
-  HashSet<std::string> declared;
+  absl::flat_hash_set<std::string> declared;
   std::vector<std::size_t> indexes;
   if (tools) {
     QUIRE_RETURN_IF_ERROR(CheckArray(*tools));

@@ -1,12 +1,10 @@
 #include "server/openai/evaluation_call.h"
 
 #include <exception>
-#include <new>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "base/within_memory.h"
 #include "server/api/status_mapping.h"
 #include "server/config/live_config.h"
 #include "server/config/options.h"
@@ -15,13 +13,11 @@
 namespace quire::server {
 namespace {
 
-// What `work` returns; a library below it may throw, most often for want of memory.
+// Returns the result of `work`, or INTERNAL if a library below it throws.
 template <typename Work>
 auto Caught(const Work& work) -> decltype(work()) {
   try {
     return work();
-  } catch (const std::bad_alloc&) {
-    return NoMemoryError();
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
   }

@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
-#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
 #include "base/status.h"
-#include "base/within_memory.h"
 #include "server/api/request_translator.h"
 #include "server/api/status_mapping.h"
 #include "server/config/live_config.h"
 #include "server/config/options.h"
-#include "server/edge/wait_for_memory.h"
 #include "server/openai/openai_error.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -35,9 +32,8 @@ absl::Status TooLargeAnswer(std::size_t max_bytes) {
       Reason::kBadParameter, {{"field", "stream"}});
 }
 
-// A library failed, most often for want of memory.
+// A library threw.
 absl::Status StatusOf(const std::exception& error) {
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return NoMemoryError();
   return SanitizeInternalError(absl::InternalError(error.what()));
 }
 
@@ -143,13 +139,10 @@ void OpenAiCall::Run() {
 
 void OpenAiCall::OnReady() {
   if (is_posted_.exchange(true)) return;
-  std::function<void()> pump = WaitForMemory([this]() -> std::function<void()> {
-    return [self = shared_from_this()] {
-      self->is_posted_.store(false);
-      self->Pump();
-    };
+  exchange_->Post([self = shared_from_this()] {
+    self->is_posted_.store(false);
+    self->Pump();
   });
-  exchange_->Post(std::move(pump));
 }
 
 void OpenAiCall::OnGone() {

@@ -26,9 +26,8 @@ namespace {
 namespace wire = ::vllm::grpc::engine;
 
 using Base = wire::VllmEngine;
-// Requests come as bytes, so that only those of a known caller are parsed (grpc/unary_call.h), bad
-// UTF-8 gets an answer that says where, and a message for which there is no memory gets one at all;
-// what is not served is not even parsed.
+// Requests come as bytes, so that only those of a known caller are parsed (grpc/unary_call.h), and
+// bad UTF-8 gets an answer that says where. What is not served is not even parsed.
 using RawService = Base::WithRawCallbackMethod_Generate<
     Base::WithRawCallbackMethod_Embed<Base::WithRawCallbackMethod_HealthCheck<
         Base::WithRawCallbackMethod_FlushCache<Base::WithRawCallbackMethod_StartProfile<

@@ -1,5 +1,4 @@
-// Conversations as prompts: what the door counts and lets in, and renderings that memory does not
-// suffice for.
+// Conversations as prompts: what Accept counts and admits.
 
 #include <cstdint>
 #include <memory>
@@ -7,11 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/within_memory.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/engine/failing_allocation.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
 #include "tests/testing/reason_of.h"
@@ -116,50 +113,6 @@ TEST_F(ChatPromptTest, AConversationIsTheContextOfAScore) {
   EXPECT_EQ(ReasonOf(Score(conversation).status), "PROMPT_TOO_LONG");
   conversation.context_chat->chat.messages[0].content.assign(1001, 'x');
   EXPECT_EQ(ReasonOf(Score(conversation).status), "INPUT_TOO_LARGE");
-}
-
-TEST_F(ChatPromptTest, NoMemoryEndsOnlyTheRequest) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers end the process when an allocation is too large";
-#endif
-  text::ChatInput chat;
-  chat.messages.push_back({.role = "user", .content = "x"});
-  // More than an address space.
-  const std::int64_t huge = std::int64_t{1} << 60;
-  const absl::Status status = Run(chat, "{{ 'x' * 1000000000000000 }}", {huge, huge}).first;
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_EQ(ReasonOf(status), "NO_MEMORY");
-  EXPECT_TRUE(Run(chat, "fixed").first.ok());
-  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
-  EXPECT_TRUE(engine_->CheckIntegrity().ok());
-}
-
-// A template that fills tables of its own and of the conversation.
-TEST_F(ChatPromptTest, WhereverMemoryEndsARenderingLeavesItAlone) {
-  text::ChatInput chat;
-  chat.messages.push_back({.role = "user", .content = "x"});
-  std::string fields;
-  for (int i = 0; i < 20; ++i) absl::StrAppend(&fields, i == 0 ? "" : ", ", "'f", i, "': ", i);
-  const std::string source =
-      absl::StrCat("{% set d = {", fields, "} %}{{ d.f7 }}{{ d.values()|unique|list|length }}",
-                   "{{ messages[0].content.strip('abcdefghijk') }}");
-  const ChatPrompt prompt = MakeChat(chat, source);
-  int refused = 0;
-  for (int after = 0;; ++after) {
-    absl::StatusOr<text::RenderedChat> rendered = absl::UnknownError("not asked");
-    {
-      const FailingAllocation none(1, after);
-      rendered = WithinMemory(
-          [&] { return prompt.templates->Render(prompt.chat, absl::FromUnixSeconds(0)); });
-    }
-    if (rendered.ok()) {
-      EXPECT_EQ(rendered->text, "720x");
-      break;
-    }
-    ASSERT_EQ(ReasonOf(rendered.status()), "NO_MEMORY") << rendered.status();
-    ++refused;
-  }
-  EXPECT_GE(refused, 40);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
 #include "base/mutex.h"
-#include "base/within_memory.h"
 #include "engine/constraint/constraint_compiler.h"
 #include "engine/engine.h"
 #include "engine/masks/banned_text.h"
@@ -20,7 +19,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/constraint/table_constraint.h"
-#include "tests/engine/failing_allocation.h"
 #include "tests/engine/gate.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
@@ -585,46 +583,6 @@ TEST_F(EngineCompileTest, ARefusedConstraintEndsItsRequest) {
   Request endless = Constrained("b");
   endless.stopping.ignore_eos = true;
   EXPECT_EQ(ReasonOf(Run(endless).status), "BAD_PARAMETER");
-}
-
-TEST_F(EngineCompileTest, AConstraintForWhichThereIsNoMemoryEndsItsRequestAlone) {
-  constexpr std::size_t kSize = std::size_t{1} << 20;
-  {
-    Request large = Constrained("large", std::string(kSize, 'x'));
-    const FailingAllocation no_memory(kSize);
-    EXPECT_EQ(ReasonOf(Run(std::move(large)).status), "NO_MEMORY");
-  }
-  EXPECT_TRUE(Run(Constrained("small")).status.ok());
-  ExpectIdle();
-}
-
-// What is told to have found no memory has not been asked for.
-TEST_F(EngineCompileTest, WhereverMemoryEndsTheCompilerStaysWhole) {
-  int refused = 0;
-  // Enough of them to make its tables grow.
-  for (int asked = 0; asked < 40; ++asked) {
-    for (int after = 0;; ++after) {
-      SCOPED_TRACE(absl::StrCat(asked, " ", after));
-      ConstraintSpec spec;
-      spec.text = absl::StrCat("the words of constraint number ", asked);
-      std::atomic<int> answers{0};
-      absl::StatusOr<ConstraintCompiler::Ticket> ticket = ConstraintCompiler::Ticket{0};
-      {
-        const FailingAllocation none(1, after);
-        ticket = WithinMemory([&]() -> absl::StatusOr<ConstraintCompiler::Ticket> {
-          return compiler_.Compile(spec, [&answers](ConstraintCompiler::Result) { ++answers; });
-        });
-      }
-      ASSERT_TRUE(compiler_.CheckIntegrity().ok()) << compiler_.CheckIntegrity();
-      if (ticket.ok()) {
-        EXPECT_TRUE(WaitUntil([&] { return answers == 1; }));
-        break;
-      }
-      EXPECT_EQ(answers, 0);
-      ++refused;
-    }
-  }
-  EXPECT_GE(refused, 40);
 }
 
 TEST_F(EngineCompileTest, CancelAndDeadlineEndARequestWhileItCompiles) {

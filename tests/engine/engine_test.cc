@@ -12,7 +12,6 @@
 #include "engine/request/inbox.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/engine/failing_allocation.h"
 #include "tests/engine/harness.h"
 #include "tests/engine/stream_reader.h"
 #include "tests/testing/reason_of.h"
@@ -341,73 +340,6 @@ TEST_P(EngineTest, TheSnapshotOfThePagesNamesWhoUsesThem) {
   for (const char* id : {"a", "b", "c"}) engine_->Cancel({"default", "p"}, id, CancelSource::kApi);
   for (const auto& stream : streams) ReadAll(*stream);
   ExpectIdle();
-}
-
-// No step follows that would show the pages it gave back.
-TEST_P(EngineTest, ReportsOfAllPagesThatFindNoMemoryAreRefusedAndTheEngineGoesOn) {
-  constexpr std::uint32_t kPages = 50'000;
-  pool_.usable_pages = kPages;
-  Start();
-  {
-    const FailingAllocation none(kPages * sizeof(std::uint32_t));
-    EXPECT_TRUE(absl::IsResourceExhausted(engine_->CheckIntegrity()));
-    EXPECT_TRUE(absl::IsResourceExhausted(engine_->GetPageSnapshot().status()));
-  }
-  EXPECT_TRUE(engine_->CheckIntegrity().ok());
-  EXPECT_TRUE(engine_->GetPageSnapshot().ok());
-}
-
-// What is told to have found no memory does not run.
-TEST_P(EngineTest, WhereverMemoryEndsARequestIsRefusedOrRuns) {
-  Start();
-  int refused = 0;
-  for (int after = 0;; ++after) {
-    Request request = MakeRequest("a", MakePrompt(1, 40), 2);
-    absl::StatusOr<std::shared_ptr<TokenStream>> stream = absl::UnknownError("not asked");
-    {
-      const FailingAllocation none(sizeof(Signal), after);
-      stream = engine_->Accept(std::move(request));
-    }
-    if (stream.ok()) {
-      EXPECT_TRUE(ReadAll(**stream).status.ok());
-      break;
-    }
-    EXPECT_EQ(ReasonOf(stream.status()), "NO_MEMORY");
-    EXPECT_TRUE(engine_->ListRequests().empty());
-    ++refused;
-  }
-  EXPECT_GE(refused, 2);
-  ExpectIdle();
-}
-
-TEST_P(EngineTest, AnAnswerThatGrowsBeyondTheMemoryEndsItsRequestAlone) {
-  // The engine is not at the end of the answer when the worker finds no memory for it.
-  Start([](EngineOptions& engine, FakeRunnerOptions&) { engine.stream_queue_tokens = 64; });
-  Request large = TextRequest("large", "prompt", 900);
-  large.stopping.ignore_eos = true;
-  large.output.stream = false;
-  Request small = large;
-  small.id = "small";
-  large.output.logprobs = 2;
-  Gate(true);  // no answer is there before its memory ends
-  const auto large_stream = engine_->Accept(std::move(large));
-  const auto small_stream = engine_->Accept(std::move(small));
-  ASSERT_TRUE(large_stream.ok() && small_stream.ok());
-  {
-    const FailingAllocation none(400 * sizeof(TokenLogprob));
-    Gate(false);
-    EXPECT_EQ(ReasonOf(ReadAll(**large_stream).status), "NO_MEMORY");
-    const Reading reading = ReadAll(**small_stream);
-    EXPECT_TRUE(reading.status.ok()) << reading.status;
-    EXPECT_EQ(reading.usage.completion_tokens, 900);
-  }
-  ExpectIdle();
-  EXPECT_EQ(MetricSum(registry_, "quire_requests_failed_total"), 1);
-  EXPECT_EQ(
-      MetricSum(registry_, "quire_engine_step_tokens_sum"),
-      MetricValue(registry_, "quire_prompt_tokens_total{model_name=\"m\",source=\"compute\"}") +
-          MetricSum(registry_, "quire_generation_tokens_total") +
-          MetricSum(registry_, "quire_discarded_tokens_total") - 2);
 }
 
 TEST_P(EngineTest, PagesOfTheLastRequestLeaveTheGaugeWhenItIsCancelled) {

@@ -8,7 +8,7 @@
 
 #include "engine/masks/token_texts.h"
 #include "gtest/gtest.h"
-#include "tests/engine/failing_allocation.h"
+#include "tests/cache_manager/allocation_count.h"
 #include "tests/engine/harness.h"
 
 namespace quire::engine {
@@ -19,30 +19,30 @@ class UncountedRunner final : public models::StepRunner {
   explicit UncountedRunner(models::StepRunner* runner) : runner_(*runner) {}
 
   absl::Status Run(const models::StepBatch& batch) override {
-    const std::int64_t before = AllocationsOfThisThread();
+    const std::uint64_t before = NumAllocations();
     absl::Status status = runner_.Run(batch);
-    allocations_ += AllocationsOfThisThread() - before;
+    allocations_ += NumAllocations() - before;
     return status;
   }
   void SampleLate(const models::StepBatch& batch) override {
-    const std::int64_t before = AllocationsOfThisThread();
+    const std::uint64_t before = NumAllocations();
     runner_.SampleLate(batch);
-    allocations_ += AllocationsOfThisThread() - before;
+    allocations_ += NumAllocations() - before;
   }
   absl::StatusOr<const models::StepResult*> Collect() override {
-    const std::int64_t before = AllocationsOfThisThread();
+    const std::uint64_t before = NumAllocations();
     auto result = runner_.Collect();
-    allocations_ += AllocationsOfThisThread() - before;
+    allocations_ += NumAllocations() - before;
     return result;
   }
   int max_steps_in_flight() const override { return runner_.max_steps_in_flight(); }
   bool can_pool() const override { return runner_.can_pool(); }
 
-  std::int64_t allocations() const { return allocations_; }
+  std::uint64_t allocations() const { return allocations_; }
 
  private:
   models::StepRunner& runner_;
-  std::int64_t allocations_ = 0;
+  std::uint64_t allocations_ = 0;
 };
 
 struct Case {
@@ -105,15 +105,15 @@ class StepAllocationTest : public ::testing::TestWithParam<int> {
     core_.Handle(prepared, harness_.clock.Now());
   }
 
-  // Of so many steps.
-  std::int64_t Allocations(std::int32_t steps) {
-    const std::int64_t before = AllocationsOfThisThread() - runner_.allocations();
+  // Runs `steps` steps and returns how many allocations they made outside the runner.
+  std::uint64_t Allocations(std::int32_t steps) {
+    const std::uint64_t before = NumAllocations() - runner_.allocations();
     for (std::int32_t i = 0; i < steps; ++i) {
       EXPECT_TRUE(core_.Step(harness_.clock.Now()));
       items_.clear();
       core_.TakeOutput(&items_);
     }
-    return AllocationsOfThisThread() - runner_.allocations() - before;
+    return NumAllocations() - runner_.allocations() - before;
   }
 
   void Finish() {
@@ -133,10 +133,10 @@ TEST_P(StepAllocationTest, PenaltiesAllocateNothingForATokenOfTheOutput) {
     for (const bool is_counted : {false, true}) {
       for (const char* id : {"a", "b", "c"}) Submit(kind.name + id, kind.sampling);
       Allocations(kWarmUp);
-      const std::int64_t allocations = Allocations(kCounted);
+      const std::uint64_t allocations = Allocations(kCounted);
       if (is_counted) {
         // A few are made as lists grow, in steps of any kind; none for each token.
-        EXPECT_LT(allocations, kCounted / 8);
+        EXPECT_LT(allocations, kCounted / 8u);
       }
       Finish();
     }

@@ -15,7 +15,6 @@
 #include "server/api/evaluation.h"
 #include "server/auth/authenticator.h"
 #include "server/config/live_config.h"
-#include "tests/engine/failing_allocation.h"
 #include "tests/engine/gate.h"
 #include "tests/engine/harness.h"
 #include "tests/testing/reason_of.h"
@@ -221,33 +220,6 @@ TEST_F(EvaluationEngineTest, InputsThatWaitForAPlaceInTheQueueAreCountedOnce) {
   EXPECT_EQ(outcome.num_results(), kItems);
   ExpectIdle();
   EXPECT_EQ(Sum("requests_received_total"), kItems);
-}
-
-// Every copy of the name of the caller needs memory, which ends after so many of them: where items
-// are submitted, and where those that are live are cancelled for it.
-TEST_F(EvaluationEngineTest, WhereverMemoryEndsTheCallEndsWithAStatus) {
-  constexpr std::size_t kBytes = 10000;
-  CallInfo call = Caller();
-  call.principal = std::string(kBytes, 'p');
-  int failed = 0;
-  for (int copies = 0;; ++copies) {
-    gate_.Set(true);
-    Outcome outcome;
-    const std::shared_ptr<Evaluation> evaluation = MakeCall(call, &outcome);
-    {
-      const engine::FailingAllocation none(kBytes, /*after=*/copies);
-      evaluation->Start(*served_, Embeds(4));
-    }
-    gate_.Set(false);
-    const absl::Status status = outcome.Await();
-    ExpectIdle();
-    EXPECT_EQ(outcome.times(), 1);
-    EXPECT_EQ(outcome.num_results(), status.ok() ? 4u : 0u);
-    if (status.ok()) break;
-    ASSERT_EQ(ReasonOf(status), "NO_MEMORY") << status;
-    ++failed;
-  }
-  EXPECT_GE(failed, 4);
 }
 
 }  // namespace

@@ -57,7 +57,6 @@ TEST_F(GenerationTest, AReaderThatLeavesLateEndsNobodyElse) {
   EXPECT_TRUE(next->Close().ok());
 }
 
-// As where a transport has no memory for what it needs beside it.
 TEST_F(GenerationTest, OneThatIsDroppedEndsItsRequest) {
   ASSERT_NE(Start(480), nullptr);
   ASSERT_TRUE(IsIdle());

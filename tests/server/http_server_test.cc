@@ -30,12 +30,6 @@ using ::testing::StartsWith;
 
 constexpr std::int64_t kMaxBody = 1000;
 
-// More than an address space.
-void TakeTooMuch() {
-  volatile std::size_t size = std::size_t{1} << 60;
-  (void)std::vector<char>(size);
-}
-
 // Answers /echo with the request's body, /stream in three pieces, /cut with half a stream, and
 // holds /hold until the peer has gone.
 class Site {
@@ -52,11 +46,6 @@ class Site {
     }
     // What a library may do.
     if (request.path == "/throw") (void)std::string().at(1);
-    if (request.path == "/no-memory") TakeTooMuch();
-    if (request.path == "/no-memory-later") {
-      exchange->OnGone([this] { gone_.fetch_add(1); });
-      return exchange->Post(&TakeTooMuch);
-    }
     if (request.path == "/throw-later") {
       held_.fetch_add(1);
       exchange->OnGone([this] { gone_.fetch_add(1); });
@@ -525,24 +514,6 @@ TEST_F(HttpServerTest, WithoutDescriptorsSilentConnectionsGiveWay) {
   HttpClient fresh(address());
   EXPECT_EQ(fresh.Ask("GET", "/e").status, 200);
   EXPECT_EQ(silent.ReadAll(), "");
-}
-
-// Inside the handler, and behind it while it works for the exchange.
-TEST_F(HttpServerTest, WithoutMemoryTheRequestIsRefused) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers end the process when an allocation is too large";
-#endif
-  Start(Options());
-  HttpClient client(address());
-  const HttpReply refused = client.Ask("GET", "/no-memory");
-  EXPECT_EQ(refused.status, 503);
-  EXPECT_THAT(refused.body, HasSubstr("no memory"));
-  EXPECT_EQ(client.ReadAll(), "");
-  HttpClient later(address());
-  EXPECT_EQ(later.Ask("GET", "/no-memory-later").status, 503);
-  EXPECT_TRUE(site_.WaitGone(1));
-  HttpClient neighbour(address());
-  EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
 }
 
 TEST_F(HttpServerTest, ShutdownLetsAnswersEndAndThenTakesAllAway) {

@@ -54,10 +54,8 @@ TEST(StatusMappingTest, EveryReasonKeepsItsCodeAndStatus) {
     EXPECT_EQ(error.message, "what went wrong");
     EXPECT_EQ(error.Find("field"), "a.b");
     EXPECT_EQ(error.retry_delay.has_value(), row.detail == ErrorDetail::kRetryInfo);
-    // Overload must not look like UNAVAILABLE: blind retries would amplify it. Want of memory is
-    // none that another request at the same time would meet, too.
-    EXPECT_EQ(row.http_status == 429,
-              row.code == absl::StatusCode::kResourceExhausted && row.reason != Reason::kNoMemory);
+    // Overload must not look like UNAVAILABLE: blind retries would amplify it.
+    EXPECT_EQ(row.http_status == 429, row.code == absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(row.detail == ErrorDetail::kPrecondition,
               row.code == absl::StatusCode::kFailedPrecondition);
     EXPECT_FALSE(row.retry == Retry::kNo && row.detail == ErrorDetail::kRetryInfo);

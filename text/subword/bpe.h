@@ -17,7 +17,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/hash_map.h"
 #include "formats/json_value.h"
 #include "text/subword/model_token.h"
 
@@ -51,7 +50,7 @@ class BpeScratch {
   std::vector<Symbol> symbols_;
   std::vector<Candidate> heap_;
   std::int64_t cache_entries_;
-  HashMap<std::string, std::vector<ModelToken>> cache_;
+  absl::flat_hash_map<std::string, std::vector<ModelToken>> cache_;
 };
 
 struct BpeMerge {

@@ -10,9 +10,9 @@
 #include <span>
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/hash_map.h"
 #include "text/chat/chat_input.h"
 #include "text/tools/argument_schema.h"
 
@@ -38,7 +38,7 @@ class DeclaredTools {
 
  private:
   // By name; null: no parameters.
-  HashMap<std::string, std::shared_ptr<const ArgumentSchema>> tools_;
+  absl::flat_hash_map<std::string, std::shared_ptr<const ArgumentSchema>> tools_;
 };
 
 }  // namespace quire::text

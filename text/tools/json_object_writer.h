@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/hash_map.h"
+#include "absl/container/flat_hash_map.h"
 
 namespace quire::text {
 
@@ -23,7 +23,7 @@ class JsonObjectWriter {
 
  private:
   std::vector<std::pair<std::string, std::string>> members_;  // in the order of their first values
-  HashMap<std::string, std::size_t> indices_;                 // of members_
+  absl::flat_hash_map<std::string, std::size_t> indices_;     // of members_
 };
 
 }  // namespace quire::text

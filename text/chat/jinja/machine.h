@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/hash_map.h"
 #include "text/chat/jinja/interpreter.h"
 
 namespace quire::text::jinja {
@@ -106,7 +106,7 @@ class Machine {
   Value MakeMacro(const Stmt& stmt);
 
   Runtime runtime_;
-  HashMap<std::string, Value> globals_;
+  absl::flat_hash_map<std::string, Value> globals_;
   Scope* scope_ = nullptr;
   std::vector<std::unique_ptr<Scope>> scopes_;
   std::vector<Scope*> free_scopes_;

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/hash_map.h"
 #include "base/status.h"
 #include "text/chat/jinja/operators.h"
 #include "text/chat/jinja/strings.h"
@@ -160,7 +160,7 @@ Result Unique(Runtime& runtime, const Value& value, const Arguments& arguments) 
   QUIRE_ASSIGN_OR_RETURN(const Bound bound,
                          BindArguments("unique", arguments, {"case_sensitive", "attribute"}));
   QUIRE_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(runtime, value));
-  HashSet<std::string> seen;
+  absl::flat_hash_set<std::string> seen;
   std::vector<Value> kept;
   for (Value& item : items) {
     QUIRE_ASSIGN_OR_RETURN(const Value key, SortKey(runtime, item, bound[1], Given(bound[0])));

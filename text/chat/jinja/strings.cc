@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
-#include "base/hash_map.h"
 #include "base/utf8.h"
 #include "text/chat/jinja/characters.h"
 #include "text/unicode/unicode.h"
@@ -127,7 +127,7 @@ std::string EscapeNonAscii(absl::string_view repr) {
 
 absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars) {
-  HashSet<char32_t> set;
+  absl::flat_hash_set<char32_t> set;
   if (chars) ForEachChar(*chars, [&set](char32_t c) { set.insert(c); });
   const auto goes = [&](char32_t c) { return chars ? set.contains(c) : IsPythonSpace(c); };
   std::size_t begin = 0;

@@ -20,10 +20,10 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/hash_map.h"
 
 namespace quire::text::jinja {
 
@@ -139,7 +139,7 @@ struct Sequence {
 // are one key, as in Python.
 struct Map {
   std::vector<std::pair<Value, Value>> entries;
-  HashMap<std::string, std::size_t> index;  // of every key's HashKey
+  absl::flat_hash_map<std::string, std::size_t> index;  // of every key's HashKey
   int depth = 1;
   std::int64_t weight = 1;
 };
