@@ -137,7 +137,7 @@ absl::Status ValidateModel(const DaemonOptions& options) {
                          MakeCompiler(options, model.config, model.spec.has_head, *tokenizer,
                                       /*metrics=*/nullptr));
   return PreloadConstraints(options.preload, chat.has_reasoning ? chat.tool_format : nullptr,
-                            options.constraints.compile_threads, compiler.get());
+                            compiler.get());
 }
 
 absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOptions& options,
@@ -158,7 +158,7 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
   QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, stack->TranslationFor(options));
   QUIRE_RETURN_IF_ERROR(PreloadConstraints(
       options.preload, translation.has_reasoning ? translation.tool_format : nullptr,
-      options.constraints.compile_threads, stack->constraints_.get()));
+      stack->constraints_.get()));
   QUIRE_ASSIGN_OR_RETURN(
       stack->engine_, engine::Engine::Create(stack->EngineOptionsFor(options), loaded.TakeCache(),
                                              loaded.runner(), &loaded.tokenizer(), clock, metrics));

@@ -1,8 +1,6 @@
 #include "server/preloaded_constraints.h"
 
-#include <deque>
 #include <future>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -65,33 +63,23 @@ absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs) {
 }
 
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
-                                const text::ToolFormat* reasoning, std::int32_t at_once,
+                                const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler) {
   if (specs.empty()) return absl::OkStatus();
   if (compiler == nullptr) return NoStructuredOutput(specs.size());
-  std::vector<std::pair<std::size_t, engine::ConstraintSpec>> forms;  // by entry
+  std::vector<std::pair<std::size_t, std::future<Result>>> builds;  // with the index of the entry
   for (std::size_t i = 0; i < specs.size(); ++i) {
     for (engine::ConstraintSpec& spec : FormsOf(specs[i], reasoning)) {
-      forms.emplace_back(i, std::move(spec));
+      const auto answer = std::make_shared<std::promise<Result>>();
+      builds.emplace_back(i, answer->get_future());
+      compiler->Compile(std::move(spec),
+                        [answer](Result result) { answer->set_value(std::move(result)); });
     }
   }
-  // None waits for a place in the compiler: on a busy machine that would make another one late.
-  std::deque<std::pair<std::size_t, std::future<Result>>> running;
-  auto next = forms.begin();
-  const auto begin_next = [&] {
-    const auto answer = std::make_shared<std::promise<Result>>();
-    running.emplace_back(next->first, answer->get_future());
-    compiler->Compile(std::move(next->second),
-                      [answer](Result result) { answer->set_value(std::move(result)); });
-    ++next;
-  };
   std::set<std::shared_ptr<const engine::CompiledConstraint>> compiled;  // equal ones are one
   std::int64_t bytes = 0;
-  while (next != forms.end() || !running.empty()) {
-    while (next != forms.end() && std::ssize(running) < at_once) begin_next();
-    const std::size_t entry = running.front().first;
-    Result result = running.front().second.get();
-    running.pop_front();
+  for (auto& [entry, build] : builds) {
+    Result result = build.get();
     if (!result.ok()) return InEntry(entry, specs[entry], result.status());
     const std::int64_t more = (*result)->MemoryBytes();
     if (compiled.insert(*std::move(result)).second) bytes += more;

@@ -6,7 +6,6 @@
 // Place:      beside the engine stack, which has the compiler.
 // Threads:    PreloadConstraints waits, so not on a thread that answers; else pure.
 
-#include <cstdint>
 #include <span>
 
 #include "absl/status/status.h"
@@ -27,10 +26,9 @@ absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs);
 
 // Returns once all of them are compiled and kept, and with `reasoning`, the format of a model that
 // reasons, each also as it is behind reasoning. `compiler` is null for a model without structured
-// output, which takes none. `at_once` of them are compiled at a time: structured.compile_threads.
-// Errors name the entry, or the limit of all.
+// output, which takes none. Errors name the entry, or the limit of all.
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
-                                const text::ToolFormat* reasoning, std::int32_t at_once,
+                                const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler);
 
 }  // namespace quire::server

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <deque>
-#include <exception>
 #include <list>
-#include <map>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -21,6 +19,7 @@
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/thread_name.h"
+#include "base/thread_priority.h"
 #include "text/tools/tool_format.h"
 
 namespace quire::engine {
@@ -30,24 +29,6 @@ namespace {
 using Result = ConstraintCompiler::Result;
 using Done = ConstraintCompiler::Done;
 using Ticket = ConstraintCompiler::Ticket;
-using Used = ConstraintCompiler::Used;
-
-// A build that takes longer stands back behind the threads that make the next tokens of others.
-// A schema of a few keys takes 25 ms of a processor's time with a vocabulary of 128 256 tokens.
-constexpr absl::Duration kUrgentTime = absl::Milliseconds(50);
-// Those builds that do not stand back have this share of the time altogether, and so much of it at
-// once: of a stream of builds nearly all stand back from their beginning. A hundredth, since those
-// that make tokens wait for each other, and the 99th percentile of their gaps shall stay.
-constexpr double kUrgentShare = 0.01;
-constexpr absl::Duration kMaxUrgentTime = absl::Milliseconds(100);
-constexpr absl::Duration kMinUrgentTime = absl::Milliseconds(1);
-// By the clock a build may take so many times what it may take of a processor, for those that have
-// to share one.
-constexpr int kLongestShare = 10;
-// Between two looks at a build that is about to be late.
-constexpr absl::Duration kWatchPause = absl::Milliseconds(5);
-// Before another thread is asked for where the system gave none.
-constexpr absl::Duration kThreadRetry = absl::Seconds(1);
 
 constexpr double kCompileBorders[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
                                       0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1,    2,    5};
@@ -117,37 +98,24 @@ absl::Status TooManyBuilds(absl::string_view why) {
                     Reason::kQueueFull, {}, absl::Seconds(1));
 }
 
-absl::Status TooLate(absl::Duration limit) {
-  return BadConstraint("compile",
-                       absl::StrCat("constraint takes longer to compile than ",
-                                    absl::FormatDuration(limit), " (structured.compile_timeout)"));
-}
-
-absl::Status TooBusy(absl::Duration took, absl::Duration used) {
-  return TooManyBuilds(absl::StrCat("within ", absl::FormatDuration(took),
-                                    " the processors had no more than ", absl::FormatDuration(used),
-                                    " for compiling it"));
-}
-
 }  // namespace
 
 class ConstraintCompiler::Impl {
  public:
-  Impl(const ConstraintOptions& options, Build build, probe::Registry* metrics, Used used)
-      : build_(std::move(build)), used_(std::move(used)), options_(options) {
+  Impl(const ConstraintOptions& options, Build build, probe::Registry* metrics)
+      : build_(std::move(build)), options_(options) {
     if (metrics == nullptr) {
       own_registry_ = std::make_unique<probe::Registry>();
       metrics = own_registry_.get();
     }
     AddMetrics(*metrics);
-    MutexLock lock(&mutex_);
-    for (; active_workers_ < options.compile_threads; ++active_workers_) StartWorker();
-    watcher_ = std::thread([this] { Watch(); });
+    for (std::int32_t i = 0; i < options.compile_threads; ++i) {
+      workers_.emplace_back([this] { Work(); });
+    }
   }
 
   ~Impl() {
     std::vector<Done> refused;
-    std::map<int, std::thread> workers;
     {
       MutexLock lock(&mutex_);
       stopping_ = true;
@@ -157,18 +125,12 @@ class ConstraintCompiler::Impl {
       }
       waiting_.clear();
       work_.NotifyAll();
-      watch_.NotifyAll();
     }
     for (Done& done : refused) {
       done(WithReason(absl::UnavailableError("the server is shutting down"),
                       Reason::kServerShutdown));
     }
-    watcher_.join();
-    {
-      MutexLock lock(&mutex_);
-      workers.swap(workers_);  // no thread starts any more
-    }
-    for (auto& [id, worker] : workers) worker.join();
+    for (std::thread& worker : workers_) worker.join();
   }
 
   Ticket Compile(ConstraintSpec spec, Done done);
@@ -178,25 +140,15 @@ class ConstraintCompiler::Impl {
   absl::Status CheckIntegrity() const;
 
  private:
-  enum class JobState : std::uint8_t { kWaiting, kRunning, kLate };
-  // Of a thread, behind a build. One that stands back stays so: without a privilege no thread is
-  // given its priority again. So it ends, and the watch, whose own priority the next one inherits,
-  // starts that in its place.
-  enum class Next : std::uint8_t { kGoOn, kEnd, kEndAndReplace };
-  // A build that waits or runs, and those who wait for it. A late one is in jobs_ no more.
+  // A build that waits or runs, and the callers that wait for it.
   struct Job {
     std::string key;
     ConstraintSpec spec;
-    JobState state = JobState::kWaiting;
+    bool is_running = false;
     std::stop_source stop;
-    absl::Time started;
-    std::int64_t thread = 0;          // that builds it
-    absl::Duration used_before = {};  // by the thread when it started
-    absl::Duration urgent_time = {};  // before it stands back
-    bool stands_back = false;
     std::vector<std::pair<Ticket, Done>> waiters;
   };
-  // A constraint, or why there is none.
+  // A constraint, or the status that refused it.
   struct Cached {
     std::string key;
     Result result;
@@ -204,75 +156,46 @@ class ConstraintCompiler::Impl {
   };
 
   void AddMetrics(probe::Registry& metrics);
-  void Work(int id);
-  // The calling thread is to build it.
-  void Begin(Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Runs the job's build and answers those who wait.
-  Next RunJob(const std::shared_ptr<Job>& job);
-  Next AfterLate(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Watch();
-  absl::Time GiveUpOnLate(std::vector<std::pair<Done, absl::Status>>* answers)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why a running build is late. OK: it is not yet, and cannot be before `next`.
-  absl::Status LateWhy(const Job& job, absl::Time* next) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Time LetLongOnesStandBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes out the threads that have ended, for the caller to join, and starts those that take their
-  // places. Infinite, or when to try again where the system gave no thread.
-  absl::Time ReplaceEnded(std::vector<std::thread>* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void StartWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Work();
+  // Runs the job's build and answers its waiters.
+  void RunJob(const std::shared_ptr<Job>& job);
   void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(std::string key, const Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Evict() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What is known of the spec before anything is built.
+  // Returns the answer if none has to be built: a refusal or a cached result.
   std::optional<Result> Answer(const ConstraintSpec& spec, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Build build_;
-  const Used used_;
   std::unique_ptr<probe::Registry> own_registry_;
   probe::Histogram compile_seconds_;
-  probe::Counter hits_, misses_, errors_, late_total_;
-  probe::Gauge cache_bytes_, late_gauge_;
+  probe::Counter hits_, misses_, errors_;
+  probe::Gauge cache_bytes_;
 
   mutable Mutex mutex_;
-  CondVar work_, watch_;
+  CondVar work_;
   ConstraintOptions options_ ABSL_GUARDED_BY(mutex_);
-  // What builds may have before they stand back, and since when.
-  absl::Duration urgent_time_ ABSL_GUARDED_BY(mutex_) = kMaxUrgentTime;
-  absl::Time urgent_time_as_of_ ABSL_GUARDED_BY(mutex_) = MonotonicNow();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Job>> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
   Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // the most recently used first
+  std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // most recently used first
   absl::flat_hash_map<std::string, std::list<Cached>::iterator> cached_ ABSL_GUARDED_BY(mutex_);
   std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<int, std::thread> workers_ ABSL_GUARDED_BY(mutex_);
-  std::vector<int> ended_workers_ ABSL_GUARDED_BY(mutex_);
-  std::int32_t free_places_ ABSL_GUARDED_BY(mutex_) = 0;  // of workers that ended, for others
-  int last_worker_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Those whose build is not late, and free places.
-  std::int32_t active_workers_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::int32_t late_builds_ ABSL_GUARDED_BY(mutex_) = 0;  // that still run
-  std::thread watcher_;
+  std::vector<std::thread> workers_;
 };
 
 void ConstraintCompiler::Impl::AddMetrics(probe::Registry& metrics) {
   constexpr char kCache[] = "quire_constraint_cache_total";
-  constexpr char kHelp[] = "Constraints asked for, by what was found of them.";
+  constexpr char kHelp[] = "Constraint cache lookups, by result.";
   compile_seconds_ = metrics.AddHistogram("quire_constraint_compile_seconds",
                                           "Time to compile a constraint.", kCompileBorders);
   hits_ = metrics.AddCounter(kCache, kHelp, {{"result", "hit"}});
   misses_ = metrics.AddCounter(kCache, kHelp, {{"result", "miss"}});
   errors_ = metrics.AddCounter(kCache, kHelp, {{"result", "error"}});
-  late_total_ = metrics.AddCounter("quire_constraint_late_total",
-                                   "Constraints given up on after structured.compile_timeout.");
   cache_bytes_ =
-      metrics.AddGauge("quire_constraint_cache_bytes", "Memory of the constraints that are kept.");
-  late_gauge_ = metrics.AddGauge("quire_constraint_late_builds",
-                                 "Constraints that were given up on and still compile.");
+      metrics.AddGauge("quire_constraint_cache_bytes", "Memory of the cached constraints.");
 }
 
 std::optional<Result> ConstraintCompiler::Impl::Answer(const ConstraintSpec& spec,
@@ -303,25 +226,20 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
     }
     auto found = jobs_.find(key);
     if (!answer && found == jobs_.end()) {
-      if (active_workers_ == 0) {
-        answer = TooManyBuilds(absl::StrCat(late_builds_, " builds are late, none else can run"));
-      } else if (waiting_.size() >= static_cast<std::size_t>(options_.max_waiting)) {
+      if (waiting_.size() >= static_cast<std::size_t>(options_.max_waiting)) {
         answer = TooManyBuilds(absl::StrCat(waiting_.size(), " builds wait already"));
       } else {
         auto job = std::make_shared<Job>(
-            Job{.key = key, .spec = std::move(spec), .stop = {}, .started = {}, .waiters = {}});
+            Job{.key = key, .spec = std::move(spec), .stop = {}, .waiters = {}});
         found = jobs_.emplace(std::move(key), job).first;
         waiting_.push_back(std::move(job));
         work_.NotifyOne();
-        watch_.NotifyOne();  // another build may be late now
       }
     }
     if (!answer) {
       misses_.Increment();
-      auto& waiters = found->second->waiters;
-      if (waiters.size() == waiters.capacity()) waiters.reserve(2 * waiters.size() + 1);
       tickets_.emplace(++last_ticket_, found->second.get());
-      waiters.emplace_back(last_ticket_, std::move(done));
+      found->second->waiters.emplace_back(last_ticket_, std::move(done));
       return last_ticket_;
     }
   }
@@ -340,20 +258,17 @@ bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
                                    [&](const auto& w) { return w.first == ticket; });
   done = std::move(waiter->second);
   job.waiters.erase(waiter);
-  if (job.waiters.empty() && job.state == JobState::kWaiting) {
+  if (job.waiters.empty() && !job.is_running) {
     std::erase_if(waiting_, [&](const auto& other) { return other.get() == &job; });
     jobs_.erase(jobs_.find(job.key));
   }
   return true;
 }
 
-void ConstraintCompiler::Impl::StartWorker() {
-  const int id = ++last_worker_;
-  workers_.emplace(id, [this, id] { Work(id); });
-}
-
-void ConstraintCompiler::Impl::Work(int id) {
+// Builds run at low priority, so that they do not delay the threads that compute tokens.
+void ConstraintCompiler::Impl::Work() {
   SetThreadName("constraint");
+  LowerPriority();
   for (;;) {
     std::shared_ptr<Job> job;
     {
@@ -362,43 +277,19 @@ void ConstraintCompiler::Impl::Work(int id) {
       if (stopping_) return;
       job = std::move(waiting_.front());
       waiting_.pop_front();
-      Begin(*job);
-      watch_.NotifyOne();
+      job->is_running = true;
     }
-    const Next next = RunJob(job);
-    if (next == Next::kGoOn) continue;
-    MutexLock lock(&mutex_);
-    ended_workers_.push_back(id);
-    if (next == Next::kEndAndReplace) ++free_places_;
-    watch_.NotifyOne();
-    return;
+    RunJob(job);
   }
 }
 
-void ConstraintCompiler::Impl::Begin(Job& job) {
-  job.state = JobState::kRunning;
-  job.started = MonotonicNow();
-  job.thread = ThisThread();
-  job.used_before = used_(job.thread);
-  const absl::Duration since = job.started - std::exchange(urgent_time_as_of_, job.started);
-  urgent_time_ = std::min(kMaxUrgentTime, urgent_time_ + kUrgentShare * since);
-  if (urgent_time_ < kMinUrgentTime) {
-    job.stands_back = LowerPriority(job.thread);
-    return;
-  }
-  job.urgent_time = std::min(kUrgentTime, urgent_time_);
-  urgent_time_ -= job.urgent_time;
-}
-
-ConstraintCompiler::Impl::Next ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
+void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
+  const absl::Time start = MonotonicNow();
   Result result = build_(job->spec, job->stop.get_token());
   std::vector<Done> waiters;
   {
     MutexLock lock(&mutex_);
-    const absl::Duration took = MonotonicNow() - job->started;
-    compile_seconds_.Observe(absl::ToDoubleSeconds(took));
-    urgent_time_ += std::max(absl::ZeroDuration(), job->urgent_time - took);
-    if (job->state == JobState::kLate) return AfterLate(*job);
+    compile_seconds_.Observe(absl::ToDoubleSeconds(MonotonicNow() - start));
     if (result.ok() && (*result)->MemoryBytes() > options_.max_compiled_bytes) {
       result = BadConstraint("compile",
                              absl::StrCat("compiled constraint has ", (*result)->MemoryBytes(),
@@ -414,120 +305,6 @@ ConstraintCompiler::Impl::Next ConstraintCompiler::Impl::RunJob(const std::share
     }
   }
   for (Done& done : waiters) done(result);
-  return job->stands_back ? Next::kEndAndReplace : Next::kGoOn;
-}
-
-ConstraintCompiler::Impl::Next ConstraintCompiler::Impl::AfterLate(const Job& job) {
-  late_gauge_.Set(--late_builds_);
-  if (stopping_ || active_workers_ >= options_.compile_threads) return Next::kEnd;
-  ++active_workers_;
-  return job.stands_back ? Next::kEndAndReplace : Next::kGoOn;
-}
-
-void ConstraintCompiler::Impl::Watch() {
-  SetThreadName("constraint-time");
-  for (;;) {
-    std::vector<std::pair<Done, absl::Status>> answers;
-    std::vector<std::thread> ended;
-    {
-      MutexLock lock(&mutex_);
-      const absl::Time next =
-          std::min({GiveUpOnLate(&answers), LetLongOnesStandBack(), ReplaceEnded(&ended)});
-      if (answers.empty() && ended.empty()) {
-        if (stopping_) return;
-        watch_.WaitUntil(&mutex_, next);
-      }
-    }
-    for (std::thread& worker : ended) worker.join();
-    for (auto& [done, status] : answers) done(std::move(status));
-  }
-}
-
-absl::Status ConstraintCompiler::Impl::LateWhy(const Job& job, absl::Time* next) const {
-  const absl::Duration limit = options_.compile_timeout;
-  const absl::Time now = MonotonicNow();
-  const absl::Duration took = now - job.started;
-  // The clock of the system and that of a processor may differ by a little.
-  const absl::Duration used = std::min(took, used_(job.thread) - job.used_before);
-  if (used >= limit) return TooLate(limit);
-  // Those that wait for its place wait no longer than if it had a processor for itself.
-  const bool is_wanted = jobs_.size() > static_cast<std::size_t>(active_workers_);
-  const absl::Duration most = is_wanted ? limit : kLongestShare * limit;
-  if (took >= most) return TooBusy(took, used);
-  const absl::Duration left = std::min(limit - used, most - took);
-  *next = std::min(*next, now + std::max(left, kWatchPause));
-  return absl::OkStatus();
-}
-
-// The time at which the next running build may be late.
-absl::Time ConstraintCompiler::Impl::GiveUpOnLate(
-    std::vector<std::pair<Done, absl::Status>>* answers) {
-  absl::Time next = absl::InfiniteFuture();
-  std::vector<std::pair<std::shared_ptr<Job>, absl::Status>> late;
-  for (const auto& [key, job] : jobs_) {
-    if (job->state != JobState::kRunning) continue;
-    absl::Status why = LateWhy(*job, &next);
-    if (!why.ok()) late.emplace_back(job, std::move(why));
-  }
-  const auto answer = [&](Job& job, const absl::Status& status) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    std::vector<Done> waiters;
-    TakeWaiters(job, &waiters);
-    for (Done& done : waiters) answers->emplace_back(std::move(done), status);
-    errors_.Increment();
-    jobs_.erase(jobs_.find(job.key));
-  };
-  for (const auto& [job, status] : late) {
-    job->state = JobState::kLate;
-    job->stop.request_stop();
-    late_gauge_.Set(++late_builds_);
-    --active_workers_;
-    late_total_.Increment();
-    // TooLate says something of the constraint, TooBusy of the machine.
-    if (absl::IsInvalidArgument(status)) Keep(job->key, status);
-    answer(*job, status);
-    if (!stopping_ && late_builds_ <= options_.max_late_builds) {
-      ++active_workers_;
-      ++free_places_;
-    }
-  }
-  if (active_workers_ == 0) {
-    for (const auto& job : std::exchange(waiting_, {})) {
-      answer(*job,
-             TooManyBuilds(absl::StrCat(late_builds_, " builds are late, none else can run")));
-    }
-  }
-  return next;
-}
-
-// The time at which the next running build will have to.
-absl::Time ConstraintCompiler::Impl::LetLongOnesStandBack() {
-  absl::Time next = absl::InfiniteFuture();
-  const absl::Time now = MonotonicNow();
-  for (const auto& [key, job] : jobs_) {
-    if (job->state != JobState::kRunning || job->stands_back) continue;
-    if (job->started + job->urgent_time <= now) {
-      job->stands_back = LowerPriority(job->thread);
-    } else {
-      next = std::min(next, job->started + job->urgent_time);
-    }
-  }
-  return next;
-}
-
-absl::Time ConstraintCompiler::Impl::ReplaceEnded(std::vector<std::thread>* ended) {
-  for (const int id : std::exchange(ended_workers_, {})) {
-    ended->push_back(std::move(workers_.at(id)));
-    workers_.erase(id);
-  }
-  while (free_places_ > 0 && !stopping_) {
-    try {
-      StartWorker();
-    } catch (const std::exception&) {  // no thread could be started
-      return MonotonicNow() + kThreadRetry;
-    }
-    --free_places_;
-  }
-  return absl::InfiniteFuture();
 }
 
 void ConstraintCompiler::Impl::TakeWaiters(Job& job, std::vector<Done>* done) {
@@ -559,7 +336,7 @@ void ConstraintCompiler::Impl::Evict() {
 void ConstraintCompiler::Impl::SetHotOptions(const HotConstraintOptions& options) {
   MutexLock lock(&mutex_);
   static_cast<HotConstraintOptions&>(options_) = options;
-  // What took too long may have the time now.
+  // A refused spec may be within the new limits.
   for (auto entry = cache_.begin(); entry != cache_.end();) {
     if (entry->result.ok()) {
       ++entry;
@@ -570,7 +347,6 @@ void ConstraintCompiler::Impl::SetHotOptions(const HotConstraintOptions& options
     entry = cache_.erase(entry);
   }
   Evict();
-  watch_.NotifyOne();
 }
 
 ConstraintCounts ConstraintCompiler::Impl::GetCounts() const {
@@ -578,8 +354,6 @@ ConstraintCounts ConstraintCompiler::Impl::GetCounts() const {
   return {.hits = static_cast<std::int64_t>(hits_.value()),
           .misses = static_cast<std::int64_t>(misses_.value()),
           .errors = static_cast<std::int64_t>(errors_.value()),
-          .late = static_cast<std::int64_t>(late_total_.value()),
-          .running_late = late_builds_,
           .waiting = static_cast<std::int64_t>(waiting_.size()),
           .cached_bytes = cached_bytes_,
           .cached = static_cast<std::int64_t>(cache_.size())};
@@ -601,9 +375,9 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
   }
   std::size_t waiters = 0, waiting = 0;
   for (const auto& [key, job] : jobs_) {
-    waiting += job->state == JobState::kWaiting;
+    waiting += !job->is_running;
     waiters += job->waiters.size();
-    if (key != job->key || job->state == JobState::kLate || cached_.contains(key)) {
+    if (key != job->key || cached_.contains(key)) {
       return absl::InternalError("a build is not where its state says");
     }
     for (const auto& [ticket, done] : job->waiters) {
@@ -616,18 +390,12 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
   if (waiters != tickets_.size() || waiting != waiting_.size()) {
     return absl::InternalError("tickets or waiting builds do not add up");
   }
-  if (free_places_ < 0 || active_workers_ < free_places_ ||
-      active_workers_ > options_.compile_threads) {
-    return absl::InternalError(absl::StrCat(active_workers_, " threads compile, of ",
-                                            options_.compile_threads, ", and ", free_places_,
-                                            " are to be started"));
-  }
   return absl::OkStatus();
 }
 
 ConstraintCompiler::ConstraintCompiler(const ConstraintOptions& options, Build build,
-                                       probe::Registry* metrics, Used used)
-    : impl_(std::make_unique<Impl>(options, std::move(build), metrics, std::move(used))) {}
+                                       probe::Registry* metrics)
+    : impl_(std::make_unique<Impl>(options, std::move(build), metrics)) {}
 
 ConstraintCompiler::~ConstraintCompiler() = default;
 

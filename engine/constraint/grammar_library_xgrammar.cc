@@ -105,7 +105,7 @@ void GiveSteps() {
     if (library_budget.stop->stop_requested()) {
       std::rethrow_exception(std::make_exception_ptr(Stopped()));
     }
-    GiveWay();
+    YieldAtLowPriority();
   }
   Allowance& steps = library_budget.steps;
   TakeFrom(&steps, -xgrammar::steps_until_asked, "steps");

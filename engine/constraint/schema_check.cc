@@ -28,7 +28,7 @@ constexpr std::size_t kMaxQuoted = 200;    // bytes of the document in one reaso
 constexpr std::size_t kMaxReasons = 1200;  // bytes of all reasons
 // What a schema and a shape keep costs memory as well, which steps bound.
 constexpr std::int64_t kStepsOfSchema = 64;
-constexpr std::int64_t kStepsUntilGivingWay = 1 << 12;  // about 0.1 ms
+constexpr std::int64_t kStepsUntilYield = 1 << 12;  // about 0.1 ms
 
 // Why the text is not parsed: what recurses over containers, or looks for one member after the
 // other, is not to meet more of them. "": it is.
@@ -246,7 +246,7 @@ const SchemaDocument::Node* SchemaDocument::NodeAt(const OrderedJson& json, cons
 bool SchemaDocument::Spend(std::int64_t steps) {
   if (!is_spent()) {
     const std::int64_t before = std::exchange(steps_left_, steps_left_ - steps);
-    if (before / kStepsUntilGivingWay != steps_left_ / kStepsUntilGivingWay) GiveWay();
+    if (before / kStepsUntilYield != steps_left_ / kStepsUntilYield) YieldAtLowPriority();
     if (is_spent()) {
       Refuse(*nodes_.at(&json_), "",
              absl::StrCat("takes more than ", kMaxSchemaSteps, " steps to read"));

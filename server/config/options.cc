@@ -292,7 +292,6 @@ void ReadStructured(const Config& config, DaemonOptions* options) {
   const auto& structured = config.structured();
   engine::ConstraintOptions& constraints = options->constraints;
   constraints.compile_threads = structured.compile_threads();
-  constraints.compile_timeout = ToDuration(structured.compile_timeout());
   constraints.max_schema_bytes = structured.max_schema_bytes();
   constraints.max_compiled_bytes = structured.max_compiled_bytes();
   constraints.cache_bytes = structured.cache_bytes();

@@ -4,12 +4,20 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <ctime>
 #include <thread>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 
 namespace quire {
 namespace {
+
+absl::Duration ProcessorTime() {
+  timespec used = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return absl::DurationFromTimespec(used);
+}
 
 int Niceness() {
   return getpriority(PRIO_PROCESS, 0);
@@ -19,9 +27,9 @@ TEST(ThreadPriorityTest, LowersOneThreadAndThoseThatItStarts) {
   const int before = Niceness();
   int lowered = -1, again = -1, started = -1;
   std::thread([&] {
-    ASSERT_TRUE(LowerPriority(ThisThread()));
+    ASSERT_TRUE(LowerPriority());
     lowered = Niceness();
-    ASSERT_TRUE(LowerPriority(ThisThread()));
+    ASSERT_TRUE(LowerPriority());
     again = Niceness();
     std::thread([&] { started = Niceness(); }).join();
   }).join();
@@ -31,9 +39,9 @@ TEST(ThreadPriorityTest, LowersOneThreadAndThoseThatItStarts) {
   EXPECT_EQ(Niceness(), before);
 }
 
-// Two threads that stand back share one processor. One wakes the other and goes on, and would do so
-// for the rest of its turn, milliseconds, if it did not give way.
-TEST(ThreadPriorityTest, AThreadThatGivesWayKeepsNoneWaiting) {
+// Two low-priority threads share one processor. One wakes the other and keeps running, and without
+// the yield would do so for the rest of its time slice, which is milliseconds.
+TEST(ThreadPriorityTest, AThreadThatYieldsKeepsNoneWaiting) {
   constexpr int kTurns = 20;
   absl::Duration used = {};
   std::thread([&] {
@@ -41,7 +49,7 @@ TEST(ThreadPriorityTest, AThreadThatGivesWayKeepsNoneWaiting) {
     CPU_ZERO(&one);
     CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
     ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-    ASSERT_TRUE(LowerPriority(ThisThread()));
+    ASSERT_TRUE(LowerPriority());
     std::atomic<int> asked = 0, done = 0;
     std::thread other([&] {
       for (int turn = 1; turn <= kTurns; ++turn) {
@@ -52,38 +60,13 @@ TEST(ThreadPriorityTest, AThreadThatGivesWayKeepsNoneWaiting) {
     for (int turn = 1; turn <= kTurns; ++turn) {
       asked = turn;
       asked.notify_one();
-      const absl::Duration before = ProcessorTime(ThisThread());
-      while (done < turn) GiveWay();
-      used += ProcessorTime(ThisThread()) - before;
+      const absl::Duration before = ProcessorTime();
+      while (done < turn) YieldAtLowPriority();
+      used += ProcessorTime() - before;
     }
     other.join();
   }).join();
   EXPECT_LT(used, kTurns * absl::Microseconds(500));
-}
-
-TEST(ThreadPriorityTest, CountsTheTimeOfOneThread) {
-  constexpr absl::Duration kSome = absl::Milliseconds(5);
-  const auto compute = [] {
-    const absl::Duration before = ProcessorTime(ThisThread());
-    while (ProcessorTime(ThisThread()) - before < kSome) {
-    }
-  };
-  std::atomic<std::int64_t> waiting = 0;
-  std::atomic<bool> end = false;
-  std::thread thread([&] {
-    compute();
-    waiting = ThisThread();
-    waiting.notify_one();
-    end.wait(false);
-  });
-  waiting.wait(0);
-  const absl::Duration used = ProcessorTime(waiting);
-  EXPECT_GE(used, kSome);
-  compute();
-  EXPECT_LT(ProcessorTime(waiting) - used, kSome);
-  end = true;
-  end.notify_one();
-  thread.join();
 }
 
 }  // namespace

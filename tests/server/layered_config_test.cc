@@ -373,7 +373,6 @@ const std::vector<std::string> kEverySection = {"server.grpc.listen=127.0.0.1:1"
                                                 "sampling_defaults.top_k=5",
                                                 "stream.queue_tokens=99",
                                                 "structured.compile_threads=3",
-                                                "structured.compile_timeout=20ms",
                                                 "structured.max_schema_bytes=2KiB",
                                                 "structured.max_compiled_bytes=1MiB",
                                                 "structured.cache_bytes=0",
@@ -417,7 +416,6 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_FALSE(options.sampling.top_p.has_value());
   EXPECT_EQ(options.engine.stream_queue_tokens, 99);
   EXPECT_EQ(options.constraints.compile_threads, 3);
-  EXPECT_EQ(options.constraints.compile_timeout, absl::Milliseconds(20));
   EXPECT_EQ(options.constraints.max_schema_bytes, 2 << 10);
   EXPECT_EQ(options.constraints.max_compiled_bytes, 1 << 20);
   EXPECT_EQ(options.constraints.cache_bytes, 0);
@@ -483,7 +481,6 @@ TEST(OptionsTest, DefaultsOfStructuredOutputAreThoseOfTheCompiler) {
   const DaemonOptions options = ToOptions(*config);
   const engine::ConstraintOptions usual;
   EXPECT_EQ(options.constraints.compile_threads, usual.compile_threads);
-  EXPECT_EQ(options.constraints.compile_timeout, usual.compile_timeout);
   EXPECT_EQ(options.constraints.max_schema_bytes, usual.max_schema_bytes);
   EXPECT_EQ(options.constraints.max_compiled_bytes, usual.max_compiled_bytes);
   EXPECT_EQ(options.constraints.cache_bytes, usual.cache_bytes);

@@ -5,7 +5,6 @@
 
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -34,14 +33,6 @@ ConstraintSpec Regex(std::string text) {
   spec.kind = ConstraintKind::kRegex;
   spec.text = std::move(text);
   return spec;
-}
-
-// Threads that are never without a processor, and threads that never have one.
-absl::Duration AlwaysComputing(std::int64_t) {
-  return MonotonicNow() - absl::UnixEpoch();
-}
-absl::Duration NeverComputing(std::int64_t) {
-  return absl::ZeroDuration();
 }
 
 // What `done` was told, from any thread.
@@ -174,192 +165,32 @@ TEST(ConstraintCompilerTest, EqualSpecsThatAreAskedForTogetherAreBuiltOnce) {
   EXPECT_EQ(builds.count, 1);
 }
 
-TEST(ConstraintCompilerTest, ALateBuildIsRefusedAndItsTextRemembered) {
-  Builds builds;
-  Gate& gate = builds.Hold("slow");
-  ConstraintOptions options;
-  options.compile_threads = 1;
-  options.compile_timeout = absl::Milliseconds(20);
-  ConstraintCompiler compiler(options, builds.Function(), nullptr, AlwaysComputing);
-  Answer late, again, other;
-  compiler.Compile(Regex("slow"), late.Taker());
-  EXPECT_EQ(ReasonOf(late.Await().status()), "BAD_CONSTRAINT");
-  EXPECT_NE(late.Await().status().message().find("20ms"), std::string::npos);
-  EXPECT_EQ(compiler.GetCounts().running_late, 1);
-  compiler.Compile(Regex("slow"), again.Taker());
-  EXPECT_EQ(again.calls(), 1);  // at once
-  EXPECT_EQ(ReasonOf(again.Await().status()), "BAD_CONSTRAINT");
-  compiler.Compile(Regex("other"), other.Taker());  // another thread has taken the place
-  EXPECT_TRUE(other.Await().ok());
-  EXPECT_TRUE(compiler.CheckIntegrity().ok());
-  gate.Set(false);
-  EXPECT_TRUE(WaitUntil([&] { return compiler.GetCounts().running_late == 0; }));
-  EXPECT_TRUE(compiler.CheckIntegrity().ok());
-
-  HotConstraintOptions longer;
-  longer.compile_timeout = absl::Seconds(20);
-  compiler.SetHotOptions(longer);  // the refusal is forgotten
-  Answer now;
-  compiler.Compile(Regex("slow"), now.Taker());
-  EXPECT_TRUE(now.Await().ok());
-}
-
-// The timeout is time of a processor: other threads that have all of them make no build late, but
-// those that wait for its place do, and then it is tried again.
-TEST(ConstraintCompilerTest, ABuildWithoutAProcessorTakesLongerUntilAnotherOneWaits) {
-  Builds builds;
-  Gate& gate = builds.Hold("starved");
-  ConstraintOptions options;
-  options.compile_threads = 1;
-  options.compile_timeout = absl::Milliseconds(500);
-  ConstraintCompiler compiler(options, builds.Function(), nullptr, NeverComputing);
-  const auto await_timeout = [&] {
-    const absl::Time end = MonotonicNow() + options.compile_timeout;
-    EXPECT_TRUE(WaitUntil([&] { return MonotonicNow() > end; }));
-  };
-  Answer starved, other, again;
-  compiler.Compile(Regex("starved"), starved.Taker());
-  gate.AwaitArrival();
-  await_timeout();
-  EXPECT_EQ(starved.calls(), 0);
-  compiler.Compile(Regex("other"), other.Taker());
-  EXPECT_EQ(ReasonOf(starved.Await().status()), "QUEUE_FULL") << starved.Await().status();
-  EXPECT_TRUE(other.Await().ok());
-  gate.Set(false);
-  EXPECT_TRUE(WaitUntil([&] { return compiler.GetCounts().running_late == 0; }));
-  EXPECT_NE(compiler.Compile(Regex("starved"), again.Taker()), 0u);
-  EXPECT_TRUE(again.Await().ok()) << again.Await().status();
-  EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
-}
-
-TEST(ConstraintCompilerTest, ABuildThatNeverHasAProcessorEndsAllTheSame) {
-  Builds builds;
-  Gate& gate = builds.Hold("starved");
-  ConstraintOptions options;
-  options.compile_timeout = absl::Milliseconds(5);
-  ConstraintCompiler compiler(options, builds.Function(), nullptr, NeverComputing);
-  Answer starved, again;
-  compiler.Compile(Regex("starved"), starved.Taker());
-  EXPECT_EQ(ReasonOf(starved.Await().status()), "QUEUE_FULL") << starved.Await().status();
-  gate.Set(false);
-  options.compile_timeout = absl::Minutes(1);
-  compiler.SetHotOptions(options);
-  EXPECT_NE(compiler.Compile(Regex("starved"), again.Taker()), 0u);
-  EXPECT_TRUE(again.Await().ok()) << again.Await().status();
-}
-
-// One thread, so that each build is that of the thread which took the place of the one before. A
-// short build can be a long one by chance, on a loaded machine, but not again and again.
-TEST(ConstraintCompilerTest, LongBuildsStandBackAndTheNextOnesDoNot) {
-  const auto niceness = [] { return getpriority(PRIO_PROCESS, 0); };
-  const int usual = niceness();
-  const int background = std::max(usual, kBackgroundNice);
-  std::atomic<int> seen{-1};
-  const auto build = [&](const ConstraintSpec& spec,
-                         const std::stop_token& stop) -> ConstraintCompiler::Result {
-    const bool is_long = spec.text != "short", is_late = spec.text == "late";
-    EXPECT_TRUE(!is_long || WaitUntil([&] { return niceness() == background; }));
-    EXPECT_TRUE(!is_late || WaitUntil([&] { return stop.stop_requested(); }));
-    seen = niceness();
-    return BadConstraint("compile", "not kept");
-  };
-  ConstraintOptions options;
-  options.compile_threads = 1;
-  options.cache_bytes = 0;
-  ConstraintCompiler compiler(options, build, nullptr, AlwaysComputing);
-  const auto niceness_of = [&](const char* text) {
-    seen = -1;
-    Answer answer;
-    compiler.Compile(Regex(text), answer.Taker());
-    EXPECT_EQ(ReasonOf(answer.Await().status()), "BAD_CONSTRAINT") << answer.Await().status();
-    EXPECT_TRUE(WaitUntil([&] { return seen >= 0; }));
-    return seen.load();
-  };
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(niceness_of("long"), background);
-    EXPECT_TRUE(WaitUntil([&] { return niceness_of("short") == usual; }));
-    EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
-  }
-  HotConstraintOptions hot = options;
-  hot.compile_timeout = absl::Milliseconds(100);
-  compiler.SetHotOptions(hot);
-  EXPECT_EQ(niceness_of("late"), background);
-  EXPECT_TRUE(WaitUntil([&] { return niceness_of("short") == usual; }));
-  EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
-}
-
-TEST(ConstraintCompilerTest, OfAStreamOfBuildsMostStandBackFromTheirBeginning) {
-  const auto niceness = [] { return getpriority(PRIO_PROCESS, 0); };
-  const int background = std::max(niceness(), kBackgroundNice);
-  std::atomic<int> at_first{-1};
+TEST(ConstraintCompilerTest, BuildsRunAtLowPriority) {
+  std::atomic<int> niceness{-1};
   const auto build = [&](const ConstraintSpec&,
                          const std::stop_token&) -> ConstraintCompiler::Result {
-    at_first = niceness();
-    EXPECT_TRUE(WaitUntil([&] { return niceness() == background; }));
-    return BadConstraint("compile", "not kept");
+    niceness = getpriority(PRIO_PROCESS, 0);
+    return MakeTableConstraint(64, {{1}}, 100);
   };
-  ConstraintOptions options;
-  options.compile_threads = 1;
-  options.cache_bytes = 0;
-  ConstraintCompiler compiler(options, build, nullptr);
-  EXPECT_TRUE(WaitUntil([&] {
-    Answer answer;
-    compiler.Compile(Regex("a"), answer.Taker());
-    EXPECT_EQ(ReasonOf(answer.Await().status()), "BAD_CONSTRAINT") << answer.Await().status();
-    return at_first == background;
-  }));
-  EXPECT_TRUE(compiler.CheckIntegrity().ok()) << compiler.CheckIntegrity();
+  ConstraintCompiler compiler({}, build, nullptr);
+  Answer answer;
+  compiler.Compile(Regex("a"), answer.Taker());
+  EXPECT_TRUE(answer.Await().ok());
+  EXPECT_GE(niceness, kBackgroundNice);
 }
 
-TEST(ConstraintCompilerTest, LateBuildsAreCappedAndThenAllElseIsRefusedAtOnce) {
+TEST(ConstraintCompilerTest, DestructionStopsABuildAndAnswersItsCallers) {
   Builds builds;
-  for (int i = 0; i < 3; ++i) builds.Hold(absl::StrCat("slow", i));
-  ConstraintOptions options;
-  options.compile_threads = 1;
-  options.max_late_builds = 2;
-  options.compile_timeout = absl::Milliseconds(10);
-  ConstraintCompiler compiler(options, builds.Function(), nullptr, AlwaysComputing);
-  Answer late[3];
-  for (int i = 0; i < 3; ++i) compiler.Compile(Regex(absl::StrCat("slow", i)), late[i].Taker());
-  for (Answer& answer : late) {
-    EXPECT_EQ(ReasonOf(answer.Await().status()), "BAD_CONSTRAINT");
+  Answer answer;
+  {
+    ConstraintCompiler compiler({}, builds.Function(), nullptr);
+    compiler.Compile(Regex("until told to stop"), answer.Taker());
+    ASSERT_TRUE(WaitUntil([&] { return builds.count == 1; }));
+    EXPECT_TRUE(compiler.CheckIntegrity().ok());
   }
-  Answer refused;
-  compiler.Compile(Regex("fast"), refused.Taker());
-  EXPECT_EQ(refused.calls(), 1);
-  EXPECT_EQ(ReasonOf(refused.Await().status()), "QUEUE_FULL");
-  EXPECT_EQ(compiler.GetCounts().running_late, 3);
-  for (auto& [name, gate] : builds.gates) gate.Set(false);
-  ASSERT_TRUE(WaitUntil([&] { return compiler.GetCounts().running_late == 0; }));
-  Answer served;
-  compiler.Compile(Regex("fast"), served.Taker());
-  EXPECT_TRUE(served.Await().ok());
-  EXPECT_TRUE(compiler.CheckIntegrity().ok());
-}
-
-TEST(ConstraintCompilerTest, ABuildIsToldToStopWhenItIsLateOrTheCompilerEnds) {
-  for (const bool is_late : {true, false}) {
-    Builds builds;
-    Answer answer;
-    {
-      ConstraintOptions options;
-      options.compile_timeout = is_late ? absl::Milliseconds(10) : absl::InfiniteDuration();
-      ConstraintCompiler compiler(options, builds.Function(), nullptr, AlwaysComputing);
-      compiler.Compile(Regex("until told to stop"), answer.Taker());
-      ASSERT_TRUE(WaitUntil([&] { return builds.count == 1; }));
-      if (is_late) {
-        EXPECT_EQ(ReasonOf(answer.Await().status()), "BAD_CONSTRAINT");
-        EXPECT_TRUE(WaitUntil([&] { return compiler.GetCounts().running_late == 0; }));
-        EXPECT_TRUE(builds.told_to_stop);
-      }
-      EXPECT_TRUE(compiler.CheckIntegrity().ok());
-    }
-    EXPECT_TRUE(builds.told_to_stop);
-    EXPECT_EQ(answer.calls(), 1);
-    if (!is_late) {
-      EXPECT_EQ(ReasonOf(answer.Await().status()), "SERVER_SHUTDOWN");
-    }
-  }
+  EXPECT_TRUE(builds.told_to_stop);
+  EXPECT_EQ(answer.calls(), 1);
+  EXPECT_EQ(ReasonOf(answer.Await().status()), "SERVER_SHUTDOWN");
 }
 
 TEST(ConstraintCompilerTest, RefusesByBytesOfInputAndOfOutput) {
