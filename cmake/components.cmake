@@ -10,7 +10,7 @@
 # Without SRCS the library is an interface. With CUDA, CUDA_HOST are more C++ sources; CUDA_PORTABLE and CUDA_SM90 are
 # kernels (cuda.cmake), which make two libraries of the same objects and C++ sources: one with the kernels for GPUs, one
 # with those for the emulator. quire_NAME then stands for the one that the linked program wants.
-set(QUIRE_WARNINGS -Wall -Wextra -Wconversion -Werror)
+set(QUIRE_WARNINGS -Wall -Wextra -Wconversion -Werror $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)
 
 function(_quire_common_options target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${QUIRE_WARNINGS}>)

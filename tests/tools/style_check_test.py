@@ -39,20 +39,6 @@ class StyleCheckTest(CheckCase):
         status, _ = self.run_on({name: None for name in self.clean})
         self.assertEqual(status, 1)
 
-    def test_names_of_sources_that_are_compiled_together(self):
-        def own(text):
-            return "namespace {\n" + text + "}  // namespace\n"
-
-        source = '#include "base/a.h"\n'
-        for text in ("constexpr int kA = 1;\n", "struct A {\n};\n", "enum class A {\n  kB,\n};\n"):
-            both = {"base/a.cc": source + own(text), "base/sub/b.cc": own(text)}
-            self.refuses(both, "base/sub/b.cc:1", "base/a.cc has a", "of its own, too")
-            self.accepts(both | {"base/CMakeLists.txt": self.clean["base/CMakeLists.txt"] +
-                                 "set_source_files_properties(a.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)\n"})
-            self.accepts(both | {"base/CMakeLists.txt": "set(CMAKE_UNITY_BUILD OFF)\n" +
-                                 self.clean["base/CMakeLists.txt"]})
-            self.accepts(both | {"base/sub/b.cc": own("void F() {\n  " + text.strip().replace("\n", "\n  ") + "\n}\n")})
-
     def test_no_two_types_of_one_full_name(self):
         def in_two(first, second=None):
             return {"base/a.cc": '#include "base/a.h"\n' + first, "tests/util.h": "#pragma once\n" + (second or first)}

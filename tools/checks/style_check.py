@@ -279,32 +279,6 @@ def check_mutual_folders(root, names):
             yield f"{where}: {mine} and {theirs} include each other (the way back: {back})"
 
 
-# Constants and types at the left margin. Functions of one name may differ in what they take.
-OWN_NAME = re.compile(r"^(?:(?:constexpr|const)\b[^=(\n]*?\b(k[A-Z]\w*)|(?:struct|class|enum(?: class)?) (\w+)[^;\n]*\{)",
-                      re.MULTILINE)
-NOT_TOGETHER = re.compile(r"set_source_files_properties\(([^)]*)PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON\)")
-
-
-def check_own_names(root, names):
-    """The demo compiles the sources of a component together, so no two have a constant or a type of one name."""
-    for folder in sorted(name[:-len("CMakeLists.txt")] for name in names if name.endswith("/CMakeLists.txt")):
-        build = (root / folder / "CMakeLists.txt").read_text(encoding="utf-8")
-        if folder.startswith(("tests/", "kernels/")) or "set(CMAKE_UNITY_BUILD OFF)" in build:
-            continue
-        alone = " ".join(NOT_TOGETHER.findall(build)).split()
-        owners = {}
-        for source in re.findall(r"[\w/]+\.cc\b", re.sub(r"#[^\n]*", "", build)):
-            if source in alone or not (root / folder / source).is_file():
-                continue
-            text = (root / folder / source).read_text(encoding="utf-8")
-            for space in re.findall(r"^namespace \{$(.*?)^\}  // namespace$", text, re.MULTILINE | re.DOTALL):
-                for found in OWN_NAME.finditer(code_only(space)):
-                    name = found.group(1) or found.group(2)
-                    other = owners.setdefault(name, source)
-                    if other != source:
-                        yield f"{folder}{source}:1: {folder}{other} has a {name} of its own, too"
-
-
 NAMESPACE = re.compile(r"(?:inline\s+)?namespace\b\s*([\w:]*)$")
 TYPE = re.compile(r"\b(?:class|struct|union|enum)\s+(?:(?:alignas|[A-Z]\w*)\s*\([^)]*\)\s*)?(\w+)(?:\s+final)?"
                   r"\s*(?::(?!:).*)?$", re.DOTALL)
@@ -419,7 +393,6 @@ def check(root):
     errors += check_in_build(root, names)
     errors += check_reasons(root, names)
     errors += check_mutual_folders(root, names)
-    errors += check_own_names(root, names)
     errors += check_linked_types(root, names)
     errors += check_links(root)
     errors += check_openings(root)
