@@ -89,7 +89,7 @@ class Engine {
   // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins all threads.
   ~Engine();
 
-  // Takes responsibility for the request. Refuses at once (docs/api.md section 7: state, id in use,
+  // Takes responsibility for the request. Refuses at once (docs/api.md, Errors: state, id in use,
   // bad parameters, input too large, queue full) or returns the stream on which everything else
   // arrives. A refusal for want of a place is in the metrics, unless the caller comes again.
   absl::StatusOr<std::shared_ptr<TokenStream>> Accept(Request request,

@@ -4,7 +4,7 @@
 // field named by its wire path.
 //
 // Place:      between the transports and the engine; the only code that reads request messages.
-// Invariants: a request that comes out satisfies every range of docs/api.md section 3 that does not
+// Invariants: a request that comes out satisfies every range of docs/reference/api.md that does not
 //             need the tokens of its prompt. Fields of features that this version lacks are refused
 //             when set (UNIMPLEMENTED / FEATURE_UNSUPPORTED with metadata `field`), never ignored.
 // Threads:    any. Options are replaced as a whole; a request is read with one version of them.

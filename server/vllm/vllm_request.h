@@ -6,8 +6,8 @@
 //
 // Place:      between the service and Generation; the only code that reads these requests.
 // Invariants: every field is honoured, or refused with INVALID_ARGUMENT naming field and value; so
-//             is a field that this version of the protocol does not have. docs/vllm_service.md has
-//             the table.
+//             is a field that this version of the protocol does not have (docs/api.md, vLLM
+//             worker service).
 // Threads:    any.
 // Lifetime:   none.
 //

@@ -25,7 +25,7 @@ NO_VALUE = "no value is valid"
 ANNOTATIONS = ["format.json", "optional/content.json", "optional/format/regex.json", "optional/format/ecmascript-regex.json"]
 
 # By draft: schemas that are enforced and refused; instances that were accepted and rejected as the suite says, and
-# valid ones that docs/structured_output.md leaves out. That page has these sums.
+# valid ones that docs/structured_output.md leaves out.
 SUITE_COUNTS = {
     "draft2020-12": {"enforced": 248, "refused": 169, "accepted": 676, "rejected": 520, "left out": 56},
     "draft2019-09": {"enforced": 254, "refused": 154, "accepted": 682, "rejected": 520, "left out": 51},

@@ -1,4 +1,4 @@
-// The engine with its threads, and the stream contract (docs/api.md, section 5).
+// The engine with its threads, and the stream contract (docs/api.md, Stream contract).
 
 #include "engine/engine.h"
 

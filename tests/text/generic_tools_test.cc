@@ -1,5 +1,5 @@
 // Templates that print no tools: requests with tools are refused, or written in the format generic.
-// kInstructions repeats the text of docs/tools.md.
+// kInstructions repeats the instructions that text/chat/generic_tools.cc writes.
 
 #include "text/chat/generic_tools.h"
 

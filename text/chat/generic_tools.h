@@ -3,8 +3,8 @@
 // Tool calling for chat templates that do not render tools (chat.tool_format: generic). Tools,
 // earlier calls and results are written into the content of system, user and assistant messages.
 //
-// Place:      part of chat_template.h. docs/tools.md shows the text; the format `generic` of
-//             text/tools/tool_format.h reads the calls of the answer.
+// Place:      part of chat_template.h. The format `generic` of text/tools/tool_format.h reads the
+//             calls of the answer (docs/structured_output.md).
 // Invariants: the messages that are returned have the roles of the conversation without `tool`, and
 //             no tool_calls. Results of successive `tool` messages share one user message, so that
 //             user and assistant still alternate where they did.
