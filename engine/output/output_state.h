@@ -5,7 +5,8 @@
 //
 // Place:      on an output worker, between the engine's items and the TokenStream.
 // Invariants: the stream contract (docs/api.md): joined texts and ids of a choice are those of the
-//             same request without streaming; nothing of a choice follows its completed event; tokens behind a stop string are dropped and counted.
+//             same request without streaming; nothing of a choice follows its completed event;
+//             tokens behind a stop string are dropped and counted.
 // Threads:    one output worker.
 // Lifetime:   in its worker, from the first item of its request to the last; the tokenizer outlives
 //             it.

@@ -1,4 +1,4 @@
-"""Attacks on a real daemon, in the order of the threat model in SECURITY.md."""
+"""Attacks on a real daemon, in the order of the threat model in docs/security.md."""
 
 import contextlib
 import hashlib
