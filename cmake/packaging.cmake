@@ -30,7 +30,7 @@ endif()
 install(FILES ${PROJECT_SOURCE_DIR}/assets/story/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
         RENAME embedded_model.md COMPONENT assets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs
-        PATTERN "*.in.md" EXCLUDE)
+        PATTERN "README.md" EXCLUDE)  # the index; the README of the project takes its name
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
               ${PROJECT_SOURCE_DIR}/SECURITY.md
         DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs)
