@@ -12,7 +12,7 @@
 // Lifetime:   none; `base` must stay mapped while a map of the plan is in use.
 //
 // SOURCE: the builders, their names and tile shapes are those of the KV cache of Modular MAX; where
-// they differ, docs/kv_cache.md says how.
+// they differ, tests/testdata/kv_cache/differences.md says how.
 
 #include <array>
 #include <cstdint>
