@@ -359,9 +359,8 @@ class DocumentPlace final : public YAML::EventHandler {
   bool has_node_ = false;
 };
 
-// Returns where the text after the first document begins, or nothing. Two documents are asked for and no
-// more: at a stray comma yaml-cpp 0.7 makes documents of nothing for ever, of which YAML::LoadAll
-// would fill the memory.
+// Returns where the second document begins, or nothing. Reads at most two documents: at a stray
+// comma yaml-cpp 0.7 returns empty documents without end, so YAML::LoadAll would exhaust memory.
 std::optional<DocumentPlace> FindSecondDocument(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);

@@ -18,8 +18,9 @@ namespace quire::text {
 // Errors: those of files that are there and cannot be read, and of a GGUF file's metadata.
 absl::StatusOr<TemplateFiles> ReadTemplateFiles(const formats::ModelFiles& files);
 
-// Returns the names of the files that ReadTemplateFiles reads: the default ones, which may be absent,
-// and the named ones that exist. Empty for a GGUF file, which must not change while it is served.
+// Returns the names of the files that ReadTemplateFiles reads: the default ones, which may be
+// absent, and the named ones that exist. Empty for a GGUF file, which must not change while it is
+// served.
 std::vector<std::string> TemplateFileNames(const formats::ModelFiles& files);
 
 }  // namespace quire::text
