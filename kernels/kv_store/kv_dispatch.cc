@@ -6,17 +6,18 @@ absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size) {
   const KvShape shape = KvShapeOf(keys);
   if (!(shape == KvShapeOf(values))) {
-    return absl::InvalidArgumentError("key and value views differ in shape");
+    return absl::InvalidArgumentError("key and value views have different shapes");
   }
   if (DTypeSize(shape.dtype) == 1 && shape.granularity < shape.head_size) {
-    return absl::InvalidArgumentError(absl::StrCat("kv cache has a scale per ", shape.granularity,
-                                                   " columns, the cpu reads one per token and head "
-                                                   "of ",
-                                                   shape.head_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv cache has one scale per ", shape.granularity,
+                     " columns, the CPU requires one per token and head "
+                     "of ",
+                     shape.head_size));
   }
   if (batch_size > shape.batch_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step has ", batch_size, " sequences, the views hold ", shape.batch_size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step has ", batch_size, " sequences, the limit of the views is ", shape.batch_size));
   }
   const std::uint32_t* const lengths =
       std::visit([](const auto& view) { return view.cache_lengths; }, keys);

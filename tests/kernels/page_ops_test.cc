@@ -125,7 +125,7 @@ TEST(PageOpsErrorTest, RefusesPagesOutsideThePool) {
   EXPECT_FALSE(CopyPage(*backend, {&pool.collection(), 1, blocks, 1}).ok());
   EXPECT_FALSE(CopyPage(*backend, {&pool.collection(), blocks, 1, 1}).ok());
   EXPECT_THAT(CopyPage(*backend, {&pool.collection(), 1, 2, 17}).message(),
-              testing::HasSubstr("copy of 17 tokens, a page holds 16"));
+              testing::HasSubstr("copy of 17 tokens exceeds the page size 16"));
   EXPECT_FALSE(ZeroPage(*backend, pool.collection(), 0).ok());
   EXPECT_FALSE(ZeroPage(*backend, pool.collection(), blocks).ok());
 }

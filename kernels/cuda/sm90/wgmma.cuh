@@ -192,8 +192,8 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a,
   }
 }
 
-// The same of e4m3, A [64, 32] and B [32, kN] K-major, in as many bytes; the sums keep about 14
-// bits of the largest addend.
+// The same for e4m3: A [64, 32] and B [32, kN], both K-major, with the same number of bytes. The
+// sums keep about 14 bits relative to the largest addend.
 template <int kN>
 __device__ __forceinline__ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                           bool accumulate) {
