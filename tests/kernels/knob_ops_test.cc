@@ -240,7 +240,7 @@ TEST(SumRowsTest, AddsTheRowsOneAfterTheOtherInAnyNumberOfCalls) {
 TEST(SoftcapTest, NamesWhatIsWrong) {
   const TestBackend backend(1);
   float x[4] = {};
-  EXPECT_THAT(Softcap(*backend, {x, 3, 1, 4}).message(), testing::HasSubstr("rows 3 apart"));
+  EXPECT_THAT(Softcap(*backend, {x, 3, 1, 4}).message(), testing::HasSubstr("x_stride 3"));
   EXPECT_THAT(Softcap(*backend, {x, 4, 1, 4, 1, -2}).message(), testing::HasSubstr("-2"));
 }
 

@@ -189,7 +189,7 @@ TEST(KvDispatchTest, CpuOpsRefuseFinerScales) {
   const AnyKvView keys = KeyView(*made, 0);
   const AnyKvView values = ValueView(*made, 0);
   std::vector<float> row(16 * 32);
-  const auto refusal = testing::HasSubstr("a scale per 16 columns");
+  const auto refusal = testing::HasSubstr("one scale per 16 columns");
   EXPECT_THAT(
       KvStore(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(), 32, 32, 1})
           .message(),
