@@ -111,7 +111,7 @@ class HostCommunicator::Group {
   std::uint32_t arrived_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint32_t reading_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;  // rounds in which all ranks arrived
-  // rounds that all ranks have finished reading
+  // Rounds that all ranks have finished reading.
   std::uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };

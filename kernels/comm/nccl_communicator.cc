@@ -99,7 +99,7 @@ class NcclCommunicator::Group {
   const std::uint32_t size_;
   mutable Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
-  // steps begun by each rank
+  // Steps begun by each rank.
   std::array<std::uint64_t, kMaxRanks> begun_ ABSL_GUARDED_BY(mutex_){};
   std::array<Step, kStepsAhead> steps_ ABSL_GUARDED_BY(mutex_){};  // by number modulo kStepsAhead
 };

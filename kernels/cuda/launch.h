@@ -51,8 +51,8 @@ cudaError_t AllowShared(void (*kernel)(P...), const LaunchShape& shape) {
 // Returns how many blocks of the shape fit on a multiprocessor, at least one. Errors are those of
 // CudaStatus.
 template <typename... P>
-absl::StatusOr<std::uint32_t> BlocksAtOnce(const char* name, void (*kernel)(P...),
-                                           const LaunchShape& shape) {
+absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const char* name, void (*kernel)(P...),
+                                             const LaunchShape& shape) {
   cudaError_t error = AllowShared(kernel, shape);
   int blocks = 0;
   if (error == cudaSuccess) {

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// kShaped: alpha is not 1.
+// kShaped: alpha may differ from 1.
 template <Activation kAct, bool kShaped>
 HWY_INLINE VF Activate(VF x, VF alpha) {
   const DF d;

@@ -13,7 +13,7 @@ namespace quire::kernels {
 
 struct KvStoreParams {
   const AnyKvView* keys;  // one layer
-  // the same layer; if equal to `keys`, rows are both K and V, and v is not read
+  // The same layer. If equal to `keys`, rows are both K and V, and v is not read.
   const AnyKvView* values;
   const float* k;  // [num_rows, kv_heads, head_size], rotated; rows k_stride apart
   const float* v;  // [num_rows, kv_heads, head_size], rows v_stride apart

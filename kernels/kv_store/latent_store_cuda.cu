@@ -26,7 +26,7 @@ struct LatentStoreArgs {
   const T* heads;
   const T* latents;
   T* queries;
-  kv_head::Rotation slice;  // rotation of the rope columns, as if they were a head of their own
+  kv_head::Rotation rope;  // rotation of the rope columns, as if they were a head of their own
   const std::int32_t* token_rows;
   const std::int32_t* positions;
   std::uint32_t num_heads;
@@ -34,13 +34,13 @@ struct LatentStoreArgs {
 };
 
 template <typename T, typename E>
-__device__ __forceinline__ void TurnQuery(const LatentStoreArgs<T, E>& args, std::int64_t row,
-                                          std::uint32_t head) {
-  const std::uint32_t rope = args.slice.size;
+__device__ __forceinline__ void RotateQuery(const LatentStoreArgs<T, E>& args, std::int64_t row,
+                                            std::uint32_t head) {
+  const std::uint32_t rope = args.rope.size;
   const std::uint32_t columns = args.rows.head_size();
   const std::int64_t index = row * args.num_heads + head;
   kv_head::HeadValues<1> values;
-  kv_head::ReadHead<1>(args.slice, args.heads + index * (args.nope_size + rope) + args.nope_size,
+  kv_head::ReadHead<1>(args.rope, args.heads + index * (args.nope_size + rope) + args.nope_size,
                        rope, row, true, values);
   const std::uint32_t d = kv_head::FirstColumn(0);
   if (d >= rope) return;
@@ -60,11 +60,11 @@ __global__ void __launch_bounds__(kThreads)
   const std::int32_t batch_row = args.token_rows[row];
   if (batch_row < 0 || head > args.num_heads) return;
   if (head < args.num_heads) {
-    TurnQuery(args, row, head);
+    RotateQuery(args, row, head);
     return;
   }
   const std::uint32_t columns = args.rows.head_size();
-  kv_head::Rotation rotation = args.slice;
+  kv_head::Rotation rotation = args.rope;
   rotation.first = columns - rotation.size;
   kv_head::HeadValues<kRowPieces> values;
   kv_head::ReadHead<kRowPieces>(rotation, args.latents + row * columns, columns, row, true, values);

@@ -37,7 +37,7 @@ namespace internal {
 inline constexpr std::uint32_t kMaxRouteRows = 16;
 
 // True if RouteCuda supports these parameters.
-bool RoutesAtOnce(const RouteParams& params);
+bool CanFuseRoute(const RouteParams& params);
 absl::Status RouteCuda(const CudaContext& context, const RouteParams& params);
 
 }  // namespace internal

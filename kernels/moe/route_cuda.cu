@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 1) RouteKernel(const __grid_constant
 
 namespace internal {
 
-bool RoutesAtOnce(const RouteParams& params) {
+bool CanFuseRoute(const RouteParams& params) {
   const PackedLinear& weight = *params.weight;
   return params.choice.num_rows > 0 && params.choice.num_rows <= kMaxRouteRows &&
          weight.format() == kFormat && OnTensorCores(weight, params.x.dtype()) &&

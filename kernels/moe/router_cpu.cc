@@ -11,7 +11,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-constexpr std::uint32_t kNobody = UINT32_MAX;
+constexpr std::uint32_t kNoExpert = UINT32_MAX;
 
 // Scratch memory and inputs for routing one row.
 struct Row {
@@ -68,9 +68,9 @@ float GroupScore(RouterGroupScore kind, std::span<const float> choice) {
 // Returns the open index with the largest value, the lowest index among equal values. The first
 // open value is the initial best, so there is a result even with NaN.
 std::uint32_t Best(std::span<const float> values, std::span<const std::uint8_t> open) {
-  std::uint32_t best = kNobody;
+  std::uint32_t best = kNoExpert;
   for (std::uint32_t i = 0; i < values.size(); ++i) {
-    if (open[i] != 0 && (best == kNobody || values[i] > values[best])) best = i;
+    if (open[i] != 0 && (best == kNoExpert || values[i] > values[best])) best = i;
   }
   return best;
 }

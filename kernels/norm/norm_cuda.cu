@@ -25,7 +25,7 @@ constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 // Number of 4-element vectors that a thread keeps in registers, enough for rows up to 8192. Longer
 // rows are read twice.
-constexpr std::uint32_t kHeld = 8;
+constexpr std::uint32_t kRegisterVectors = 8;
 
 template <typename X, typename Y>
 struct RmsNormArgs {
@@ -164,23 +164,23 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const RmsNormArgs<X, Y
   cuda::DependencyWait();
   const NormRow<X, Y> row(args, cuda::BlockX());
   const std::uint32_t first = 4 * cuda::ThreadIndex();
-  float4 held[kHeld];
+  float4 vectors[kRegisterVectors];
   float sum = 0.0f;
 #pragma unroll
-  for (std::uint32_t j = 0; j < kHeld; ++j) {
-    held[j] = ReadGroup(args, row, first + j * kStripe);
-    sum = AddSquares(held[j], sum);
+  for (std::uint32_t j = 0; j < kRegisterVectors; ++j) {
+    vectors[j] = ReadGroup(args, row, first + j * kStripe);
+    sum = AddSquares(vectors[j], sum);
   }
-  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+  for (std::uint32_t at = first + kRegisterVectors * kStripe; at < args.hidden; at += kStripe) {
     sum = AddSquares(ReadGroup(args, row, at), sum);
   }
   const float mean = cuda::Div(BlockSum(sum), static_cast<float>(args.hidden));
   const float inverse = cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, args.epsilon)));
 #pragma unroll
-  for (std::uint32_t j = 0; j < kHeld; ++j) {
-    WriteGroup(args, row, first + j * kStripe, held[j], inverse);
+  for (std::uint32_t j = 0; j < kRegisterVectors; ++j) {
+    WriteGroup(args, row, first + j * kStripe, vectors[j], inverse);
   }
-  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+  for (std::uint32_t at = first + kRegisterVectors * kStripe; at < args.hidden; at += kStripe) {
     const std::uint32_t valid = args.hidden - at;
     const bool summed = std::is_same_v<X, float> && row.residual != nullptr;
     WriteGroup(args, row, at,

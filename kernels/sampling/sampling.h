@@ -17,7 +17,7 @@
 //     top-k        the k largest x; among equal x lower ids first. 0: off
 //   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
 //                  p * total, compared in f64. 1: off
-//                  Masses are floor(exp(x - max x) * 2^40) in u64, so the order of sums does not matter
+//                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
 //   9 min-p        x >= max x + ln(min_p). 0: off
 //     XTC          with its probability, removes tokens without mass and, of the tokens whose mass
 //                  is at least threshold * total, all but the last in the order of step 8; max x
@@ -28,8 +28,8 @@
 //                  of {0, position, choice, 1} is below its probability
 //
 // Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts are added in
-// order in f64. exp is the polynomial of cpu/simd_math-inl.h for every instruction set. The sums for
-// sigma are those of sigma.h.
+// order in f64. exp is the polynomial of cpu/simd_math-inl.h for every instruction set. sigma.h has
+// the sums for sigma.
 //
 // Sources: Minh et al., "Turning Up the Heat: Min-p Sampling", ICLR 2025; Tang et al., "Top-nsigma:
 // Not All Logits Are You Need", 2024; XTC is by P. E. Weidmann (oobabooga/text-generation-webui,
@@ -123,8 +123,8 @@ struct SampleParams {
   std::uint32_t vocab;            // rows of the output matrix
 };
 
-// Samples one token per row. Returns INVALID_ARGUMENT and writes nothing if sizes differ, a token is
-// outside the vocabulary, or a parameter is outside its range.
+// Samples one token per row. Returns INVALID_ARGUMENT and writes nothing if sizes differ, a token
+// is outside the vocabulary, or a parameter is outside its range.
 absl::Status Sample(const Backend& backend, const SampleParams& params);
 
 // A request for the log-probability of a known token, and its result.
