@@ -80,7 +80,8 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   }
   const AttentionPlanParams& planned = params.plan->params();
   if (planned.row_offsets != params.row_offsets || planned.batch_size != params.batch_size) {
-    return absl::InvalidArgumentError("attention plan was made for other rows");
+    return absl::InvalidArgumentError(
+        "attention plan was made for other row_offsets or another batch_size");
   }
   return absl::OkStatus();
 }

@@ -55,7 +55,7 @@ __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   return cuda::AnyLane(has_spans) && blocks < args.num_sms && partials <= args.partial_rows;
 }
 
-// A block of packed rows and an index inside it.
+// A block of packed rows, and the index of an item among the items of this block.
 struct LatentPlace {
   std::uint32_t sequence;
   std::uint32_t block;

@@ -25,8 +25,8 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kRows = kLatentBlockRows;
 constexpr std::uint32_t kTile = 32;      // tokens
-constexpr std::uint32_t kColumns = 576;  // of K
-constexpr std::uint32_t kValues = 512;   // of V
+constexpr std::uint32_t kColumns = 576;  // columns of K
+constexpr std::uint32_t kValues = 512;   // columns of V
 constexpr std::uint32_t kGroups = 4;     // column groups, each with one warp per half of the rows
 constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;     // MMA steps of a warp along K
 constexpr std::uint32_t kValueTiles = kValues / 8 / kGroups;  // MMA tiles of a warp along V

@@ -72,7 +72,7 @@ class Backend {
   // Copies weights to the device (kernels/cuda/uploader.h). LoadModel sets it while loading and
   // resets it to null.
   Uploader* uploader() const { return uploader_; }
-  void LendUploader(Uploader* uploader) const { uploader_ = uploader; }
+  void SetUploader(Uploader* uploader) const { uploader_ = uploader; }
 
   ThreadPool* pool() const { return pool_; }
   int num_threads() const { return pool_->size(); }

@@ -74,8 +74,8 @@ class NcclCommunicator::Group {
     const bool is_new = begun_[rank] == *first;
     if (is_new && *first - *last == kStepsAhead) {
       aborted_ = absl::FailedPreconditionError(
-          absl::StrCat("rank ", rank, " begins ", kStepsAhead + 1, " steps more than rank ",
-                       last - begun_.begin(), " has begun"));
+          absl::StrCat("rank ", rank, " is ", kStepsAhead + 1, " steps ahead of rank ",
+                       last - begun_.begin(), ", the limit is ", kStepsAhead));
       return aborted_;
     }
     Step& step = steps_[begun_[rank]++ % kStepsAhead];
@@ -101,7 +101,8 @@ class NcclCommunicator::Group {
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   // Steps begun by each rank.
   std::array<std::uint64_t, kMaxRanks> begun_ ABSL_GUARDED_BY(mutex_){};
-  std::array<Step, kStepsAhead> steps_ ABSL_GUARDED_BY(mutex_){};  // by number modulo kStepsAhead
+  std::array<Step, kStepsAhead> steps_
+      ABSL_GUARDED_BY(mutex_){};  // indexed by step number modulo kStepsAhead
 };
 
 absl::StatusOr<NcclApi> NcclCommunicator::Open(absl::string_view library) {

@@ -46,7 +46,7 @@ absl::StatusOr<CUtensorMapDataType> EncoderType(const TmaPlan& plan) {
       return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     default:
       return absl::InvalidArgumentError(
-          absl::StrCat(plan.builder, ": no tensor map holds ", DTypeName(plan.dtype)));
+          absl::StrCat(plan.builder, ": tensor maps do not support ", DTypeName(plan.dtype)));
   }
 }
 

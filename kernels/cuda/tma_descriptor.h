@@ -30,10 +30,10 @@ namespace quire::kernels::cuda {
 struct TmaTile {
   alignas(128) std::array<std::byte, 128> descriptor{};
   std::array<std::uint32_t, 3> tile_shape{};           // rows, heads, columns
-  std::array<std::uint32_t, kMaxTmaRank> box_shape{};  // of one copy, fastest extent first
+  std::array<std::uint32_t, kMaxTmaRank> box_shape{};  // box of one copy, fastest extent first
   std::uint32_t rank = 0;
-  std::int64_t bytes = 0;  // of the tile: the bytes that a barrier expects
-  std::int64_t box_bytes = 0;  // of one copy
+  std::int64_t bytes = 0;      // size of the tile, which a barrier expects
+  std::int64_t box_bytes = 0;  // size of one copy
 
   const CUtensorMap_st& map() const {
     return *reinterpret_cast<const CUtensorMap_st*>(descriptor.data());

@@ -24,15 +24,16 @@ absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
   const std::uint64_t room = std::uint64_t{shape.lookup_stride} * shape.page_size;
   for (std::uint32_t b = 0; b < batch_size; ++b) {
     if (row_offsets[b + 1] < row_offsets[b]) {
-      return absl::InvalidArgumentError(absl::StrCat("row_offsets[", b + 1, "] is ",
-                                                     row_offsets[b + 1], ", below ", row_offsets[b],
-                                                     " before it"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("row_offsets[", b + 1, "] is ", row_offsets[b + 1],
+                       ", it must be at least row_offsets[", b, "] = ", row_offsets[b]));
     }
     const std::uint64_t keys_of_row =
         std::uint64_t{lengths[b]} + (row_offsets[b + 1] - row_offsets[b]);
     if (keys_of_row > room) {
       return absl::InvalidArgumentError(absl::StrCat("sequence ", b, " has ", keys_of_row,
-                                                     " tokens, its lookup table holds ", room));
+                                                     " tokens, the limit of its lookup table is ",
+                                                     room));
     }
   }
   return absl::OkStatus();

@@ -94,7 +94,7 @@ Layout LayoutFor(const DeviceSamplerLimits& limits) {
     return std::exchange(at, (at + bytes + kAlign - 1) / kAlign * kAlign);
   };
   Layout layout{};
-  // Each call may round up once.
+  // Each call rounds up its size at most once.
   const ListSizes lists{.history = limits.max_history,
                         .bias = limits.max_bias,
                         .banned = limits.max_banned,

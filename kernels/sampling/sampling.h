@@ -119,7 +119,7 @@ struct SampledRow {
 
 struct SampleParams {
   std::span<const SamplingRow> rows;
-  std::span<SampledRow> sampled;  // as many as rows
+  std::span<SampledRow> sampled;  // same size as rows
   std::uint32_t vocab;            // rows of the output matrix
 };
 
@@ -144,8 +144,8 @@ struct TokenLogprob {
 struct LogprobParams {
   std::span<TokenLogprob> tokens;
   std::uint32_t vocab;
-  std::uint32_t text_vocab;      // as SamplingRow
-  const std::uint8_t* has_text;  // as SamplingRow
+  std::uint32_t text_vocab;      // see SamplingRow
+  const std::uint8_t* has_text;  // see SamplingRow
 };
 
 // Computes raw log-probability, rank and n best ids of given tokens, with the same bits as Sample.

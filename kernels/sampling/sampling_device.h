@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 struct DeviceRow {
   const float* logits;  // [vocab]
   std::int32_t* token;  // destination of the sampled token; null for a prompt logprob
-  const std::int32_t* sample_in_flight;  // as SamplingRow
+  const std::int32_t* sample_in_flight;  // see SamplingRow
   std::uint64_t seed;
   double top_p;       // 1: off
   float factor;       // 1 / temperature
@@ -79,7 +79,7 @@ struct DeviceSampled {
   std::uint32_t non_finite;
   std::uint32_t no_survivor;
   std::int32_t rank;
-  double sum;  // of exp(logit - max)
+  double sum;  // sum of exp(logit - max)
   float max;
   float logit;
   std::uint32_t num_top;

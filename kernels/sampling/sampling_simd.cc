@@ -325,7 +325,7 @@ HWY_INLINE VU RandomWordsOf(VU tokens, const internal::RaceKey& key) {
   return hn::Set(DU(), four[token % 4]);
 }
 #else
-// Both halves of the 64-bit products with a constant.
+// Computes both halves of the 64-bit products with a constant.
 HWY_INLINE void MultiplyWide(VU a, std::uint32_t factor, VU& high, VU& low) {
   const DU du;
   const hn::RepartitionToWide<DU> dw;

@@ -234,7 +234,7 @@ TEST(SumRowsTest, AddsTheRowsOneAfterTheOtherInAnyNumberOfCalls) {
   const BF16 narrow[2] = {};
   float sum[2];
   EXPECT_THAT(SumRows(*backend, {narrow, sum, 1, 2, true}).message(),
-              testing::HasSubstr("rows to add up are bf16"));
+              testing::HasSubstr("SumRows input is bf16"));
 }
 
 TEST(SoftcapTest, NamesWhatIsWrong) {
