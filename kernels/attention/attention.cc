@@ -293,7 +293,7 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   const std::size_t scratch = internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
-    // Assumes that threads take items in cursor, which holds while items cost about the same.
+    // Assumes that threads take items in turn, which holds while items cost about the same.
     // Otherwise another thread takes that item; it is still prefetched only once.
     const std::int64_t next = i + backend.num_threads();
     internal::AttentionSimd(params, items[i], next < plan.num_items() ? &items[next] : nullptr,

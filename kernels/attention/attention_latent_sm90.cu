@@ -71,7 +71,7 @@ struct RingCursor {
   static_assert(kStages == 2);
 };
 
-// The producer warp. Its lanes issue the boxes of a tile in cursor. Columns beyond a row are
+// The producer warp. Its lanes issue the boxes of a tile in turn. Columns beyond a row are
 // zero-filled.
 __device__ __forceinline__ void Produce(const LatentArgs& args, const CUtensorMap* map,
                                         bool is_split, Shared& shared) {

@@ -22,7 +22,7 @@ template <typename T>
 absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
                               const cuda::KvLayerMaps& maps, std::uint32_t max_blocks);
 
-// As LaunchLatent, but with different bits. REQUIRES: block_rows is kLatentBlockRowsSm90,
+// Does the same as LaunchLatent with different bits. REQUIRES: block_rows is kLatentBlockRowsSm90,
 // scale_log2 is positive, rows of q and out are 16-byte aligned.
 inline constexpr std::uint32_t kLatentBlockRowsSm90 = 64;
 absl::Status LaunchLatentSm90(const CudaContext& context, const LatentArgs& args,

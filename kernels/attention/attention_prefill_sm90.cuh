@@ -133,7 +133,7 @@ struct PrefillConsumer {
   const std::uint32_t thread;  // index in the group
   const float scale_log2;
   const ScoreRules rules;
-  // factor of the exponent in Softmax: that of q . k, or of its share of the cap
+  // Factor of the exponent in Softmax: that of q . k, or of its share of the cap.
   const float unit_log2;
   PrefillCursor key_cursor;
   PrefillCursor value_cursor;

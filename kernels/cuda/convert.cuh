@@ -36,9 +36,8 @@ __device__ __forceinline__ float Max(float a, float b) {
 __device__ __forceinline__ float Min(float a, float b) {
   return fminf(a, b);
 }
-// 2^x by the special function unit: 2 ulp, subnormal results are 0, 2^-inf is 0.
-__device__ __forceinline__ float Exp2Approx(float x) {
 // 2^x by the special function unit: within 2 ulp; subnormal results become 0, 2^-inf is 0.
+__device__ __forceinline__ float Exp2Approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;

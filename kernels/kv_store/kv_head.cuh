@@ -135,7 +135,7 @@ __device__ __forceinline__ void StoreHead(const KvView<E>& view, const PagePlace
   float scale = 1.0f;
   bool zero = false;
   if constexpr (kQuantizedKv<E>) {
-    // As cache::QuantizeGroup. The maximum does not depend on order.
+    // Computes the scale of cache::QuantizeGroup. The maximum does not depend on order.
     float amax = 0.0f;
     bool finite = true;
 #pragma unroll

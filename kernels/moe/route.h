@@ -18,7 +18,7 @@ struct RouteParams {
   const float* bias = nullptr;  // [choice.num_experts]; null: none
   float* logits;                // [choice.num_rows, choice.num_experts]
   RouterParams choice;          // logits and logits_stride are set by Route
-  // As in SortByExpert, computed from choice.experts and choice.weights.
+  // Outputs of SortByExpert for choice.experts and choice.weights.
   std::uint32_t* offsets;           // [choice.num_experts + 1]
   std::uint32_t* rows;              // [choice.num_rows * choice.top_k]
   float* row_weights;               // likewise

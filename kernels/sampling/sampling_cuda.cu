@@ -25,7 +25,7 @@ namespace {
 
 using last_block::ArrivesLast;
 
-// As in sampling.cc: a token this far below the best candidate cannot win.
+// A token this far below the best candidate cannot win (see sampling.cc).
 constexpr float kReach = 28.0f;
 constexpr std::uint32_t kPurposeSample = 0;
 
