@@ -1,9 +1,8 @@
 #pragma once
 
-// Table of contents: every op, one line each. An op is a params struct of pointers and strides in,
-// an absl::Status out; x.h is its contract, x.cc checks and dispatches, x_cpu.cc is the plain
-// reference, x_simd.cc the fast path where one pays. README.md explains the numerics they
-// share.
+// Includes every op. An op takes a struct of pointers and strides and returns an absl::Status. x.h
+// is its contract, x.cc checks arguments and dispatches, x_cpu.cc is the plain reference, and
+// x_simd.cc is an optional fast path. README.md documents the numerics that all ops share.
 
 #include "kernels/attention/attention.h"     // PagedAttention: prefill and decode
 #include "kernels/backend/backend.h"         // Backend: where the ops run

@@ -78,9 +78,9 @@ absl::StatusOr<Weights> LoadWeights(const WeightSlots& slots, const kernels::Bac
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Uploader> uploader,
                          kernels::Uploader::Create(*backend.cuda()->stream, backend.pool(),
                                                    kernels::Uploader::kPieceBytes, weight_bytes));
-  backend.LendUploader(uploader.get());
+  backend.SetUploader(uploader.get());
   absl::StatusOr<Weights> weights = Weights::Load(slots, backend, target);
-  backend.LendUploader(nullptr);
+  backend.SetUploader(nullptr);
   const absl::Status finished = uploader->Finish();
   if (weights.ok() && !finished.ok()) return finished;
   return weights;

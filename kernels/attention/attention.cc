@@ -13,20 +13,20 @@ namespace quire::kernels {
 namespace internal {
 namespace {
 
-// Packed rows of an item, over its KV heads: enough that turning and widening a tile is a small
-// part of the work on it, few enough that the states stay in L2. Any choice gives the same bits.
+// Packed rows of an item, over its KV heads. There must be enough to amortize transposing and
+// widening a tile, and few enough that the states stay in L2. The value does not affect results.
 constexpr std::uint32_t kMaxPackedRows = 128;
 constexpr std::uint32_t kMinPackedRows = 16;
-// Items that a thread should find, so that the last one ends with the others.
+// Minimum number of items per thread, so that all threads finish at about the same time.
 constexpr std::int64_t kItemsPerThread = 4;
 
 std::uint32_t SpansOf(std::uint32_t keys) {
   return (keys + kAttentionSpan - 1) / kAttentionSpan;
 }
 
-// The work list of one call: blocks of rows of one sequence on one KV head, or on several where
-// rows are few: in a page the heads of a token lie side by side. A block that is long beside what a
-// thread should do is cut along its spans.
+// The work list of one call. An item is a block of rows of one sequence on one KV head, or on
+// several heads if there are few rows, because the heads of a token are adjacent in a page. A block
+// that is long compared with a thread's share is split by spans.
 class Plan {
  public:
   Plan(const AttentionParams& params, const KvShape& shape, const std::uint32_t* cache_lengths,
@@ -41,7 +41,8 @@ class Plan {
     while (heads_per_item_ > 1 && CountSpans() < wanted) {
       heads_per_item_ = (heads_per_item_ + 1) / 2;
     }
-    // Not spans: a block that is cut along them keeps a state of all its rows for each.
+    // Reduces rows rather than splitting spans, because a block that is split by spans keeps a
+    // state of all its rows per span.
     while (rows_per_item_ > 1 && rows_per_item_ * group_ > kMinPackedRows &&
            CountBlocks() < wanted) {
       rows_per_item_ = (rows_per_item_ + 1) / 2;
@@ -61,7 +62,7 @@ class Plan {
 
   std::int64_t num_items() const { return num_items_; }
   std::int64_t num_reductions() const { return num_reductions_; }
-  // Of the largest item.
+  // Packed rows of the largest item.
   std::size_t packed_rows() const { return max_rows_; }
   std::size_t list_bytes() const {
     const auto entries = static_cast<std::size_t>(num_items_ + num_reductions_);
@@ -69,7 +70,7 @@ class Plan {
   }
   std::size_t memory_bytes() const { return list_bytes() + partial_floats_ * sizeof(float); }
 
-  // Fills items[num_items()], the longest first, and reduces[num_reductions()].
+  // Fills items[num_items()], longest first, and reduces[num_reductions()].
   void Fill(AttentionItem* items, AttentionItem* reduces, float* partial) const {
     AttentionItem* item = items;
     ForEachBlock([&](AttentionItem block) {
@@ -89,7 +90,7 @@ class Plan {
       }
       partial += NumSpans(block) * block.partial_stride;
     });
-    // Heads of the same tokens stay neighbours: one thread's reads help the other.
+    // Heads of the same tokens stay adjacent, so that a thread's reads help another.
     std::sort(items, item, [&](const AttentionItem& a, const AttentionItem& b) {
       const std::int64_t cost_a = Cost(a), cost_b = Cost(b);
       if (cost_a != cost_b) return cost_a > cost_b;
@@ -98,7 +99,7 @@ class Plan {
     });
   }
 
-  // Nanoseconds of an average item, roughly.
+  // Approximate cost of an average item in nanoseconds.
   double work() const {
     return static_cast<double>(total_) /
            static_cast<double>(std::max<std::int64_t>(num_items_, 1)) * shape_.head_size * 0.02;
@@ -113,12 +114,12 @@ class Plan {
     return block.span_end - block.span_begin;
   }
 
-  // The first key that any of the rows from row `row` of sequence b on sees.
+  // First key that any row of sequence b from row `row` on sees.
   std::uint32_t FirstKey(std::uint32_t b, std::uint32_t row) const {
     return params_.window == 0 ? 0 : WindowBegin(cache_lengths_[b] + row, params_.window);
   }
 
-  // Tokens times what each costs: its rows, and being read.
+  // Number of tokens times the cost per token: its rows, plus reading it.
   std::int64_t Cost(const AttentionItem& item) const {
     constexpr std::int64_t kReadAsRows = 8;
     const std::uint32_t keys = cache_lengths_[item.sequence] + item.row_begin + item.num_rows;
@@ -129,7 +130,7 @@ class Plan {
            (std::int64_t{item.num_rows} * group_ + kReadAsRows);
   }
 
-  // Spans of an item of this block: all of them, unless that takes too long.
+  // Spans per item of this block: all of them, unless that would take too long.
   std::uint32_t SpansPerRun(const AttentionItem& block) const {
     const std::int64_t cost = Cost(block);
     if (cost <= longest_) return NumSpans(block);
@@ -149,7 +150,7 @@ class Plan {
     return floats;
   }
 
-  // What decode tokens take is always allowed: few long sequences need many threads each.
+  // One row per sequence is always allowed, because few long sequences need many threads each.
   std::size_t MaxPartialFloats() const {
     std::size_t spans = 0;
     for (std::uint32_t b = 0; b < params_.batch_size; ++b) {
@@ -161,7 +162,7 @@ class Plan {
            spans * params_.num_heads * StateFloats(shape_.head_size);
   }
 
-  // The most items that there can be.
+  // Upper bound of the number of items.
   std::int64_t CountSpans() const {
     std::int64_t spans = 0;
     ForEachBlock([&](const AttentionItem& block) { spans += NumSpans(block); });
@@ -226,8 +227,8 @@ AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
 
 std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_rows) {
   const std::size_t columns = PaddedColumns(head_size);
-  // Transposed keys, widened values, a strip on its way; weights of a block and scales of a tile;
-  // queries, and two states for each row: the span's and the reduced one.
+  // Transposed keys, widened values and a staged strip; weights of a block and scales of a tile;
+  // queries, and two states per row: the span's and the reduced one.
   return ((2 * kAttentionTile + kAttentionStrip) * columns +
           (kAttentionBlockRows + 2) * kAttentionTile +
           packed_rows * (columns + 2 * StateFloats(head_size))) *
@@ -238,15 +239,16 @@ std::size_t AttentionScratchBytes(std::uint32_t head_size, std::size_t packed_ro
 
 namespace {
 
-// What follows from shapes alone, on every backend.
+// Checks of shapes that are the same on every backend.
 absl::Status CheckShapes(const AttentionParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   if (!(shape == KvShapeOf(*params.values))) {
-    return absl::InvalidArgumentError("key and value views differ in shape");
+    return absl::InvalidArgumentError("key and value views have different shapes");
   }
   if (params.batch_size > shape.batch_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "step has ", params.batch_size, " sequences, the views hold ", shape.batch_size));
+    return absl::InvalidArgumentError(absl::StrCat("step has ", params.batch_size,
+                                                   " sequences, the limit of the views is ",
+                                                   shape.batch_size));
   }
   if (params.num_heads == 0 || params.num_heads % shape.num_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("attention has ", params.num_heads,
@@ -255,14 +257,14 @@ absl::Status CheckShapes(const AttentionParams& params) {
   }
   const std::int64_t columns = std::int64_t{params.num_heads} * shape.head_size;
   if (std::min(params.q_stride, params.out_stride) < columns) {
-    return absl::InvalidArgumentError(absl::StrCat("attention rows are ", params.q_stride, " and ",
-                                                   params.out_stride, " apart, heads take ",
-                                                   columns));
+    return absl::InvalidArgumentError(absl::StrCat("attention strides of q and out are ",
+                                                   params.q_stride, " and ", params.out_stride,
+                                                   ", must be at least the heads' size ", columns));
   }
   if (params.value_columns > shape.head_size) {
-    return absl::InvalidArgumentError(absl::StrCat("attention wants ", params.value_columns,
-                                                   " columns of values, heads have ",
-                                                   shape.head_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention has value_columns ", params.value_columns,
+                     ", must be at most the head size ", shape.head_size));
   }
   if (params.softcap < 0) {
     return absl::InvalidArgumentError(
@@ -291,8 +293,8 @@ absl::Status PagedAttention(const Backend& backend, const AttentionParams& param
   const std::size_t scratch = internal::AttentionScratchBytes(shape.head_size, plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.work(), [&](std::int64_t i, int part) {
-    // Threads take turns as long as items cost about the same. Where they do not, another thread
-    // takes this one, and still each item is fetched once.
+    // Assumes that threads take items in turn, which holds while items cost about the same.
+    // Otherwise another thread takes that item; it is still prefetched only once.
     const std::int64_t next = i + backend.num_threads();
     internal::AttentionSimd(params, items[i], next < plan.num_items() ? &items[next] : nullptr,
                             backend.workspace(part).Reserve(scratch));

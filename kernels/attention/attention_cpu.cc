@@ -1,5 +1,5 @@
-// The plain attention: for each row and head all scores, their maximum, their exponentials, then
-// the sum of values. Memory is reached through the view's load.
+// Plain reference of attention. For each row and head it computes all scores, their maximum, their
+// exponentials, and the sum of values. Elements are read with the view's load.
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +12,8 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Query q at the last of `count` keys: weights of the keys that it sees, 0 for the others; returns
-// their sum, with the sink of head h.
+// Computes the weights of query q at the last of `count` keys (0 for keys that it does not see).
+// Returns their sum, including the sink of head h.
 template <typename View>
 float Weigh(const AttentionParams& params, const View& keys, std::uint32_t b, std::uint32_t h,
             const float* q, std::uint32_t count, std::vector<float>& p) {
@@ -44,7 +44,7 @@ void AttendRow(const AttentionParams& params, const View& keys, const View& valu
                std::uint32_t i, std::vector<float>& p) {
   const std::uint32_t d = keys.head_size();
   const std::uint32_t group = params.num_heads / keys.num_heads();
-  const std::uint32_t count = keys.cache_length(b) + i + 1;  // keys up to this row's own
+  const std::uint32_t count = keys.cache_length(b) + i + 1;  // keys including this row's own
   const std::uint32_t first = params.window == 0 ? 0 : WindowBegin(count - 1, params.window);
   const std::int64_t m = params.row_offsets[b] + i;
   for (std::uint32_t h = 0; h < params.num_heads; ++h) {

@@ -1,4 +1,4 @@
-// Which attention kernels a step runs.
+// Selects the attention kernels of a step.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ namespace quire::kernels {
 namespace attention {
 namespace {
 
-// What the writer of latent rows lets through, some kernel reads.
+// Some kernel supports every MLA cache row that LatentStore can write.
 static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 
 }  // namespace
@@ -22,9 +22,9 @@ static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 namespace internal {
 namespace {
 
-constexpr std::uint32_t kMaxHead = 128;  // of the tile kernels of every element
+constexpr std::uint32_t kMaxHead = 128;  // limit of the tile kernels for all element types
 
-// Whether the tensor-core kernels read such pages.
+// True if the tensor-core kernels support such pages.
 bool HasTileKernels(const KvShape& shape) {
   const bool wide = shape.dtype == DType::kBF16 || shape.dtype == DType::kF16;
   const bool scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
@@ -33,7 +33,7 @@ bool HasTileKernels(const KvShape& shape) {
   return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= most;
 }
 
-// Whether the kernel of latent rows reads such pages, wider than those of the others.
+// True if the MLA kernels support such pages, which are wider than those of the other kernels.
 bool HasLatentKernel(const AttentionParams& params, const KvShape& shape) {
   const bool is_plain = params.window == 0 && params.softcap == 0 && params.sinks == nullptr;
   const std::uint32_t values = params.value_columns;
@@ -53,37 +53,40 @@ absl::Status CheckActivations(const AttentionParams& params) {
   return absl::OkStatus();
 }
 
-// What the tensor-core kernels ask of the rows and of the plan.
+// Requirements of the tensor-core kernels for rows and plan.
 absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   const auto aligned = [](const void* p, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && stride % 4 == 0;
   };
   if (!aligned(params.q.data(), params.q_stride) ||
       !aligned(params.out.data(), params.out_stride)) {
-    return absl::InvalidArgumentError(absl::StrCat("attention rows are ", params.q_stride, " and ",
-                                                   params.out_stride,
-                                                   " apart, they must be aligned to 8 bytes"));
+    return absl::InvalidArgumentError(absl::StrCat("attention strides of q and out are ",
+                                                   params.q_stride, " and ", params.out_stride,
+                                                   ", rows must be aligned to 8 bytes"));
   }
   if (params.plan == nullptr) return absl::InvalidArgumentError("attention has no plan");
   const AttentionPlanLimits& limits = params.plan->limits();
   if (limits.num_heads != params.num_heads || limits.num_kv_heads != shape.num_heads ||
       limits.head_size != shape.head_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "attention has ", params.num_heads, " and ", shape.num_heads, " heads of ", shape.head_size,
-        ", its plan ", limits.num_heads, " and ", limits.num_kv_heads, " of ", limits.head_size));
+    return absl::InvalidArgumentError(absl::StrCat("attention has ", params.num_heads, " and ",
+                                                   shape.num_heads, " heads of ", shape.head_size,
+                                                   ", its plan has ", limits.num_heads, " and ",
+                                                   limits.num_kv_heads, " of ", limits.head_size));
   }
   if (limits.window != 0 && (params.window == 0 || params.window > limits.window)) {
     return absl::InvalidArgumentError(absl::StrCat("attention has a window of ", params.window,
-                                                   " tokens, its plan one of ", limits.window));
+                                                   " tokens, the limit of its plan is ",
+                                                   limits.window));
   }
   const AttentionPlanParams& planned = params.plan->params();
   if (planned.row_offsets != params.row_offsets || planned.batch_size != params.batch_size) {
-    return absl::InvalidArgumentError("attention plan was made for other rows");
+    return absl::InvalidArgumentError(
+        "attention plan was made for other row_offsets or another batch_size");
   }
   return absl::OkStatus();
 }
 
-// Whether the kernels of compute capability 9.0 run.
+// True if the kernels of compute capability 9.0 run.
 bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
   const auto aligned = [](const void* p, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
@@ -92,14 +95,14 @@ bool UsesTensorMaps(const CudaContext& context, const AttentionParams& params) {
          aligned(params.q.data(), params.q_stride) && aligned(params.out.data(), params.out_stride);
 }
 
-// The same where K and V are views of their own; latent rows have one map for both.
+// The same if K and V have separate maps; MLA cache rows have one map for both.
 bool UsesLayerMaps(const CudaContext& context, const AttentionParams& params) {
   return params.keys != params.values && UsesTensorMaps(context, params);
 }
 
 template <typename T>
-absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& params,
-                          const attention::TileArgs<T>& args, std::uint32_t blocks) {
+absl::Status LaunchPrefillKernel(const CudaContext& context, const AttentionParams& params,
+                                 const attention::TileArgs<T>& args, std::uint32_t blocks) {
   if constexpr (std::is_same_v<T, BF16>) {
     if (args.keys.head_size() > kMaxHead) {
       return attention::LaunchPrefillWide(context, args, blocks);
@@ -112,20 +115,20 @@ absl::Status LaunchPrompt(const CudaContext& context, const AttentionParams& par
 }
 
 template <typename T>
-absl::Status LaunchGenerated(const CudaContext& context, const AttentionParams& params,
-                             const attention::TileArgs<T>& args, std::uint32_t most_blocks) {
+absl::Status LaunchDecodeKernel(const CudaContext& context, const AttentionParams& params,
+                                const attention::TileArgs<T>& args, std::uint32_t max_blocks) {
   if constexpr (std::is_same_v<T, BF16>) {
     if (args.keys.head_size() > kMaxHead) {
-      return attention::LaunchDecodeWide(context, args, std::min(most_blocks, 2 * context.num_sms));
+      return attention::LaunchDecodeWide(context, args, std::min(max_blocks, 2 * context.num_sms));
     }
   }
   if constexpr (std::is_same_v<T, BF16> || std::is_same_v<T, F16>) {
     if (UsesLayerMaps(context, params)) {
       return attention::LaunchDecodeSm90(context, args, params.maps->layer(params.layer),
-                                         most_blocks);
+                                         max_blocks);
     }
   }
-  return attention::LaunchDecode(context, args, most_blocks);
+  return attention::LaunchDecode(context, args, max_blocks);
 }
 
 template <typename T>
@@ -144,13 +147,13 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
                                     params.num_heads / keys.num_heads(),
                                     attention::ScoreScale(params),
                                     attention::RulesOf(params)};
-  // Blocks beyond the work of a step find none and end.
+  // Blocks beyond the work of a step find no item and exit.
   if (plan.params().has_prompt_rows) {
     QUIRE_RETURN_IF_ERROR(
-        LaunchPrompt(context, params, args, std::min(bounds.prefill, context.num_sms)));
+        LaunchPrefillKernel(context, params, args, std::min(bounds.prefill, context.num_sms)));
   }
   if (!plan.params().has_generated_rows) return absl::OkStatus();
-  return LaunchGenerated(context, params, args, bounds.decode);
+  return LaunchDecodeKernel(context, params, args, bounds.decode);
 }
 
 absl::Status LaunchLatentRows(const CudaContext& context, const AttentionParams& params) {

@@ -1,23 +1,24 @@
 #pragma once
 
-// Decode: eight packed rows of one KV head against runs of keys. See README.md, "Decode".
+// Decode: eight packed rows of one KV head against a run of keys. See README.md.
 //
 //   S^T [16 tokens, 8 rows] = K Q^T      K through ldmatrix is A, Q^T stays in registers as B
 //   O^T [16 columns, 8 rows] += V^T P^T  V through ldmatrix.trans is A, P^T through movmatrix is B
 //
-// so that the padded dimension of the MMA is 8, not 16, and heads that share K and V share its
-// loads. Four warps take 16 tokens each of a tile and keep their own states over a span of eight
-// tiles; these reduce in warp order at its end. Traffic: K and V once; cp.async keeps kStages - 1
-// tiles in flight.
+// The padded dimension of the MMA is then 8 instead of 16, and heads that share K and V share their
+// loads. Each of four warps processes 16 tokens of a tile and keeps its own state over a span of
+// eight tiles. The states are reduced in warp order at the end of the span. Memory traffic is K and
+// V once; cp.async keeps kStages - 1 tiles in flight.
 //
-// One-byte pages: elements are converted to f16 and multiplied unscaled. K's scale multiplies a
-// token's scores. V's scale joins P after the sum was taken, divided by s, the largest of the
-// tile's scales as a power of two, so that P stays within f16; s rides in the rescale of O. Both
-// permutations that ldmatrix leaves of bytes are undone where they are free: in the order that Q's
-// columns are loaded, and in the order that O's columns are stored.
+// One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
+// multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. It is
+// divided by s, the largest of the tile's scales rounded up to a power of two, so that P stays
+// within f16; s is included in the rescaling of O. ldmatrix permutes bytes. The permutation of K is
+// undone by the order in which Q's columns are loaded, that of V by the order in which O's columns
+// are stored.
 //
-// Ideas: swapped operands as in XQA (TensorRT-LLM), scale folding and split KV of FlashInfer
-// and FlashAttention.
+// Swapped operands are an idea of XQA (TensorRT-LLM), scale folding and split KV of FlashInfer and
+// FlashAttention.
 
 #include <algorithm>
 
@@ -40,37 +41,37 @@ struct DecodeShape {
   static constexpr std::uint32_t kStageBytes = 2 * Tile::kBytes + 2 * kScaleBytes;
   static constexpr std::uint32_t kStages = Tile::kBytes >= 16384 ? 3 : 4;
   static constexpr std::uint32_t kSharedBytes = kStages * kStageBytes;
-  // States of the warps at the end of a span, in the stage that was read last.
+  // States of the warps at the end of a span reuse the stage that was read last.
   static constexpr std::uint32_t kWarpFloats = kColumns * kDecodeRows;
   static_assert(4 * kDecodeWarps * (kWarpFloats + 2 * kDecodeRows) <= kStageBytes);
 };
 
-// The smallest power of two that is not below x. REQUIRES: 0 < x < 2^127, normal.
+// Returns the smallest power of two that is at least x. REQUIRES: 0 < x < 2^127, normal.
 __device__ __forceinline__ float PowerOfTwoFrom(float x) {
   const std::uint32_t bits = cuda::FloatBits(x);
   return cuda::BitsFloat((bits + 0x007fffffu) & 0x7f800000u);
 }
-// 1 / x of a power of two, 2^-126 to 2^127; that of 2^127 is subnormal.
+// Reciprocal of a power of two from 2^-126 to 2^127; that of 2^127 is subnormal.
 __device__ __forceinline__ float ReciprocalOfPower(float x) {
   return cuda::Div(1.0f, x);
 }
 
-// Bytes 0 and 1 (kPair 0), or 2 and 3 (1), or 0 and 2 (2), or 1 and 3 (3) as two f16.
+// Converts bytes 0 and 1 (kPair 0), 2 and 3 (1), 0 and 2 (2), or 1 and 3 (3) to two f16.
 template <typename T, int kPair>
 __device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
   if constexpr (std::is_same_v<T, F8E4M3>) {
     constexpr std::uint32_t kSelect[] = {0x4410, 0x4432, 0x4420, 0x4431};
     return cuda::E4M3ToF16(cuda::BytePermute(bytes, 0, kSelect[kPair]));
   } else {
-    // 0x64xx is 1024 + xx; xx is the value plus 128.
+    // 0x64xx is 1024 + xx, where xx is the value plus 128.
     constexpr std::uint32_t kSelect[] = {0x4140, 0x4342, 0x4240, 0x4341};
     return cuda::SubF16(cuda::BytePermute(bytes ^ 0x80808080u, 0x64646464u, kSelect[kPair]),
                         0x64806480u);
   }
 }
 
-// What one thread keeps of its warp's 16 tokens a tile: rows 2 (lane % 4) .. + 1 of the item, and
-// of each 16 columns those of its MMA fragment.
+// State of one thread for its warp's 16 tokens of a tile: rows 2 (lane % 4) .. + 1 of the item, and
+// its MMA fragment of every 16 columns.
 template <typename T, std::uint32_t kColumns>
 struct DecodeWarp {
   using Shape = DecodeShape<T, kColumns>;
@@ -82,7 +83,7 @@ struct DecodeWarp {
   float o[kSteps][4];
   float max[2];
   float sum[2];
-  float unit[2];  // one-byte pages: o is to be multiplied by it
+  float unit[2];  // one-byte pages: pending factor of o
   std::uint32_t position[2];
 
   __device__ __forceinline__ void Clear() {
@@ -93,13 +94,13 @@ struct DecodeWarp {
     }
 #pragma unroll
     for (std::uint32_t j = 0; j < 2; ++j) {
-      max[j] = kNoPromptLogprob;
+      max[j] = kNoScore;
       sum[j] = 0;
       unit[j] = 1;
     }
   }
 
-  // Rows that the item lacks are zeros.
+  // Rows beyond the item's count are zeros.
   __device__ __forceinline__ void LoadQueries(const ItemRows<T>& rows) {
     const std::uint32_t row = cuda::Lane() / 4;
     const std::uint32_t lane_column = cuda::Lane() % 4;
@@ -125,7 +126,7 @@ struct DecodeWarp {
     for (std::uint32_t j = 0; j < 2; ++j) position[j] = rows.Position(2 * lane_column + j);
   }
 
-  // s = q . k of the warp's tokens.
+  // s = q . k for the warp's tokens.
   __device__ __forceinline__ void Scores(const std::byte* keys, float (&s)[4]) const {
     const std::uint32_t lane = cuda::Lane();
     const std::uint32_t row = cuda::Warp() * 16 + lane % 16;
@@ -184,8 +185,8 @@ struct DecodeWarp {
                                          float scale_log2, const ScoreRules& rules) {
     Tile64(stage, tile, scale_log2, rules, [stage] { return stage + Tile::kBytes; });
   }
-  // One tile of 64 tokens: K and scales at `stage`, V where values_of says, which is called when V
-  // is needed. s[2 t + j] is token lane / 4 + 8 t of the warp's, row j.
+  // Processes one tile of 64 tokens. K and scales are at `stage`; values_of returns the address of
+  // V and is called when V is needed. s[2 t + j] is token lane / 4 + 8 t of the warp, row j.
   template <typename ValuesOf>
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
                                          float scale_log2, const ScoreRules& rules,
@@ -203,8 +204,7 @@ struct DecodeWarp {
         if constexpr (Shape::kScaled) scale = cuda::Mul(k_scales[row + 8 * t], scale);
         float score = cuda::Mul(s[2 * t + j], scale);
         if (rules.cap_log2 > 0) score = CapScore(score, rules.cap_log2);
-        s[2 * t + j] =
-            rules.Visible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoPromptLogprob;
+        s[2 * t + j] = rules.Visible(position[j], tile * kKvTile + row + 8 * t) ? score : kNoScore;
       }
       const float before = max[j];
       max[j] = cuda::Max(max[j], LaneMax(cuda::Max(s[j], s[j + 2])));
@@ -227,8 +227,8 @@ struct DecodeWarp {
     AddValues(values_of(), p);
   }
 
-  // P takes V's scales. Only tokens that a row sees take part in its unit, or a row's bits would
-  // depend on those after it.
+  // Multiplies P by V's scales. Only tokens that a row sees contribute to its unit; otherwise a
+  // row's bits would depend on later tokens.
   __device__ __forceinline__ void ReduceValueScales(const float* scales, std::uint32_t first,
                                                     std::uint32_t row, const ScoreRules& rules,
                                                     float (&p)[4], float (&factor)[2]) {
@@ -246,7 +246,7 @@ struct DecodeWarp {
     }
   }
 
-  // The largest over the lanes of one row.
+  // Maximum over the lanes of one row.
   static __device__ __forceinline__ float LaneMax(float x) {
 #pragma unroll
     for (std::uint32_t mask = 4; mask < cuda::kWarpSize; mask *= 2) {
@@ -255,8 +255,8 @@ struct DecodeWarp {
     return x;
   }
 
-  // The warp's state of the span: values [columns][rows], maxima and sums of the warps after all
-  // values.
+  // Stores the warp's state of the span: values [columns][rows] of all warps, then their maxima and
+  // sums.
   __device__ __forceinline__ void StoreState(float* scratch) {
     const std::uint32_t fragment_row = cuda::Lane() / 4;
     const std::uint32_t row = 2 * (cuda::Lane() % 4);
@@ -290,7 +290,7 @@ struct DecodeWarp {
   }
 };
 
-// Adds the four warps' states of a span, in warp order.
+// Reduces the four warps' states of a span in warp order.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ReduceSpan(const float* scratch, RowReduction<kColumns>* reduce) {
   using Shape = DecodeShape<T, kColumns>;
@@ -316,7 +316,7 @@ __device__ __forceinline__ void ReduceSpan(const float* scratch, RowReduction<kC
   reduce->Add(span, values);
 }
 
-// Starts the copies of a tile and its scales.
+// Starts copying a tile and its scales.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const AttentionWork& item,
                                           std::uint32_t tile, std::uint32_t keys_end,
@@ -336,13 +336,13 @@ __device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const Attenti
   }
 }
 
-// Counts a partial result that all threads have written among those of `merge`. True in the block
-// whose is the last: it sees the others. `flag` is shared memory that no thread uses before `sync`,
-// with which all threads that wrote meet.
+// Counts a partial result that all threads have written. Returns true in the block that writes the
+// last partial result of `merge`; that block sees the others. `flag` is shared memory that no
+// thread uses before `sync`, which synchronizes all threads that wrote.
 template <typename Sync>
 __device__ __forceinline__ bool IsLastPartial(AttentionMerge* merge, std::uint32_t* flag,
                                               const Sync& sync) {
-  // The fences are those of the thread that does the atomic; the barriers pass their order on.
+  // The thread that does the atomic also does the fences; the barriers extend their ordering.
   sync();
   if (cuda::ThreadIndex() == 0) {
     cuda::DeviceFence();
@@ -353,8 +353,7 @@ __device__ __forceinline__ bool IsLastPartial(AttentionMerge* merge, std::uint32
   return *flag + 1 == merge->num_partials;
 }
 
-// The output of the item's rows from the partial results of all their keys, in the order of the
-// keys.
+// Computes the output of the item's rows from the partial results of all their keys, in key order.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void MergePartials(const ItemRows<T>& rows,
                                               const AttentionMerge& merge) {
@@ -367,7 +366,7 @@ __device__ __forceinline__ void MergePartials(const ItemRows<T>& rows,
   std::uint32_t span = merge.first_span;
   RowReduction<kColumns> reduce;
   reduce.Clear();
-  // So that the loads of several partial results are under way at a time.
+  // Unrolled, so that several loads are pending at a time.
 #pragma unroll 4
   for (std::uint32_t i = 0; i < num_partials; ++i) {
     float values[kPerThread];
@@ -388,8 +387,8 @@ __device__ __forceinline__ void MergePartials(const ItemRows<T>& rows,
                rows.Sink(row));
 }
 
-// Writes the state of all of the item's keys: the output, or a partial result, and after the last
-// one of its rows their output. `flag` and `sync` as of IsLastPartial.
+// Finishes an item: writes the output, or a partial result. The block with the last partial result
+// of the rows also writes their output. For `flag` and `sync` see IsLastPartial.
 template <typename T, std::uint32_t kColumns, typename Sync>
 __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
                                            const RowReduction<kColumns>& reduce,
@@ -420,8 +419,8 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
   MergePartials<T, kColumns>(rows, *merge);
 }
 
-// The tiles of an item that exist and that its rows see; none: end is not above first. An item
-// without any leaves the state of no keys.
+// The tiles of an item that exist and that its rows see. If there are none, end <= first, and the
+// item writes the state of no keys.
 struct TileRange {
   std::uint32_t first;
   std::uint32_t end;
@@ -435,8 +434,8 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
   return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
 }
 
-// After the tile at left.first of an item whose tiles end at left.end. The last one of a span adds
-// the span to the row, through `scratch`, which no copy is under way to.
+// Called after the tile left.first of an item whose tiles end at left.end. At the end of a span,
+// adds the span to the row through `scratch`, which no pending copy writes.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
                                         DecodeWarp<T, kColumns>* warp,
@@ -477,20 +476,20 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
   std::uint32_t stage = 0;
   for (std::uint32_t tile = first; tile < end; ++tile) {
     std::byte* const now = shared + stage * Shape::kStageBytes;
-    const std::uint32_t behind = stage == 0 ? kStages - 1 : stage - 1;
+    const std::uint32_t free_stage = stage == 0 ? kStages - 1 : stage - 1;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    // After the barrier the tile is here for all, and no thread reads the one before it any more.
+    // After the barrier the tile has arrived for all threads, and no thread reads the previous one.
     cuda::CpAsyncWait<kStages - 2>();
     cuda::SyncBlock();
     if (tile + kStages - 1 < end) {
       CopyStage<T, kColumns>(args, item, tile + kStages - 1, keys_end,
-                             shared + behind * Shape::kStageBytes);
+                             shared + free_stage * Shape::kStageBytes);
     }
     cuda::CpAsyncCommit();
     warp.Tile64(now, tile, args.scale_log2, args.rules);
     EndTile<T, kColumns>({tile, end}, reinterpret_cast<float*>(now), &warp, &reduce);
   }
-  // All tiles are here and read, so any stage holds the flag.
+  // All tiles have arrived and have been read, so the flag may be in any stage.
   FinishItem<T, kColumns>(rows, reduce, reinterpret_cast<std::uint32_t*>(shared),
                           [] { cuda::SyncBlock(); });
 }
@@ -503,32 +502,32 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
   const std::uint32_t count = args.lists.counts->decode;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     DecodeItem<T, kColumns>(args, args.lists.decode[i]);
-    cuda::SyncBlock();  // the stages are free for the next item
+    cuda::SyncBlock();  // the stages may be reused
   }
 }
 
 template <typename T, std::uint32_t kColumns>
 absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& args,
-                                 std::uint32_t most_blocks) {
+                                 std::uint32_t max_blocks) {
   constexpr char kName[] = "attention decode";
   cuda::LaunchShape shape{.threads = kDecodeThreads,
                           .shared_bytes = DecodeShape<T, kColumns>::kSharedBytes,
                           .programmatic = true};
-  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t at_once,
-                         cuda::BlocksAtOnce(kName, DecodeKernel<T, kColumns>, shape));
-  shape.blocks_x = std::min(most_blocks, at_once * context.num_sms);
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks_per_sm,
+                         cuda::MaxBlocksPerSm(kName, DecodeKernel<T, kColumns>, shape));
+  shape.blocks_x = std::min(max_blocks, blocks_per_sm * context.num_sms);
   return cuda::Launch(context, kName, DecodeKernel<T, kColumns>, shape, args);
 }
 
-// Each unit instantiates this for its element, so that no unit compiles for long.
+// Each unit instantiates this for one element type, to limit compile time per unit.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
-                          std::uint32_t most_blocks) {
-  if (args.keys.head_size() <= 64) return LaunchDecodeColumns<T, 64>(context, args, most_blocks);
+                          std::uint32_t max_blocks) {
+  if (args.keys.head_size() <= 64) return LaunchDecodeColumns<T, 64>(context, args, max_blocks);
   if constexpr (sizeof(T) == 2) {
-    if (args.keys.head_size() <= 96) return LaunchDecodeColumns<T, 96>(context, args, most_blocks);
+    if (args.keys.head_size() <= 96) return LaunchDecodeColumns<T, 96>(context, args, max_blocks);
   }
-  return LaunchDecodeColumns<T, 128>(context, args, most_blocks);
+  return LaunchDecodeColumns<T, 128>(context, args, max_blocks);
 }
 
 }  // namespace quire::kernels::attention

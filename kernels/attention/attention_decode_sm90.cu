@@ -1,7 +1,6 @@
-// Decode on compute capability 9.0 over bf16 and f16 pages: the arithmetic of attention_decode.cuh,
-// with its bits, fed by TMA. Four warps consume; a fifth one produces and is in front over the
-// borders of items, so that the pipeline does not drain between them. See README.md, "Decode,
-// Hopper".
+// Decode over bf16 and f16 pages on compute capability 9.0: the arithmetic of attention_decode.cuh
+// with its bits, and TMA loads. Four warps consume. The fifth warp is the producer and runs ahead
+// across items, so that the pipeline does not drain between them. See README.md.
 
 #include <cuda.h>
 
@@ -17,8 +16,8 @@ namespace {
 constexpr std::uint32_t kThreads = kDecodeThreads + cuda::kWarpSize;
 constexpr std::uint32_t kConsumerBarrier = 1;
 
-// Stages and their barriers; shared memory holds the stages first, and a flag of the consumers
-// last.
+// Stages and their barriers. Shared memory contains the stages, then the barriers, then a flag of
+// the consumers.
 template <typename T, std::uint32_t kColumns>
 struct Pipeline {
   using Tile = TileShape<T, kColumns>;
@@ -43,7 +42,7 @@ struct Pipeline {
     stage = stage + 1 == kStages ? 0 : stage + 1;
     parity ^= stage == 0 ? 1 : 0;
   }
-  // By one thread, before all meet.
+  // Called by one thread before the block synchronizes.
   __device__ __forceinline__ void Init() const {
     for (std::uint32_t i = 0; i < kStages; ++i) {
       cuda::BarrierInit(full() + i, 1);
@@ -53,7 +52,7 @@ struct Pipeline {
   }
 };
 
-// The producer warp: of the lanes that have a box, the lower half brings K, the upper half V.
+// The producer warp: of the lanes with a box, the lower half loads K, the upper half V.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
                                         const CUtensorMap* values, Pipeline<T, kColumns> pipeline) {
@@ -61,7 +60,7 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
   const std::uint32_t page = args.keys.page_size();
   const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
   const std::uint32_t boxes = kKvTile / box_rows;
-  const std::uint32_t slab = cuda::Lane() / boxes;  // of K, then of V
+  const std::uint32_t slab = cuda::Lane() / boxes;  // slabs of K, then of V
   const std::uint32_t row = cuda::Lane() % boxes * box_rows;
   const CUtensorMap* const map = slab < Shape::kSlabs ? keys : values;
   const std::uint32_t column = slab % Shape::kSlabs * 64;
@@ -85,8 +84,8 @@ __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorM
   }
 }
 
-// V of the warp's own 16 tokens from keys_end on becomes zeros: a page may hold another sequence's
-// old bytes there, and 0 x NaN is NaN. Scores of such tokens are replaced by the mask.
+// Zeroes V of the warp's own 16 tokens from keys_end on, because a page may contain another
+// sequence's old bytes, and 0 x NaN is NaN. The mask replaces the scores of such tokens.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid) {
   using Shape = Pipeline<T, kColumns>;
@@ -103,7 +102,7 @@ __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid)
   cuda::SyncWarp();
 }
 
-// The consumers' side of an item.
+// Processes an item in the consumer warps.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const AttentionWork& item,
                                             Pipeline<T, kColumns>* pipeline) {
@@ -124,7 +123,7 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     warp.Tile64(now, tile, args.scale_log2, args.rules);
     if (tile % kTilesPerSpan == kTilesPerSpan - 1 || tile + 1 == range.end) {
       auto* const scratch = reinterpret_cast<float*>(now);
-      cuda::NamedSync(kConsumerBarrier, kDecodeThreads);  // no thread reads the tile now
+      cuda::NamedSync(kConsumerBarrier, kDecodeThreads);  // no thread reads the tile any longer
       warp.StoreState(scratch);
       cuda::FenceAsyncShared();
       cuda::NamedSync(kConsumerBarrier, kDecodeThreads);
@@ -138,9 +137,9 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<T>& args, const Atten
     if (cuda::Lane() == 0) cuda::BarrierArrive(pipeline->empty());
     pipeline->Advance();
   }
-  FinishItem<T, kColumns>(
-      rows, reduce, reinterpret_cast<std::uint32_t*>(pipeline->shared + Shape::kFlagAt),
-      [] { cuda::NamedSync(kConsumerBarrier, kDecodeThreads); });
+  FinishItem<T, kColumns>(rows, reduce,
+                          reinterpret_cast<std::uint32_t*>(pipeline->shared + Shape::kFlagAt),
+                          [] { cuda::NamedSync(kConsumerBarrier, kDecodeThreads); });
 }
 
 template <typename T, std::uint32_t kColumns>
@@ -169,37 +168,37 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <typename T, std::uint32_t kColumns>
 absl::Status Launch(const CudaContext& context, const TileArgs<T>& args,
-                    const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
+                    const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
   constexpr char kName[] = "attention decode sm_90a";
   cuda::LaunchShape shape{.threads = kThreads,
                           .shared_bytes = Pipeline<T, kColumns>::kBytes + cuda::kSharedAlignment,
                           .programmatic = true};
-  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t at_once,
-                         cuda::BlocksAtOnce(kName, DecodeKernelSm90<T, kColumns>, shape));
-  shape.blocks_x = std::min(most_blocks, at_once * context.num_sms);
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t blocks_per_sm,
+                         cuda::MaxBlocksPerSm(kName, DecodeKernelSm90<T, kColumns>, shape));
+  shape.blocks_x = std::min(max_blocks, blocks_per_sm * context.num_sms);
   return cuda::Launch(context, kName, DecodeKernelSm90<T, kColumns>, shape, args, maps.keys.map(),
                       maps.values.map());
 }
 
 template <typename T>
 absl::Status LaunchColumns(const CudaContext& context, const TileArgs<T>& args,
-                           const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
-  if (args.keys.head_size() <= 64) return Launch<T, 64>(context, args, maps, most_blocks);
-  if (args.keys.head_size() <= 96) return Launch<T, 96>(context, args, maps, most_blocks);
-  return Launch<T, 128>(context, args, maps, most_blocks);
+                           const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
+  if (args.keys.head_size() <= 64) return Launch<T, 64>(context, args, maps, max_blocks);
+  if (args.keys.head_size() <= 96) return Launch<T, 96>(context, args, maps, max_blocks);
+  return Launch<T, 128>(context, args, maps, max_blocks);
 }
 
 }  // namespace
 
 template <>
 absl::Status LaunchDecodeSm90<BF16>(const CudaContext& context, const TileArgs<BF16>& args,
-                                    const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
-  return LaunchColumns(context, args, maps, most_blocks);
+                                    const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
+  return LaunchColumns(context, args, maps, max_blocks);
 }
 template <>
 absl::Status LaunchDecodeSm90<F16>(const CudaContext& context, const TileArgs<F16>& args,
-                                   const cuda::KvLayerMaps& maps, std::uint32_t most_blocks) {
-  return LaunchColumns(context, args, maps, most_blocks);
+                                   const cuda::KvLayerMaps& maps, std::uint32_t max_blocks) {
+  return LaunchColumns(context, args, maps, max_blocks);
 }
 
 }  // namespace quire::kernels::attention

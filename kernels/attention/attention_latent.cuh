@@ -1,10 +1,10 @@
 #pragma once
 
-// What the kernels of latent rows share: the division into items and their partial results. An item
-// is a block of packed rows (row and query head; attention_work.h) over all keys that they see or,
-// when a step is cut, over one span of them. Items are found by counting through the sequences,
-// since only the device knows their lengths: every warp counts for itself, so that warps of other
-// roles need not wait for one another.
+// Code shared by the MLA kernels: the division into items and their partial results. An item is a
+// block of packed rows (row and query head; attention_work.h) with all keys that they see, or with
+// one span of them if the step is split. Lengths are known on the device only, so items are found
+// by counting through the sequences. Every warp counts for itself, so that warps of different roles
+// need not wait for each other.
 
 #include <cstdint>
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t 
   return (a + b - 1) / b;
 }
 
-// Packed rows of a sequence, their blocks, and the spans of its keys.
+// Number of packed rows of a sequence, of their blocks, and of the spans of its keys.
 struct LatentCount {
   __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t sequence) {
     if (sequence >= args.batch_size) return;
@@ -35,11 +35,11 @@ struct LatentCount {
   std::uint32_t spans = 0;
 };
 
-// Whether every span is an item: there are fewer row blocks than multiprocessors, and room. All
-// lanes of a warp call it together.
-__device__ __forceinline__ bool IsCut(const LatentArgs& args) {
+// True if every span is an item of its own: there are fewer row blocks than multiprocessors, and
+// the partial results fit. All lanes of a warp must call it together.
+__device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   std::uint32_t blocks = 0;
-  std::uint32_t partials = 0;  // rows of them, likewise below
+  std::uint32_t partials = 0;  // rows of partial results
   bool has_spans = false;
   for (std::uint32_t s = cuda::Lane(); s < args.batch_size; s += cuda::kWarpSize) {
     const LatentCount count(args, s);
@@ -55,51 +55,52 @@ __device__ __forceinline__ bool IsCut(const LatentArgs& args) {
   return cuda::AnyLane(has_spans) && blocks < args.num_sms && partials <= args.partial_rows;
 }
 
-// A block of packed rows, and which of the things counted of it.
+// A block of packed rows, and the index of an item among the items of this block.
 struct LatentPlace {
   std::uint32_t sequence;
   std::uint32_t block;
   std::uint32_t index;
-  std::uint32_t first_partial;  // row of the block's partial results, if the step is cut
+  std::uint32_t first_partial;  // row of the block's partial results, if the step is split
 };
 
-// Counts `each` things to a block of rows, 0: its spans, and finds thing after thing in growing
-// order.
+// Enumerates `per_block` items per block of rows (0: one per span), in ascending order.
 class LatentFinder {
  public:
-  __device__ LatentFinder(const LatentArgs& args, std::uint32_t each) : args_(args), each_(each) {}
+  __device__ LatentFinder(const LatentArgs& args, std::uint32_t per_block)
+      : args_(args), per_block_(per_block) {}
 
-  // False: there are not as many. All lanes of a warp call it together, and find the same.
+  // Finds the item with this number; returns false if there are not so many. All lanes of a warp
+  // must call it together and get the same result.
   __device__ __forceinline__ bool Find(std::uint32_t wanted, LatentPlace* place) {
     for (; first_ < args_.batch_size; first_ += cuda::kWarpSize) {
       const LatentCount count(args_, first_ + cuda::Lane());
-      const std::uint32_t things = count.blocks * (each_ == 0 ? count.spans : each_);
+      const std::uint32_t items = count.blocks * (per_block_ == 0 ? count.spans : per_block_);
       const std::uint32_t partials = count.rows * count.spans;
-      std::uint32_t things_end = things;
+      std::uint32_t items_end = items;
       std::uint32_t partials_end = partials;
 #pragma unroll
       for (std::uint32_t d = 1; d < cuda::kWarpSize; d *= 2) {
-        const std::uint32_t more_things = cuda::ShuffleUp(things_end, d);
+        const std::uint32_t more_items = cuda::ShuffleUp(items_end, d);
         const std::uint32_t more_partials = cuda::ShuffleUp(partials_end, d);
         if (cuda::Lane() >= d) {
-          things_end += more_things;
+          items_end += more_items;
           partials_end += more_partials;
         }
       }
-      // The lanes from the one on whose sequence has it.
-      const std::uint32_t behind = cuda::CountBits(cuda::Ballot(wanted - before_ < things_end));
-      if (behind != 0) {
-        const std::uint32_t lane = cuda::kWarpSize - behind;
+      // The lanes whose sequence contains the item or a later one.
+      const std::uint32_t lanes_left = cuda::CountBits(cuda::Ballot(wanted - before_ < items_end));
+      if (lanes_left != 0) {
+        const std::uint32_t lane = cuda::kWarpSize - lanes_left;
         const std::uint32_t spans = cuda::Shuffle(count.spans, lane);
-        const std::uint32_t each = each_ == 0 ? spans : each_;
-        const std::uint32_t at = wanted - before_ - cuda::Shuffle(things_end - things, lane);
-        const std::uint32_t block = at / each;
-        *place = {first_ + lane, block, at % each,
+        const std::uint32_t per_block = per_block_ == 0 ? spans : per_block_;
+        const std::uint32_t at = wanted - before_ - cuda::Shuffle(items_end - items, lane);
+        const std::uint32_t block = at / per_block;
+        *place = {first_ + lane, block, at % per_block,
                   partials_ + cuda::Shuffle(partials_end - partials, lane) +
                       block * args_.block_rows * spans};
         return true;
       }
-      before_ += cuda::Shuffle(things_end, cuda::kWarpSize - 1);
+      before_ += cuda::Shuffle(items_end, cuda::kWarpSize - 1);
       partials_ += cuda::Shuffle(partials_end, cuda::kWarpSize - 1);
     }
     return false;
@@ -107,10 +108,10 @@ class LatentFinder {
 
  private:
   const LatentArgs& args_;
-  const std::uint32_t each_;
+  const std::uint32_t per_block_;
   std::uint32_t first_ = 0;     // sequence
-  std::uint32_t before_ = 0;    // things of the sequences before it
-  std::uint32_t partials_ = 0;  // likewise
+  std::uint32_t before_ = 0;    // items of the preceding sequences
+  std::uint32_t partials_ = 0;  // rows of partial results of the preceding sequences
 };
 
 // The packed rows of an item.
@@ -122,17 +123,17 @@ struct LatentRows {
     count = packed - first < args.block_rows ? packed - first : args.block_rows;
     cached = args.rows.cache_length(sequence);
   }
-  // Rows beyond the last count as the last.
+  // Rows beyond the last one have the position of the last one.
   __device__ __forceinline__ std::uint32_t Position(std::uint32_t row) const {
     return cached + (first + (row < count ? row : count - 1)) / args.num_heads;
   }
-  // Elements from q or out to the head's first column. REQUIRES: row < count.
+  // Offset in q or out of the head's first column. REQUIRES: row < count.
   __device__ __forceinline__ std::int64_t Offset(std::uint32_t row, std::int64_t stride) const {
     const std::uint32_t packed = first + row;
     return (std::int64_t{base} + packed / args.num_heads) * stride +
            std::int64_t{packed % args.num_heads} * args.rows.head_size();
   }
-  // Keys that one of the rows sees.
+  // Number of keys that at least one of the rows sees.
   __device__ __forceinline__ std::uint32_t KeysEnd() const { return Position(count - 1) + 1; }
 
   const LatentArgs& args;
@@ -143,40 +144,42 @@ struct LatentRows {
   std::uint32_t cached;
 };
 
-// The tiles of kTokens tokens of an item. None, first >= end, where a span is an item and only
-// later rows of the sequence see it.
+// The tiles of kTokens tokens of an item. There are none (first >= end) if a span is an item and
+// only later rows of the sequence see it.
 template <std::uint32_t kTokens>
 struct LatentTiles {
   static constexpr std::uint32_t kPerSpan = kLatentSpan / kTokens;
 
   __device__ __forceinline__ LatentTiles(const LatentRows& rows, const LatentPlace& place,
-                                         bool is_cut)
+                                         bool is_split)
       : keys_end(rows.KeysEnd()), num_spans(CeilDiv(keys_end, kLatentSpan)) {
-    first = is_cut ? place.index * kPerSpan : 0;
+    first = is_split ? place.index * kPerSpan : 0;
     end = CeilDiv(keys_end, kTokens);
-    if (is_cut && first + kPerSpan < end) end = first + kPerSpan;
+    if (is_split && first + kPerSpan < end) end = first + kPerSpan;
   }
-  // Whether the span of this tile ends with it, or the item does.
+  // True if this tile is the last one of its span or of the item.
   __device__ __forceinline__ bool EndsSpan(std::uint32_t tile) const {
     return tile % kPerSpan == kPerSpan - 1 || tile + 1 == end;
   }
 
   std::uint32_t keys_end;
-  std::uint32_t num_spans;  // of all keys, not of the item
+  std::uint32_t num_spans;  // for all keys, not for the item
   std::uint32_t first;
   std::uint32_t end;
 };
 
-// A partial result: values [rows.count, kMaxLatentValues], maxima [rows.count], sums [rows.count].
+// Returns a partial result: values [rows.count, kMaxLatentValues], maxima [rows.count], sums
+// [rows.count].
 __device__ __forceinline__ float* LatentPartialOf(const LatentRows& rows, const LatentPlace& place,
                                                   std::uint32_t span) {
   return rows.args.partials +
          std::int64_t{place.first_partial + span * rows.count} * kLatentPartialFloats;
 }
-// That of an item. Each block that is not cut has one of all rows for itself.
+// Returns the partial result of an item. If the step is not split, each block of the grid has one
+// for all rows.
 __device__ __forceinline__ float* LatentPartial(const LatentRows& rows, const LatentPlace& place,
-                                                bool is_cut) {
-  if (is_cut) return LatentPartialOf(rows, place, place.index);
+                                                bool is_split) {
+  if (is_split) return LatentPartialOf(rows, place, place.index);
   return rows.args.partials +
          std::int64_t{cuda::BlockX() * rows.args.block_rows} * kLatentPartialFloats;
 }

@@ -1,19 +1,18 @@
-// Attention over the rows of latent attention by tensor cores: one KV head whose rows, up to 576
-// columns of bf16, are K, and whose first columns, up to 512, are V. Prompt and decode tokens
-// alike, along one tree.
+// MLA with tensor cores: one KV head whose rows, up to 576 columns of bf16, are K and whose first
+// columns, up to 512, are V. Prefill and decode tokens have the same reduction order.
 //
-// A block takes 32 packed rows (row and query head; attention_work.h) and goes over their keys in
-// tiles of 32 tokens, each read once for K and V. Eight warps are two halves of the rows by four
-// groups of columns. Scores: a warp multiplies its 16 rows with a quarter of the columns, all
-// tokens; the quarters are added in order through shared memory, where 8 threads a row do the
-// softmax. Values: a warp multiplies its 16 rows of P with 128 columns of V. So a tile is read from
-// shared memory by two warps and not eight, and queries (36 registers) and output (64) stay in
-// registers. cp.async loads a tile while the one before it is multiplied.
+// A block processes 32 packed rows (row and query head; attention_work.h) and iterates over their
+// keys in tiles of 32 tokens, each loaded once for K and V. The eight warps are two halves of the
+// rows by four groups of columns. Scores: a warp multiplies its 16 rows with a quarter of the
+// columns for all tokens. The quarters are added in order through shared memory, where 8 threads
+// per row compute the softmax. Values: a warp multiplies its 16 rows of P with 128 columns of V. So
+// two warps instead of eight read a tile from shared memory, and queries and output stay in
+// registers. cp.async loads a tile while the previous one is multiplied.
 //
-// A span of 1024 tokens has a state of its own; spans are reduced left to right, in global memory:
-// by the block itself, or, while row blocks are fewer than multiprocessors, every span is an item
-// of its own and a second kernel reduces. Both do the same steps, so that the cut changes no bit.
-// What a row does not see changes none either.
+// A span of 1024 tokens has a state of its own. Spans are reduced left to right in global memory,
+// by the block itself. If there are fewer row blocks than multiprocessors, every span is an item of
+// its own and a second kernel reduces them. Both run the same steps, so the split does not change
+// any bit. Tiles that a row does not see do not change its bits either.
 
 #include <algorithm>
 
@@ -26,15 +25,16 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kRows = kLatentBlockRows;
 constexpr std::uint32_t kTile = 32;      // tokens
-constexpr std::uint32_t kColumns = 576;  // of K
-constexpr std::uint32_t kValues = 512;   // of V
-constexpr std::uint32_t kGroups = 4;     // of columns, a warp each for either half of the rows
+constexpr std::uint32_t kColumns = 576;  // columns of K
+constexpr std::uint32_t kValues = 512;   // columns of V
+constexpr std::uint32_t kGroups = 4;     // column groups, each with one warp per half of the rows
 constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;     // MMA steps of a warp along K
 constexpr std::uint32_t kValueTiles = kValues / 8 / kGroups;  // MMA tiles of a warp along V
 constexpr std::uint32_t kRowBytes = kColumns * 2;
 constexpr std::uint32_t kTileBytes = kTile * kRowBytes;
-constexpr std::uint32_t kScorePitch = 40;   // floats: pairs of a half warp lie in different banks
-constexpr std::uint32_t kWeightPitch = 40;  // bf16: rows for ldmatrix lie in different banks
+// floats; avoids bank conflicts between pairs of a half warp
+constexpr std::uint32_t kScorePitch = 40;
+constexpr std::uint32_t kWeightPitch = 40;  // bf16; avoids bank conflicts of ldmatrix rows
 static_assert(kThreads / cuda::kWarpSize == kRows / 16 * kGroups);
 static_assert(kMaxLatentColumns == kColumns && kMaxLatentValues == kValues);
 
@@ -42,23 +42,22 @@ struct Shared {
   std::byte tiles[2][kTileBytes];
   float scores[kGroups][kRows][kScorePitch];
   BF16 weights[kRows][kWeightPitch];
-  float factor[kRows];  // of what was summed before the tile
-  float max[kRows];     // of the span
+  float factor[kRows];  // rescaling factor of the sums before the tile
+  float max[kRows];     // maximum of the span
   float sum[kRows];
-  float row_max[kRows];  // of the spans before it
+  float row_max[kRows];  // maximum and sum of the preceding spans
   float row_sum[kRows];
 };
-// What a block may have on the smallest of the GPUs that are supported, 8.6 and 8.9.
+// Shared memory limit per block on 8.6 and 8.9, the smallest of the supported GPUs.
 static_assert(sizeof(Shared) <= 99 * 1024);
 
-// Byte of 16-byte piece `piece` of token `row` in a tile: eight rows at one piece lie in different
-// banks.
+// Byte offset of 16-byte piece `piece` of token `row` in a tile. Eight rows at one piece are in
+// different banks.
 __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
   return row * kRowBytes + ((piece ^ (row & 7)) << 4);
 }
 
-// Starts the copies of a tile. Tokens that no row sees and columns beyond a cached row become
-// zeros.
+// Starts copying a tile. Tokens that no row sees and columns beyond a cached row are zero-filled.
 __device__ __forceinline__ void CopyTile(const LatentRows& rows, std::uint32_t tile,
                                          std::uint32_t keys_end, std::byte* to) {
   const KvView<BF16>& view = rows.args.rows;
@@ -76,7 +75,7 @@ __device__ __forceinline__ void CopyTile(const LatentRows& rows, std::uint32_t t
   }
 }
 
-// What one thread keeps of its warp's 16 rows.
+// State of one thread for its warp's 16 rows.
 struct Fragments {
   std::uint32_t q[kSteps][4];
   float o[kValueTiles][4];
@@ -113,7 +112,7 @@ __device__ __forceinline__ void LoadQueries(const LatentRows& rows, Fragments& f
   }
 }
 
-// This warp's share of the products of queries and keys.
+// Computes this warp's share of the products of queries and keys.
 __device__ __forceinline__ void Scores(const Fragments& f, const std::byte* tile, Shared& shared) {
   const std::uint32_t lane = cuda::Lane();
   const std::uint32_t row = lane / 16 * 8 + lane % 8;
@@ -139,20 +138,20 @@ __device__ __forceinline__ void Scores(const Fragments& f, const std::byte* tile
   }
 }
 
-// What a thread keeps of a row that it shares with seven others; the sum is its own share.
+// State of a row that eight threads share; `state.sum` is the share of this thread.
 struct Softmax {
   std::uint32_t position;
   State state;
 };
 
-// The shares of the products become weights, four tokens a thread.
+// Converts the shares of the products to weights, four tokens per thread.
 __device__ __forceinline__ void Weigh(float scale_log2, std::uint32_t first, Shared& shared,
                                       Softmax& softmax) {
   constexpr std::uint32_t kTokens = kTile / 8;
   const std::uint32_t row = cuda::ThreadIndex() / 8;
   const std::uint32_t column = cuda::ThreadIndex() % 8 * kTokens;
   float s[kTokens];
-  float largest = kNoPromptLogprob;
+  float largest = kNoScore;
 #pragma unroll
   for (std::uint32_t t = 0; t < kTokens; ++t) {
     float dot = shared.scores[0][row][column + t];
@@ -161,7 +160,7 @@ __device__ __forceinline__ void Weigh(float scale_log2, std::uint32_t first, Sha
       dot = cuda::Add(dot, shared.scores[g][row][column + t]);
     }
     const bool visible = CausalVisible(softmax.position, first + column + t);
-    s[t] = visible ? cuda::Mul(dot, scale_log2) : kNoPromptLogprob;
+    s[t] = visible ? cuda::Mul(dot, scale_log2) : kNoScore;
     largest = cuda::Max(largest, s[t]);
   }
 #pragma unroll
@@ -210,7 +209,7 @@ __device__ __forceinline__ void AddValues(const std::byte* tile, const Shared& s
   }
 }
 
-// The state of the span into shared memory, for all threads.
+// Copies the state of the span to shared memory for all threads.
 __device__ __forceinline__ void ShareState(Softmax& softmax, Shared& shared) {
   float sum = softmax.state.sum;
 #pragma unroll
@@ -226,7 +225,7 @@ __device__ __forceinline__ void ShareState(Softmax& softmax, Shared& shared) {
   cuda::SyncBlock();
 }
 
-// fn(half, row, tile of MMA, column) of every pair of columns that this thread holds.
+// Calls fn(half, row, MMA tile, column) for every pair of columns of this thread.
 template <typename Fn>
 __device__ __forceinline__ void ForEachPair(Fn fn) {
 #pragma unroll
@@ -251,7 +250,8 @@ __device__ __forceinline__ void WriteOutput(const LatentRows& rows, const Fragme
   });
 }
 
-// Rows that the item lacks are left out here and in ReducePartial: with 16 heads they are half.
+// Here and in ReducePartial, rows beyond the item's count are skipped; with 16 heads they are half
+// of the rows.
 __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Shared& shared,
                                              const Fragments& f, float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
@@ -266,14 +266,14 @@ __device__ __forceinline__ void StorePartial(const LatentRows& rows, const Share
   }
 }
 
-// f becomes the values at `partial` and its own, reduced; the states likewise, in row_max and
-// row_sum. A row that sees no key of the span is left as it was.
+// Reduces the values at `partial` (left) and f into f, and the states into row_max and row_sum. A
+// row that sees no key of the span keeps the values at `partial`.
 __device__ __forceinline__ void ReducePartial(const LatentRows& rows, Shared& shared, Fragments& f,
                                               const float* partial) {
   ForEachPair([&](std::uint32_t half, std::uint32_t row, std::uint32_t i, std::uint32_t column) {
     if (row >= rows.count) return;
     const float2 left = *reinterpret_cast<const float2*>(partial + row * kValues + column);
-    if (shared.max[row] == kNoPromptLogprob) {
+    if (shared.max[row] == kNoScore) {
       f.o[i][2 * half] = left.x;
       f.o[i][2 * half + 1] = left.y;
       return;
@@ -285,7 +285,7 @@ __device__ __forceinline__ void ReducePartial(const LatentRows& rows, Shared& sh
   });
   cuda::SyncBlock();
   const std::uint32_t row = cuda::ThreadIndex();
-  if (row < kRows && shared.max[row] != kNoPromptLogprob) {
+  if (row < kRows && shared.max[row] != kNoScore) {
     State state{shared.row_max[row], shared.row_sum[row]};
     ReduceState(&state, State{shared.max[row], shared.sum[row]});
     shared.row_max[row] = state.max;
@@ -294,7 +294,7 @@ __device__ __forceinline__ void ReducePartial(const LatentRows& rows, Shared& sh
   cuda::SyncBlock();
 }
 
-// The first span of several that one block computes.
+// Initializes the row states from the first of several spans that one block computes.
 __device__ __forceinline__ void StartRow(Shared& shared) {
   const std::uint32_t row = cuda::ThreadIndex();
   if (row >= kRows) return;
@@ -302,12 +302,12 @@ __device__ __forceinline__ void StartRow(Shared& shared) {
   shared.row_sum[row] = shared.sum[row];
 }
 
-__device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, bool is_cut,
+__device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, bool is_split,
                            Shared& shared) {
   const LatentRows rows(args, place);
-  const LatentTiles<kTile> tiles(rows, place, is_cut);
+  const LatentTiles<kTile> tiles(rows, place, is_split);
   if (tiles.first >= tiles.end) return;
-  float* const partial = LatentPartial(rows, place, is_cut);
+  float* const partial = LatentPartial(rows, place, is_split);
   CopyTile(rows, tiles.first, tiles.keys_end, shared.tiles[tiles.first % 2]);
   cuda::CpAsyncCommit();
   Fragments f;
@@ -321,7 +321,7 @@ __device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, boo
         for (std::uint32_t j = 0; j < 4; ++j) f.o[i][j] = 0;
       }
     }
-    // After the barrier the tile is here for all, and no thread reads the one before it any more.
+    // After the barrier the tile has arrived for all threads, and no thread reads the previous one.
     cuda::CpAsyncWait<0>();
     cuda::SyncBlock();
     if (tile + 1 < tiles.end) {
@@ -338,7 +338,7 @@ __device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, boo
     ShareState(softmax, shared);
     const std::uint32_t span = tile / tiles.kPerSpan;
     const bool is_last = span + 1 == tiles.num_spans;
-    if (is_cut && tiles.num_spans > 1) {
+    if (is_split && tiles.num_spans > 1) {
       StorePartial(rows, shared, f, partial);
     } else if (span == 0 && is_last) {
       WriteOutput(rows, f, shared.max, shared.sum);
@@ -354,7 +354,7 @@ __device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, boo
       }
     }
   }
-  cuda::SyncBlock();  // shared memory is free for the next item
+  cuda::SyncBlock();  // shared memory may be reused
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
@@ -362,15 +362,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   Shared& shared = *reinterpret_cast<Shared*>(cuda::SharedMemory16());
-  const bool is_cut = IsCut(args);
-  LatentFinder finder(args, is_cut ? 0 : 1);
+  const bool is_split = IsSplit(args);
+  LatentFinder finder(args, is_split ? 0 : 1);
   LatentPlace place;
   for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {
-    LatentItem(args, place, is_cut, shared);
+    LatentItem(args, place, is_split, shared);
   }
 }
 
-// A packed row whose spans were items of their own: two columns a thread.
+// Merges the spans of a packed row that were items of their own. Each thread has two columns.
 __device__ void MergeRow(const LatentArgs& args, const LatentPlace& place) {
   const LatentRows rows(args, place);
   const std::uint32_t row = place.index;
@@ -387,7 +387,7 @@ __device__ void MergeRow(const LatentArgs& args, const LatentPlace& place) {
     if (span == 0) {
       state = right;
       sum = values;
-    } else if (right.max != kNoPromptLogprob) {
+    } else if (right.max != kNoScore) {
       const Reduce reduce = ReduceState(&state, right);
       sum = {ReduceValue(reduce, sum.x, values.x), ReduceValue(reduce, sum.y, values.y)};
     }
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(kThreads)
   static_assert(2 * kThreads == kValues);
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  if (!IsCut(args)) return;
+  if (!IsSplit(args)) return;
   LatentFinder finder(args, args.block_rows);
   LatentPlace place;
   for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {

@@ -1,18 +1,18 @@
-// Attention over the rows of latent attention on compute capability 9.0: 64 packed rows of one KV
-// head, up to 576 columns of bf16 as K and the first 512 of them as V, tiles of 64 tokens by TMA,
-// products by wgmma. See README.md, "Latent rows, Hopper".
+// MLA on compute capability 9.0: 64 packed rows of one KV head, up to 576 columns of bf16 as K and
+// the first 512 of them as V. Tiles of 64 tokens are loaded by TMA, products use wgmma. See
+// README.md.
 //
-// A warp produces: one box per page and slab of 64 columns, two tiles of 72 KB in a ring. Two
-// warpgroups consume. For the scores each has half of the tile's tokens, for the values half of the
-// columns of V: the weights, 8 KB, and the maxima of the rows go from one to the other through
-// shared memory; scores, states and output stay in registers. So a tile is read once for K and V,
-// and no product is done twice.
+// One warp is the producer. It loads one box per page and slab of 64 columns into a ring of two
+// tiles of 72 KB. Two warpgroups consume. For scores each has half of the tile's tokens, for values
+// half of the columns of V. Weights (8 KB) and row maxima are exchanged through shared memory;
+// scores, states and output stay in registers. So a tile is read once for K and V, and no product
+// is computed twice.
 //
-// Items, spans of 1024 tokens and their reduction are those of attention_latent_cuda.cu: its merge
-// kernel reduces what is cut. Tiles lie at absolute multiples of 64; neither chunk, batch nor cut
-// changes a bit of a row.
+// Items, spans of 1024 tokens and their reduction are those of attention_latent_cuda.cu, whose
+// merge kernel reduces split rows. Tiles are at absolute multiples of 64. Neither chunk, batch nor
+// split changes the bits of a row.
 //
-// Idea: FlashMLA's two warpgroups with half of V's columns each.
+// Two warpgroups with half of V's columns each are an idea of FlashMLA.
 
 #include <cuda.h>
 
@@ -35,9 +35,9 @@ constexpr std::uint32_t kGroups = 2;  // consumer warpgroups
 constexpr std::uint32_t kGroupThreads = 128;
 constexpr std::uint32_t kConsumerThreads = kGroups * kGroupThreads;
 constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
-// A warp would do to produce, but ptxas shares registers out among whole warpgroups.
+// One producer warp is enough, but ptxas allocates registers to whole warpgroups.
 constexpr std::uint32_t kThreads = kConsumerThreads + kGroupThreads;
-constexpr std::uint32_t kGroupTokens = kTile / kGroups;             // of the scores
+constexpr std::uint32_t kGroupTokens = kTile / kGroups;  // tokens of the scores of a group
 constexpr std::uint32_t kGroupValues = kMaxLatentValues / kGroups;  // columns of V
 constexpr std::uint32_t kSlabs = kMaxLatentColumns / 64;
 constexpr std::uint32_t kSlabBytes = 64 * 128;  // 64 columns of a tile or of the queries
@@ -47,20 +47,20 @@ static_assert(kRows == 64 && kTile == 64);
 
 using Tiles = LatentTiles<kTile>;
 
-// Rows of 64 columns in the 128-byte swizzle.
+// Rows of 64 columns with 128-byte swizzle.
 struct Shared {
   std::byte queries[kTileBytes];
   std::byte tiles[kStages][kTileBytes];
-  std::byte weights[kSlabBytes];  // of 64 tokens for each row
-  float max[kGroups][kRows];      // of a group's products in the tile
-  float sum[kGroups][kRows];      // of a group's weights in the span
+  std::byte weights[kSlabBytes];  // weights of 64 tokens per row
+  float max[kGroups][kRows];      // maximum of a group's products in the tile
+  float sum[kGroups][kRows];      // sum of a group's weights in the span
   cuda::Barrier full[kStages];
   cuda::Barrier empty[kStages];
 };
 static_assert(sizeof(Shared) + cuda::kSharedAlignment <= 227 * 1024);
 
-// Where the ring is: stage and parity of the next tile.
-struct Turn {
+// Position in the ring: stage and parity of the next tile.
+struct RingCursor {
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
 
@@ -71,36 +71,37 @@ struct Turn {
   static_assert(kStages == 2);
 };
 
-// The producer warp: lanes take the boxes of a tile in turn. Columns beyond a row become zeros.
-__device__ __forceinline__ void Produce(const LatentArgs& args, const CUtensorMap* map, bool is_cut,
-                                        Shared& shared) {
+// The producer warp. Its lanes issue the boxes of a tile in turn. Columns beyond a row are
+// zero-filled.
+__device__ __forceinline__ void Produce(const LatentArgs& args, const CUtensorMap* map,
+                                        bool is_split, Shared& shared) {
   const std::uint32_t page = args.rows.page_size();
   const std::uint32_t box_rows = page < kTile ? page : kTile;
-  const std::uint32_t boxes = kTile / box_rows;  // of a slab
-  Turn turn;
-  LatentFinder finder(args, is_cut ? 0 : 1);
+  const std::uint32_t boxes = kTile / box_rows;  // per slab
+  RingCursor cursor;
+  LatentFinder finder(args, is_split ? 0 : 1);
   LatentPlace place;
   for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {
     const LatentRows rows(args, place);
-    const Tiles tiles(rows, place, is_cut);
+    const Tiles tiles(rows, place, is_split);
     for (std::uint32_t tile = tiles.first; tile < tiles.end; ++tile) {
-      cuda::BarrierWait(&shared.empty[turn.stage], turn.parity ^ 1);
-      if (cuda::Lane() == 0) cuda::BarrierExpect(&shared.full[turn.stage], kTileBytes);
+      cuda::BarrierWait(&shared.empty[cursor.stage], cursor.parity ^ 1);
+      if (cuda::Lane() == 0) cuda::BarrierExpect(&shared.full[cursor.stage], kTileBytes);
       cuda::SyncWarp();
       for (std::uint32_t box = cuda::Lane(); box < boxes * kSlabs; box += cuda::kWarpSize) {
         const std::uint32_t slab = box / boxes;
         const std::uint32_t row = box % boxes * box_rows;
         const std::uint32_t from = args.rows.row_idx(place.sequence, tile * kTile + row);
-        cuda::TmaLoad3D(shared.tiles[turn.stage] + slab * kSlabBytes + row * 128, map,
-                        &shared.full[turn.stage], static_cast<std::int32_t>(slab * 64), 0,
+        cuda::TmaLoad3D(shared.tiles[cursor.stage] + slab * kSlabBytes + row * 128, map,
+                        &shared.full[cursor.stage], static_cast<std::int32_t>(slab * 64), 0,
                         static_cast<std::int32_t>(from), cuda::L2Hint::kNormal);
       }
-      turn.Advance();
+      cursor.Advance();
     }
   }
 }
 
-// Byte of a 16-byte piece of a row: slabs of 64 columns one after the other.
+// Byte offset of a 16-byte piece of a row. Slabs of 64 columns follow each other.
 __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
   return piece / 8 * kSlabBytes + row * 128 + ((piece ^ row) & 7) * 16;
 }
@@ -109,19 +110,19 @@ __device__ __forceinline__ void SyncConsumers() {
   cuda::NamedSync(kConsumerBarrier, kConsumerThreads);
 }
 
-// One thread of a consumer warpgroup: rows `row` and `row` + 8 of the block. Both groups have all
-// rows, and the same states of them.
+// State of one thread of a consumer warpgroup: rows `row` and `row` + 8 of the block. Both groups
+// have all rows and the same row states.
 struct Consumer {
   Shared& shared;
   const std::uint32_t group;
   const std::uint32_t row;
   const float scale_log2;
-  Turn turn;
+  RingCursor cursor;
   std::uint32_t position[2];
-  float max[2];     // of the span
-  float sum[2];     // this lane's share of it
-  State before[2];  // of the spans before it
-  float factor[2];  // of what was summed before the tile
+  float max[2];     // maximum of the span
+  float sum[2];     // share of this lane
+  State before[2];  // states of the preceding spans
+  float factor[2];  // rescaling factor of the sums before the tile
   float s[kGroupTokens / 2];
   float o[kGroupValues / 2];
 
@@ -132,8 +133,8 @@ struct Consumer {
         scale_log2(args.scale_log2),
         o{} {}
 
-  // Queries to shared memory; rows and columns that do not exist are zeros. The item before ended
-  // with a barrier behind its last product.
+  // Copies queries to shared memory. Rows and columns that do not exist are zeros. The preceding
+  // item ended with a barrier after its last product.
   __device__ __forceinline__ void Start(const LatentRows& rows) {
     constexpr std::uint32_t kRowThreads = kConsumerThreads / kRows;
     const std::uint32_t of_item = cuda::ThreadIndex() / kRowThreads;
@@ -158,15 +159,15 @@ struct Consumer {
   __device__ __forceinline__ void StartSpan() {
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
-      max[half] = kNoPromptLogprob;
+      max[half] = kNoScore;
       sum[half] = 0;
     }
   }
 
-  // Tokens from `valid` on become zeros: a page may hold another sequence's old bytes there, and
-  // 0 x NaN is NaN.
+  // Zeroes tokens from `valid` on, because a page may contain another sequence's old bytes, and 0 x
+  // NaN is NaN.
   __device__ __forceinline__ void ClearTail(std::uint32_t valid) const {
-    std::byte* const tile = shared.tiles[turn.stage];
+    std::byte* const tile = shared.tiles[cursor.stage];
 #pragma unroll 1
     for (std::uint32_t slab = 0; slab < kSlabs; ++slab) {
 #pragma unroll 1
@@ -178,10 +179,10 @@ struct Consumer {
     cuda::FenceAsyncShared();
     SyncConsumers();
   }
-  // s = Q K^T of this group's tokens.
+  // s = Q K^T for this group's tokens.
   __device__ __forceinline__ void Scores() {
     std::uint64_t a = cuda::WgmmaDescriptor(shared.queries, 0, 1024, cuda::SharedSwizzle::k128B);
-    std::uint64_t b = cuda::WgmmaDescriptor(shared.tiles[turn.stage] + group * kGroupTokens * 128,
+    std::uint64_t b = cuda::WgmmaDescriptor(shared.tiles[cursor.stage] + group * kGroupTokens * 128,
                                             0, 1024, cuda::SharedSwizzle::k128B);
     cuda::WgmmaPin(a);
     cuda::WgmmaPin(b);
@@ -201,12 +202,12 @@ struct Consumer {
     for (std::uint32_t i = 0; i < kGroupTokens / 2; ++i) {
       const std::uint32_t token =
           first_token + group * kGroupTokens + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
-      if (!CausalVisible(position[i / 2 % 2], token)) s[i] = kNoPromptLogprob;
+      if (!CausalVisible(position[i / 2 % 2], token)) s[i] = kNoScore;
     }
   }
-  // The maxima of the rows, over both groups.
+  // Computes the row maxima over both groups.
   __device__ __forceinline__ void Maxima() {
-    float largest[2] = {kNoPromptLogprob, kNoPromptLogprob};
+    float largest[2] = {kNoScore, kNoScore};
 #pragma unroll
     for (std::uint32_t i = 0; i < kGroupTokens / 2; ++i) {
       largest[i / 2 % 2] = cuda::Max(largest[i / 2 % 2], s[i]);
@@ -226,7 +227,7 @@ struct Consumer {
       factor[half] = cuda::Exp2Approx(cuda::Sub(last, ScoreBase<DeviceMath>(max[half])));
     }
   }
-  // Scores become weights, in bf16 in shared memory as wgmma reads them.
+  // Converts scores to bf16 weights in shared memory, in the layout that wgmma reads.
   __device__ __forceinline__ void Weigh() {
     const float base[2] = {ScoreBase<DeviceMath>(max[0]), ScoreBase<DeviceMath>(max[1])};
     float total[2] = {0, 0};
@@ -242,7 +243,7 @@ struct Consumer {
     }
     static_assert(kGroupTokens == 32);
     std::uint32_t at[1] = {At(row, group * 4) + cuda::Lane() % 4 * 4};
-    cuda::WgmmaPin(at);  // one register over the loop of tiles, not one for each piece
+    cuda::WgmmaPin(at);  // one register for the loop over tiles instead of one per piece
 #pragma unroll
     for (std::uint32_t j = 0; j < kGroupTokens / 8; ++j) {
       std::byte* const to = shared.weights + (at[0] ^ (j * 16));
@@ -251,8 +252,8 @@ struct Consumer {
     }
     cuda::FenceAsyncShared();
   }
-  // Once the maximum of a row stands, which it does after a few tiles, its factor is 1 and the
-  // product would change no bit.
+  // While the maxima of all rows are unchanged, which is common after a few tiles, the factor is 1
+  // and rescaling would not change any bit.
   __device__ __forceinline__ void Rescale() {
     if (!cuda::AnyLane(factor[0] != 1 || factor[1] != 1)) return;
 #pragma unroll
@@ -260,12 +261,12 @@ struct Consumer {
       o[i] = cuda::Mul(o[i], factor[i / 2 % 2]);
     }
   }
-  // o += P V of this group's columns, without what was there before the span: zeros would be 128
-  // selects in every tile.
+  // o += P V for this group's columns. The first tile of a span overwrites o instead, because
+  // zeroing o would take 128 selects per tile.
   __device__ __forceinline__ void AddValues(bool starts_span) {
     std::uint64_t a = cuda::WgmmaDescriptor(shared.weights, 0, 1024, cuda::SharedSwizzle::k128B);
     std::uint64_t b =
-        cuda::WgmmaDescriptor(shared.tiles[turn.stage] + group * (kGroupValues / 64) * kSlabBytes,
+        cuda::WgmmaDescriptor(shared.tiles[cursor.stage] + group * (kGroupValues / 64) * kSlabBytes,
                               kSlabBytes, 1024, cuda::SharedSwizzle::k128B);
     cuda::WgmmaPin(a);
     cuda::WgmmaPin(b);
@@ -284,7 +285,7 @@ struct Consumer {
                                        std::uint32_t first_position) {
     const bool starts_span = first_token % kLatentSpan == 0;
     if (starts_span) StartSpan();
-    cuda::BarrierWait(&shared.full[turn.stage], turn.parity);
+    cuda::BarrierWait(&shared.full[cursor.stage], cursor.parity);
     if (keys_end - first_token < kTile) ClearTail(keys_end - first_token);
     Scores();
     if (first_position + 1 < first_token + kTile) Mask(first_token);
@@ -293,11 +294,11 @@ struct Consumer {
     Rescale();
     SyncConsumers();
     AddValues(starts_span);
-    if (cuda::Lane() == 0) cuda::BarrierArrive(&shared.empty[turn.stage]);
-    turn.Advance();
+    if (cuda::Lane() == 0) cuda::BarrierArrive(&shared.empty[cursor.stage]);
+    cursor.Advance();
   }
 
-  // The state of the span, of both groups.
+  // Computes the state of the span over both groups.
   __device__ __forceinline__ void EndSpan(State (&span)[2]) {
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
@@ -312,14 +313,14 @@ struct Consumer {
       span[half].sum = cuda::Add(shared.sum[0][row + 8 * half], shared.sum[1][row + 8 * half]);
     }
   }
-  // The row in registers 2 * half .. of every four, from one span's end on: the compiler would keep
-  // the addresses that follow from it over the loop of tiles.
+  // The row in registers 2 * half .. of every four, recomputed at the end of each span. Otherwise
+  // the compiler would keep the derived addresses in registers over the loop of tiles.
   __device__ __forceinline__ std::uint32_t RowOf(std::uint32_t half) const {
     std::uint32_t at[1] = {row + 8 * half};
     cuda::WgmmaPin(at);
     return at[0];
   }
-  // Of 512 columns, the first that this thread has; the others are every 8 columns behind it.
+  // First of the 512 columns that this thread has; the others follow at distances of 8.
   __device__ __forceinline__ std::uint32_t Column() const {
     return group * kGroupValues + 2 * (cuda::Lane() % 4);
   }
@@ -338,7 +339,7 @@ struct Consumer {
       }
     }
   }
-  // Rows that the item lacks are left out here and in ReducePartial.
+  // Here and in ReducePartial, rows beyond the item's count are skipped.
   __device__ __forceinline__ void StorePartial(const LatentRows& rows, const State (&states)[2],
                                                float* partial) {
 #pragma unroll
@@ -357,19 +358,19 @@ struct Consumer {
       }
     }
   }
-  // o becomes the values at `partial` and its own, reduced; `before` likewise. A row that sees no
-  // key of the span is left as it was.
+  // Reduces the values at `partial` (left) and o into o, and the states into `before`. A row that
+  // sees no key of the span keeps the values at `partial`.
   __device__ __forceinline__ void ReducePartial(const LatentRows& rows, const State (&span)[2],
                                                 const float* partial) {
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       const std::uint32_t at = RowOf(half);
       if (at >= rows.count) continue;
-      const bool sees = span[half].max != kNoPromptLogprob;
+      const bool sees = span[half].max != kNoScore;
       Reduce reduce{1, 0};
       if (sees) reduce = ReduceState(&before[half], span[half]);
       const float* const from = partial + at * kMaxLatentValues + Column();
-      // So many loads are under way at a time: of all the compiler would spill others.
+      // Number of pending loads. With all loads pending the compiler would spill registers.
       constexpr std::uint32_t kAtOnce = 16;
 #pragma unroll
       for (std::uint32_t first = 0; first < kGroupValues / 8; first += kAtOnce) {
@@ -391,11 +392,11 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void Item(const LatentArgs& args, const LatentPlace& place,
-                                       bool is_cut) {
+                                       bool is_split) {
     const LatentRows rows(args, place);
-    const Tiles tiles(rows, place, is_cut);
+    const Tiles tiles(rows, place, is_split);
     if (tiles.first >= tiles.end) return;
-    float* const partial = LatentPartial(rows, place, is_cut);
+    float* const partial = LatentPartial(rows, place, is_split);
     const std::uint32_t first_position = rows.Position(0);
     Start(rows);
     for (std::uint32_t tile = tiles.first; tile < tiles.end; ++tile) {
@@ -404,7 +405,7 @@ struct Consumer {
       State span[2];
       EndSpan(span);
       const bool is_last = tile / tiles.kPerSpan + 1 == tiles.num_spans;
-      if (is_cut && tiles.num_spans > 1) {
+      if (is_split && tiles.num_spans > 1) {
         StorePartial(rows, span, partial);
         continue;
       }
@@ -438,19 +439,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   cuda::SyncBlock();
   cuda::DependencyLaunch();
   cuda::DependencyWait();
-  const bool is_cut = IsCut(args);
+  const bool is_split = IsSplit(args);
   if (cuda::Warp() >= kConsumerWarps) {
     cuda::LowerRegisters<40>();
-    if (cuda::Warp() == kConsumerWarps) Produce(args, &map, is_cut, shared);
+    if (cuda::Warp() == kConsumerWarps) Produce(args, &map, is_split, shared);
   } else {
     cuda::RaiseRegisters<232>();
     Consumer consumer(args, shared);
-    LatentFinder finder(args, is_cut ? 0 : 1);
+    LatentFinder finder(args, is_split ? 0 : 1);
     LatentPlace place;
-    // Nothing follows the loop: ptxas would bound the registers of all of it by those of the
-    // launch.
+    // No code follows the loop, because ptxas would otherwise limit the registers of the whole loop
+    // to those of the launch.
     for (std::uint32_t i = cuda::BlockX(); finder.Find(i, &place); i += cuda::GridX()) {
-      consumer.Item(args, place, is_cut);
+      consumer.Item(args, place, is_split);
     }
   }
 }

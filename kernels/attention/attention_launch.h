@@ -1,7 +1,7 @@
 #pragma once
 
-// One launcher per kernel, each defined in the unit that instantiates it: a kernel's host stub is
-// internal to its unit. The suffix of a unit names the pages' element.
+// One launcher per kernel, defined in the unit that instantiates the kernel, because the host stub
+// of a kernel is internal to its unit. The suffix of a unit is the page element type.
 
 #include "absl/status/status.h"
 #include "kernels/attention/attention.h"
@@ -10,7 +10,7 @@
 
 namespace quire::kernels::attention {
 
-// What the kernels make of the params: ScoreRules, and the factor on q . k beside them.
+// Converts the parameters to ScoreRules and the factor of q . k.
 inline ScoreRules RulesOf(const AttentionParams& params) {
   ScoreRules rules;
   if (params.window != 0) rules.window = params.window;
@@ -22,11 +22,11 @@ inline float ScoreScale(const AttentionParams& params) {
   return params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
 }
 
-// Head sizes that the tensor-core kernels are built for; a head runs in the smallest that holds it.
-// Decode launches as many blocks as run at a time, at most `most_blocks`.
+// The tensor-core kernels are instantiated for some head sizes; a head uses the smallest one that
+// is large enough. Decode launches as many blocks as fit on the GPU, at most `max_blocks`.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
-                          std::uint32_t most_blocks);
+                          std::uint32_t max_blocks);
 template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks);
@@ -38,13 +38,13 @@ absl::Status LaunchDecodeWide(const CudaContext& context, const TileArgs<BF16>& 
 absl::Status LaunchPrefillWide(const CudaContext& context, const TileArgs<BF16>& args,
                                std::uint32_t blocks);
 
-// One warp for a row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16
+// One warp per row and head: any head size up to kMaxScalarHead, any pages, f32 or bf16
 // activations.
 inline constexpr std::uint32_t kMaxScalarHead = 576;
 absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& params);
 
-// Rows of latent attention, K and V in one. Partial results of `partial_rows` packed rows have room
-// at `partials`, kLatentPartialFloats each.
+// MLA cache rows, which are both K and V. `partials` has room for the partial results of
+// `partial_rows` packed rows, kLatentPartialFloats each.
 inline constexpr std::uint32_t kMaxLatentColumns = 576;
 inline constexpr std::uint32_t kMaxLatentValues = 512;
 inline constexpr std::uint32_t kLatentBlockRows = 32;
@@ -61,13 +61,13 @@ struct LatentArgs {
   std::uint32_t num_sms;
   std::uint32_t batch_size;
   std::uint32_t num_heads;
-  std::uint32_t block_rows;     // packed rows of an item, what the kernel takes
+  std::uint32_t block_rows;     // packed rows of an item; fixed by the kernel
   std::uint32_t value_columns;  // a multiple of 8
   float scale_log2;
 };
 // REQUIRES: block_rows is kLatentBlockRows.
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
-// The rows whose spans a kernel of latent rows in front of it left as items of their own.
+// Merges the spans that the preceding MLA kernel wrote as items of their own.
 absl::Status LaunchLatentMerge(const CudaContext& context, const LatentArgs& args);
 
 }  // namespace quire::kernels::attention

@@ -1,6 +1,6 @@
 #pragma once
 
-// The attention kernels of compute capability 9.0, which read K and V through tensor maps.
+// Attention kernels for compute capability 9.0, which read K and V through tensor maps.
 
 #include <cstdint>
 
@@ -12,19 +12,18 @@
 
 namespace quire::kernels::attention {
 
-// Prefill of the work list over pages of T, on the GPU of `maps`. A row's query and output heads
-// are 16-byte aligned.
+// Runs the prefill work list over pages of T. Query and output heads of a row are 16-byte aligned.
 template <typename T>
 absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& args,
                                const cuda::KvLayerMaps& maps, std::uint32_t blocks);
 
-// Decode of the work list over bf16 or f16 pages, with the bits of LaunchDecode.
+// Runs the decode work list over bf16 or f16 pages, with the bits of LaunchDecode.
 template <typename T>
 absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<T>& args,
-                              const cuda::KvLayerMaps& maps, std::uint32_t most_blocks);
+                              const cuda::KvLayerMaps& maps, std::uint32_t max_blocks);
 
-// As LaunchLatent, with bits of its own. REQUIRES: block_rows is kLatentBlockRowsSm90, scale_log2
-// is positive, q and out rows are 16-byte aligned.
+// Does the same as LaunchLatent with different bits. REQUIRES: block_rows is kLatentBlockRowsSm90,
+// scale_log2 is positive, rows of q and out are 16-byte aligned.
 inline constexpr std::uint32_t kLatentBlockRowsSm90 = 64;
 absl::Status LaunchLatentSm90(const CudaContext& context, const LatentArgs& args,
                               const cuda::TmaTile& rows);

@@ -86,7 +86,7 @@ AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t 
   const std::uint32_t packed = limits.max_step_tokens * group;
   AttentionWorkCounts bounds{};
   bounds.partials = MaxPartials(num_sms);
-  // An item that is cut makes two at least.
+  // A split row has at least two partial results.
   bounds.merge = bounds.partials / 2;
   bounds.prefill = (CeilDiv(packed, kPrefillRows) + limits.max_rows) * limits.num_kv_heads;
   bounds.decode = std::max(bounds.partials,
@@ -96,18 +96,19 @@ AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t 
 
 namespace {
 
-// The rows of one sequence, by class.
+// The rows of one sequence, divided by class.
 struct Sequence {
   std::uint32_t index;
   std::uint32_t first_row;
   std::uint32_t prefill_tokens;
   std::uint32_t decode_tokens;
-  std::uint32_t keys;  // of the last row
+  std::uint32_t keys;  // keys of the last row
 
   std::uint32_t DecodeBlocks(std::uint32_t group) const {
     return CeilDiv(decode_tokens * group, kDecodeRows);
   }
-  // Runs of `per_run` keys that hold all that a decode token sees; no run holds other groups.
+  // Number of runs of `per_run` keys that contain all keys of the decode tokens. A run consists of
+  // whole groups or spans.
   std::uint32_t FirstRun(std::uint32_t window, std::uint32_t per_run) const {
     return FirstKey(keys, decode_tokens, window) / per_run;
   }
@@ -129,7 +130,7 @@ std::vector<Sequence> LongestFirst(const AttentionPlanParams& params) {
   return sequences;
 }
 
-// The items of one sequence's decode tokens.
+// Plans the decode items of one sequence.
 void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_t spans_per_item,
                 const AttentionWorkLists& lists) {
   const std::uint32_t spans = CeilDiv(s.keys, kKvSpan);
@@ -168,7 +169,7 @@ void PlanDecode(const Sequence& s, const AttentionWorkShape& shape, std::uint32_
   }
 }
 
-// The items of one sequence's prefill tokens, the last rows first: they see most keys.
+// Plans the prefill items of one sequence, last rows first, because they see most keys.
 void PlanPrefill(const Sequence& s, const AttentionWorkShape& shape,
                  const AttentionWorkLists& lists) {
   const std::uint32_t packed = s.prefill_tokens * shape.group;
@@ -197,13 +198,14 @@ void PlanWorkHost(const AttentionPlanParams& params, const AttentionWorkShape& s
               s.Runs(shape.window, kKvGroup);
   }
   const std::uint64_t limit = std::uint64_t{MaxPartials(shape.num_sms)} + 1;
-  const AttentionCut cut =
-      ChooseCut(static_cast<std::uint32_t>(std::min(groups, limit)), shape.num_sms);
+  const AttentionSplit split =
+      ChooseSplit(static_cast<std::uint32_t>(std::min(groups, limit)), shape.num_sms);
   *lists.counts = {};
   for (const Sequence& s : sequences) {
-    const std::uint32_t spans_per_item = cut == AttentionCut::kSpan    ? 1
-                                         : cut == AttentionCut::kGroup ? kSpansPerGroup
-                                                                       : CeilDiv(s.keys, kKvSpan);
+    const std::uint32_t spans_per_item = split == AttentionSplit::kSpan ? 1
+                                         : split == AttentionSplit::kGroup
+                                             ? kSpansPerGroup
+                                             : CeilDiv(s.keys, kKvSpan);
     PlanPrefill(s, shape, lists);
     if (s.decode_tokens > 0) PlanDecode(s, shape, spans_per_item, lists);
   }
@@ -251,11 +253,12 @@ AttentionWorkShape AttentionPlanAccess::Shape(const AttentionPlan& plan) {
 absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& params,
                            AttentionPlan* plan) {
   if (backend.cuda() == nullptr) {
-    return absl::InvalidArgumentError("attention plan: the cpu makes its own inside the op");
+    return absl::InvalidArgumentError(
+        "attention plan requires a GPU: the CPU plans inside PagedAttention");
   }
   if (params.batch_size == 0 || params.batch_size > plan->limits_.max_rows) {
-    return absl::InvalidArgumentError(absl::StrCat("attention plan: batch of ", params.batch_size,
-                                                   " sequences, it must be 1 to ",
+    return absl::InvalidArgumentError(absl::StrCat("attention plan: batch_size is ",
+                                                   params.batch_size, ", it must be 1 to ",
                                                    plan->limits_.max_rows));
   }
   plan->params_ = params;

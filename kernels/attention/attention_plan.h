@@ -1,12 +1,11 @@
 #pragma once
 
-// The division of a step's attention into work items. The CPU makes its own inside PagedAttention;
-// on a GPU the list is made on the device, once per step and window, and all layers of that window
-// read it.
+// Divides a step's attention into work items. The CPU does that inside PagedAttention. On a GPU the
+// device makes the list once per step and window, and all layers with that window read it.
 //
-// A sequence's rows are of two classes: prefill tokens, which come first, and decode tokens. A row
-// keeps its class when it is computed again, because the two run through different kernels with
-// different trees (kernels/cuda/README.md).
+// The rows of a sequence have two classes: prefill tokens come first, then decode tokens. A row
+// keeps its class when it is recomputed, because the classes use different kernels with different
+// reduction orders (kernels/cuda/README.md).
 
 #include <cstdint>
 #include <memory>
@@ -19,7 +18,7 @@
 
 namespace quire::kernels {
 
-// The largest step that a plan must hold, and the shape of the layers that read it.
+// The largest step that a plan supports, and the shape of the layers that read it.
 struct AttentionPlanLimits {
   std::uint32_t max_rows = 0;         // sequences of a step
   std::uint32_t max_step_tokens = 0;  // tokens of a step
@@ -27,43 +26,43 @@ struct AttentionPlanLimits {
   std::uint32_t num_heads = 0;
   std::uint32_t num_kv_heads = 0;
   std::uint32_t head_size = 0;
-  // Tokens that a query of those layers reads, its own included; 0: all before it. Decode items
-  // begin where it does.
+  // Number of tokens that a query of those layers sees, including itself; 0: all. Decode items
+  // start at the window.
   std::uint32_t window = 0;
 };
 
-// Lengths of a step. All pointers are device memory at addresses that stay for the life of the
-// plan, so that the planner can be part of a captured graph.
+// Lengths of a step. All pointers are device memory with addresses that are fixed for the life of
+// the plan, so that the planner can be captured in a graph.
 struct AttentionPlanParams {
   const std::uint32_t* row_offsets;     // [batch_size + 1]
   const std::uint32_t* cache_lengths;   // [batch_size] tokens cached before the step
   const std::uint32_t* prefill_tokens;  // [batch_size] rows of the step that are prefill tokens
   std::uint32_t batch_size;
-  // Whether any sequence of the step has prompt (generated) rows, known on the host: kernels of an
-  // empty class are not launched.
+  // True if any sequence of the step has prefill (decode) rows. The host sets these, so that
+  // kernels of an empty class are not launched.
   bool has_prompt_rows;
   bool has_generated_rows;
 };
 
 // Device memory of the work lists, the counters and the partial results.
 //
-// Place:      made by the CUDA runner, one per window of its layer groups; filled by PlanAttention;
-//             read by PagedAttention.
-// Invariants: README.md, "The planner": every (row, KV tile) that the window reaches is covered
-//             once; how a row is cut depends on that row alone.
+// Place:      created by the CUDA runner, one per window of its layer groups; filled by
+//             PlanAttention; read by PagedAttention.
+// Invariants: README.md, "The planner". Every (row, KV tile) inside the window is covered exactly
+//             once. The split of a row does not affect its bits.
 // Threads:    the thread that enqueues.
 // Lifetime:   outlives every step that was enqueued with it.
 class AttentionPlan {
  public:
-  // Bytes of device memory that Create takes.
+  // Bytes of device memory that Create allocates.
   static std::int64_t BytesFor(const AttentionPlanLimits& limits, std::uint32_t num_sms);
-  // Returns INVALID_ARGUMENT for limits of 0 or heads that do not divide, RESOURCE_EXHAUSTED.
-  // REQUIRES: a CUDA backend.
+  // Returns INVALID_ARGUMENT for limits of 0 or heads that do not divide, and RESOURCE_EXHAUSTED
+  // without memory. REQUIRES: a CUDA backend.
   static absl::StatusOr<std::unique_ptr<AttentionPlan>> Create(const Backend& backend,
                                                                const AttentionPlanLimits& limits);
 
   const AttentionPlanLimits& limits() const { return limits_; }
-  // The step that was planned last.
+  // Parameters of the last planned step.
   const AttentionPlanParams& params() const { return params_; }
 
  private:

@@ -1,7 +1,7 @@
-// The work lists of a step, made by one block: sequences are sorted by length in shared memory
+// One block makes the work lists of a step. Sequences are sorted by length in shared memory
 // (bitonic), the items of each are counted and scanned, and each item then finds its sequence by
-// bisection. Bound by barriers, not by memory: a sort of 512 sequences is 45 of them. Order and
-// fields are those of PlanWorkHost, item by item.
+// bisection. Time is bound by barriers, not by memory: sorting 512 sequences takes 45 of them.
+// Order and fields equal those of PlanWorkHost, item by item.
 
 #include <cstdint>
 
@@ -22,7 +22,7 @@ struct PlanArgs {
   std::uint32_t sorted_size;  // a power of two, at least the batch
 };
 
-// Shared memory: keys of the sort, then three arrays of batch + 1 starts, then scratch.
+// Shared memory: sort keys, then three arrays of batch + 1 starts, then scratch.
 struct Shared {
   std::uint64_t* keys;
   std::uint32_t* items;
@@ -57,7 +57,7 @@ __device__ Sequence ReadSequence(const AttentionPlanParams& params, std::uint32_
   return {b, first, prompt, rows - prompt, params.cache_lengths[b] + rows};
 }
 
-// The sequence at a place of the sorted order: the low half of its key.
+// The sequence at an index of the sorted order; its id is the low half of the key.
 __device__ __forceinline__ Sequence SortedSequence(const PlanArgs& args, const Shared& shared,
                                                    std::uint32_t place) {
   return ReadSequence(args.params, static_cast<std::uint32_t>(shared.keys[place]));
@@ -89,7 +89,7 @@ __device__ void SortSequences(const PlanArgs& args, const Shared& shared) {
   }
 }
 
-// starts[i] becomes the sum of the counts before i, starts[n] that of all.
+// Replaces starts[i] by the sum of the counts before i; starts[n] becomes the total.
 __device__ void ScanCounts(std::uint32_t* starts, std::uint32_t n, std::uint32_t* scratch) {
   const std::uint32_t thread = cuda::ThreadIndex();
   const std::uint32_t warp = thread / cuda::kWarpSize;
@@ -117,7 +117,7 @@ __device__ void ScanCounts(std::uint32_t* starts, std::uint32_t n, std::uint32_t
   cuda::SyncBlock();
 }
 
-// The last i of [0, n) with starts[i] <= x. REQUIRES: x < starts[n].
+// Returns the last i in [0, n) with starts[i] <= x. REQUIRES: x < starts[n].
 __device__ std::uint32_t FindStart(const std::uint32_t* starts, std::uint32_t n, std::uint32_t x) {
   std::uint32_t low = 0;
   std::uint32_t high = n;
@@ -132,8 +132,8 @@ __device__ std::uint32_t FindStart(const std::uint32_t* starts, std::uint32_t n,
   return low;
 }
 
-// The grid of a sequence's decode items: runs x blocks x KV heads; the first run is the one with
-// the first key that a row sees.
+// The grid of a sequence's decode items: runs x blocks x KV heads. The first run contains the first
+// key that a row sees.
 struct DecodeGrid {
   std::uint32_t blocks;
   std::uint32_t spans;
@@ -141,13 +141,14 @@ struct DecodeGrid {
   std::uint32_t first_run;
   std::uint32_t runs;
 };
-__device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape, AttentionCut cut) {
+__device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape,
+                             AttentionSplit split) {
   DecodeGrid grid;
   grid.blocks = CeilDiv(s.decode_tokens * shape.group, kDecodeRows);
   grid.spans = CeilDiv(s.keys, kKvSpan);
-  grid.spans_per_item = cut == AttentionCut::kSpan    ? 1
-                        : cut == AttentionCut::kGroup ? kSpansPerGroup
-                                                      : grid.spans;
+  grid.spans_per_item = split == AttentionSplit::kSpan    ? 1
+                        : split == AttentionSplit::kGroup ? kSpansPerGroup
+                                                          : grid.spans;
   grid.first_run = 0;
   grid.runs = 0;
   if (grid.blocks == 0) return grid;
@@ -157,7 +158,7 @@ __device__ DecodeGrid GridOf(const Sequence& s, const AttentionWorkShape& shape,
   return grid;
 }
 
-__device__ AttentionCut CutOf(const PlanArgs& args, const Shared& shared) {
+__device__ AttentionSplit SplitOf(const PlanArgs& args, const Shared& shared) {
   const std::uint64_t limit = std::uint64_t{MaxPartials(args.shape.num_sms)} + 1;
   std::uint32_t* const groups = shared.scratch + kWarps;
   if (cuda::ThreadIndex() == 0) *groups = 0;
@@ -171,7 +172,7 @@ __device__ AttentionCut CutOf(const PlanArgs& args, const Shared& shared) {
     cuda::AtomicAdd(groups, static_cast<std::uint32_t>(count < limit ? count : limit));
   }
   cuda::SyncBlock();
-  return ChooseCut(*groups, args.shape.num_sms);
+  return ChooseSplit(*groups, args.shape.num_sms);
 }
 
 __device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
@@ -202,10 +203,10 @@ __device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
   cuda::SyncBlock();
 }
 
-__device__ void CountDecode(const PlanArgs& args, const Shared& shared, AttentionCut cut) {
+__device__ void CountDecode(const PlanArgs& args, const Shared& shared, AttentionSplit split) {
   const std::uint32_t n = args.params.batch_size;
   for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
-    const DecodeGrid grid = GridOf(SortedSequence(args, shared, i), args.shape, cut);
+    const DecodeGrid grid = GridOf(SortedSequence(args, shared, i), args.shape, split);
     const std::uint32_t rows = grid.blocks * args.shape.num_kv_heads;
     shared.items[i] = rows * grid.runs;
     shared.partials[i] = grid.runs > 1 ? rows * grid.runs : 0;
@@ -217,13 +218,13 @@ __device__ void CountDecode(const PlanArgs& args, const Shared& shared, Attentio
   ScanCounts(shared.merges, n, shared.scratch);
 }
 
-__device__ void PlanDecode(const PlanArgs& args, const Shared& shared, AttentionCut cut) {
+__device__ void PlanDecode(const PlanArgs& args, const Shared& shared, AttentionSplit split) {
   const std::uint32_t n = args.params.batch_size;
   const AttentionWorkShape& shape = args.shape;
   for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
     const std::uint32_t place = FindStart(shared.items, n, i);
     const Sequence s = SortedSequence(args, shared, place);
-    const DecodeGrid grid = GridOf(s, shape, cut);
+    const DecodeGrid grid = GridOf(s, shape, split);
     const std::uint32_t rows = grid.blocks * shape.num_kv_heads;
     const std::uint32_t own = i - shared.items[place];
     const std::uint32_t run = own / rows;
@@ -269,9 +270,9 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(const PlanArgs args) {
   shared.scratch = shared.merges + starts;
   SortSequences(args, shared);
   PlanPrefill(args, shared);
-  const AttentionCut cut = CutOf(args, shared);
-  CountDecode(args, shared, cut);
-  PlanDecode(args, shared, cut);
+  const AttentionSplit split = SplitOf(args, shared);
+  CountDecode(args, shared, split);
+  PlanDecode(args, shared, split);
 }
 
 }  // namespace

@@ -1,19 +1,17 @@
 #pragma once
 
-// Prefill: 128 packed rows of one KV head against all keys that they see. See README.md,
-// "Prefill".
+// Prefill: 128 packed rows of one KV head against all keys that they see. See README.md.
 //
-// Eight warps own 16 rows each; queries and output stay in registers (at 128 columns 32 and 64 of
-// them), S is the accumulator layout of m16n8k16, which converted to 16 bits is the A operand of P
-// V. Tiles of 64 tokens at absolute multiples of 64 go from the first key that a row sees
-// to the last, and a tile that a row does not see changes none of its bits. So a row's bits do not
-// depend on the chunk or the block that it is computed in.
+// Each of eight warps has 16 rows; queries and output stay in registers. S has the accumulator
+// layout of m16n8k16. Converted to 16 bits, that is the A operand of P V. Tiles of 64 tokens at
+// absolute multiples of 64 ascend from the first to the last key that a row sees. A tile that a row
+// does not see does not change its bits, so a row's bits do not depend on the chunk or block.
 //
-// 16-bit pages arrive by cp.async, kStages - 1 tiles ahead. One-byte pages go through registers:
-// each element times its scale, rounded to bf16, into the same tile; loading and arithmetic do not
-// overlap there.
+// 16-bit pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
+// registers: each element is multiplied by its scale, rounded to bf16 and stored into the same kind
+// of tile. Loading and arithmetic do not overlap there.
 //
-// Ideas: FlashAttention-2's loop; rows that pack the heads of a group as in FlashInfer.
+// The loop is that of FlashAttention-2; packing a group's heads into rows is an idea of FlashInfer.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/attention/attention_tile.cuh"
@@ -26,7 +24,7 @@ inline constexpr std::uint32_t kPrefillThreads = 256;
 template <typename T, std::uint32_t kColumns>
 struct PrefillShape {
   static constexpr bool kConverted = kQuantizedKv<T>;
-  // What lies in shared memory.
+  // Element type in shared memory.
   using Element = std::conditional_t<kConverted, BF16, T>;
   using Tile = TileShape<Element, kColumns>;
   static constexpr std::uint32_t kStageBytes = 2 * Tile::kBytes;
@@ -35,7 +33,7 @@ struct PrefillShape {
   static_assert(kPrefillThreads / cuda::kWarpSize * 16 == kPrefillRows);
 };
 
-// One piece of 16 elements from a page to a tile of bf16; zeros when there is none.
+// Converts a piece of 16 elements of a page to bf16 in a tile; writes zeros if it is not valid.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void ConvertPiece(const KvView<T>& view, const AttentionWork& item,
                                              std::uint32_t token, std::uint32_t column, bool valid,
@@ -76,7 +74,7 @@ __device__ __forceinline__ void ConvertTile(const TileArgs<T>& args, const Atten
   }
 }
 
-// What one thread keeps of its warp's 16 rows: rows lane / 4 and lane / 4 + 8.
+// State of one thread for rows lane / 4 and lane / 4 + 8 of its warp's 16 rows.
 template <typename T, std::uint32_t kColumns>
 struct PrefillWarp {
   using Shape = PrefillShape<T, kColumns>;
@@ -88,12 +86,12 @@ struct PrefillWarp {
   std::uint32_t q[kSteps][4];
   float o[2 * kSteps][4];
   float max[2];
-  float sum[2];  // this lane's share
+  float sum[2];  // share of this lane
   std::uint32_t position[2];
   std::uint32_t first_position;  // of the warp's rows
   std::uint32_t last_position;
 
-  // Rows that the item lacks are zeros.
+  // Rows beyond the item's count are zeros.
   __device__ __forceinline__ void Start(const ItemRows<T>& rows) {
     const std::uint32_t first = cuda::Warp() * 16;
     const std::uint32_t lane_column = cuda::Lane() % 4;
@@ -116,13 +114,13 @@ struct PrefillWarp {
     }
     Clear(rows);
   }
-  // All but the queries.
+  // Resets everything except the queries.
   __device__ __forceinline__ void Clear(const ItemRows<T>& rows) {
     const std::uint32_t first = cuda::Warp() * 16;
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       position[half] = rows.Position(first + cuda::Lane() / 4 + 8 * half);
-      max[half] = kNoPromptLogprob;
+      max[half] = kNoScore;
       sum[half] = 0;
     }
 #pragma unroll
@@ -134,7 +132,7 @@ struct PrefillWarp {
     last_position = rows.Position(first + 15);
   }
 
-  // s[n] is S of tokens 8 n .. 8 n + 7.
+  // Computes s[n], the products of tokens 8 n .. 8 n + 7.
   __device__ __forceinline__ void Scores(const std::byte* keys, float (&s)[kTokens][4]) const {
     const std::uint32_t lane = cuda::Lane();
     const std::uint32_t row = lane / 16 * 8 + lane % 8;
@@ -155,7 +153,7 @@ struct PrefillWarp {
     }
   }
 
-  // Products q . k become scores in units of log2.
+  // Converts products q . k to scores in units of log2.
   static __device__ __forceinline__ void ScaleScores(float scale_log2, float cap_log2,
                                                      float (&s)[kTokens][4]) {
 #pragma unroll
@@ -171,21 +169,21 @@ struct PrefillWarp {
     }
   }
 
-  // Scores of a tile that starts at token `first` become probabilities; o is rescaled.
+  // Converts the scores of a tile that starts at token `first` to weights, and rescales o.
   __device__ __forceinline__ void Softmax(std::uint32_t first, const ScoreRules& rules,
                                           float (&s)[kTokens][4]) {
     const bool masked =
         first + kKvTile - 1 > first_position || last_position - first >= rules.window;
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
-      float largest = kNoPromptLogprob;
+      float largest = kNoScore;
 #pragma unroll
       for (std::uint32_t n = 0; n < kTokens; ++n) {
 #pragma unroll
         for (std::uint32_t j = 0; j < 2; ++j) {
           float& score = s[n][2 * half + j];
           const std::uint32_t token = first + 8 * n + 2 * (cuda::Lane() % 4) + j;
-          if (masked && !rules.Visible(position[half], token)) score = kNoPromptLogprob;
+          if (masked && !rules.Visible(position[half], token)) score = kNoScore;
           largest = cuda::Max(largest, score);
         }
       }
@@ -233,7 +231,7 @@ struct PrefillWarp {
     }
   }
 
-  // A tile that none of the warp's rows sees is left out: it would change nothing.
+  // Skips tiles that none of the warp's rows sees, which would change nothing.
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
                                          float scale_log2, const ScoreRules& rules) {
     const std::uint32_t first = tile * kKvTile;
@@ -255,7 +253,7 @@ struct PrefillWarp {
       state.sum = cuda::Add(state.sum, cuda::ShuffleXor(state.sum, 2));
       const std::uint32_t row = cuda::Warp() * 16 + cuda::Lane() / 4 + 8 * half;
       if (row >= rows.item.num_rows) continue;
-      state = JoinSink(state, rows.Sink(row));
+      state = AddSink(state, rows.Sink(row));
       auto* const to =
           reinterpret_cast<std::uint32_t*>(rows.args.out + rows.Offset(row, rows.args.out_stride));
 #pragma unroll
@@ -295,16 +293,17 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
   for (std::uint32_t tile = first; tile < end; ++tile) {
     std::byte* const now = shared + stage * Shape::kStageBytes;
     if constexpr (Shape::kConverted) {
-      cuda::SyncBlock();  // no thread reads the tile before it any more
+      cuda::SyncBlock();  // no thread reads the previous tile any longer
       ConvertTile<T, kColumns>(args, item, tile, keys_end, now);
       cuda::SyncBlock();
     } else {
-      const std::uint32_t behind = stage == 0 ? kStages - 1 : stage - 1;
+      const std::uint32_t free_stage = stage == 0 ? kStages - 1 : stage - 1;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      // After the barrier the tile is here for all, and no thread reads the one before it any more.
+      // After the barrier the tile has arrived for all threads, and no thread reads the previous
+      // one.
       cuda::CpAsyncWait<kStages - 2>();
       cuda::SyncBlock();
-      std::byte* const to = shared + behind * Shape::kStageBytes;
+      std::byte* const to = shared + free_stage * Shape::kStageBytes;
       if (tile + kStages - 1 < end) {
         CopyTile<T, kColumns, kPrefillThreads>(args, item, tile + kStages - 1, keys_end, to,
                                                to + kTileBytes);
@@ -324,7 +323,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   const std::uint32_t count = args.lists.counts->prefill;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     PrefillItem<T, kColumns>(args, args.lists.prefill[i]);
-    cuda::SyncBlock();  // the stages are free for the next item
+    cuda::SyncBlock();  // the stages may be reused
   }
 }
 
@@ -339,7 +338,7 @@ absl::Status LaunchPrefillColumns(const CudaContext& context, const TileArgs<T>&
                       args);
 }
 
-// Each unit instantiates this for its element, so that no unit compiles for long.
+// Each unit instantiates this for one element type, to limit compile time per unit.
 template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks) {

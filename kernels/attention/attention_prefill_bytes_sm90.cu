@@ -1,13 +1,13 @@
 // Prefill over fp8_e4m3 and int8 pages on compute capability 9.0: the consumers of
-// attention_prefill_sm90.cuh over tiles of bf16 that the first warpgroup widens. See README.md,
-// "Prefill, Hopper".
+// attention_prefill_sm90.cuh with bf16 tiles that the first warpgroup widens. See README.md.
 //
-// TMA brings a tile's bytes, K and V one after the other, 16 KB each; two such stages are under way
-// beside the two of bf16. A thread of the widening warpgroup has one key of a tile: it reads the
-// key's two scales while the tile before is widened, then 16 bytes of its row at a time, and writes
-// each element times the scale, rounded to bf16, where TMA would have put a 16-bit page. That is
-// the arithmetic of the portable kernel (ScaledPair), and the consumers are those of 16-bit pages,
-// so the output has the bits of bf16 pages that hold these products.
+// TMA loads the bytes of a tile, 16 KB of K followed by 16 KB of V, into two stages in addition to
+// the two bf16 stages. Each thread of the widening warpgroup has one key of a tile. It loads the
+// key's two scales while the previous tile is widened. Then it reads 16 bytes of the row at a time
+// and writes each element times the scale, rounded to bf16, to the place where TMA would store a
+// 16-bit page. This is the arithmetic of the portable kernel (ScaledPair), and the consumers are
+// those of 16-bit pages. The output therefore has the bits of bf16 pages that contain these
+// products.
 
 #include "kernels/attention/attention_prefill_sm90.cuh"
 
@@ -17,18 +17,18 @@ namespace {
 constexpr std::uint32_t kWidenWarps = kWarpgroupThreads / cuda::kWarpSize;
 static_assert(kWarpgroupThreads == kPrefillKeys);
 
-// The tiles of the block's items in the order that the consumers take them.
+// The tiles of the block's items, in the order in which the consumers process them.
 template <typename T>
 struct BlockTiles {
   const TileArgs<T>& args;
-  std::uint32_t index = 0;  // of the item
+  std::uint32_t index = 0;  // index of the item
   std::uint32_t sequence = 0;
   std::uint32_t kv_head = 0;
   std::uint32_t keys_end = 0;
   std::uint32_t first = 0;
   std::uint32_t tile = 0;
 
-  // False when there is no item i.
+  // Returns false if there is no item i.
   __device__ __forceinline__ bool Start(std::uint32_t i) {
     index = i;
     if (i >= args.lists.counts->prefill) return false;
@@ -41,7 +41,7 @@ struct BlockTiles {
     tile = TilesUpTo(keys_end) - 1;
     return true;
   }
-  // False behind the last one.
+  // Returns false after the last tile.
   __device__ __forceinline__ bool Advance() {
     if (tile == first) return Start(index + cuda::GridX());
     --tile;
@@ -49,36 +49,36 @@ struct BlockTiles {
   }
 };
 
-// A thread's key of a tile.
+// Scales of a thread's key of a tile.
 struct KeyScales {
   bool exists;
-  float of[2];  // of its K, of its V
+  float of[2];  // scale of K, scale of V
 };
 
-// Starts the copies of a tile's bytes, by one warp: lane l brings box l of K and of V.
+// Starts copying a tile's bytes with one warp: lane l issues box l of K and of V.
 template <typename T, std::uint32_t kColumns>
-__device__ __forceinline__ void BringBytes(const BlockTiles<T>& tiles, const CUtensorMap* keys,
-                                           const CUtensorMap* values,
-                                           const PrefillLayout<T, kColumns>& layout,
-                                           const PrefillTurn& turn) {
+__device__ __forceinline__ void LoadBytes(const BlockTiles<T>& tiles, const CUtensorMap* keys,
+                                          const CUtensorMap* values,
+                                          const PrefillLayout<T, kColumns>& layout,
+                                          const PrefillCursor& cursor) {
   constexpr std::uint32_t kNarrowTile = PrefillLayout<T, kColumns>::kNarrowTile;
   const std::uint32_t page = tiles.args.keys.page_size();
   const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
   const std::uint32_t row = cuda::Lane() * box_rows;
   PrefillPipeline* const pipeline = layout.narrow_pipeline();
-  // Before the wait, which hides the read of the table.
+  // Read before the wait, which hides the latency of the table lookup.
   const std::uint32_t from =
       row < kPrefillKeys ? tiles.args.keys.row_idx(tiles.sequence, tiles.tile * kPrefillKeys + row)
                          : 0;
-  cuda::BarrierWait(&pipeline->empty[turn.stage], turn.parity ^ 1);
-  if (cuda::Lane() == 0) cuda::BarrierExpect(&pipeline->full[turn.stage], 2 * kNarrowTile);
+  cuda::BarrierWait(&pipeline->empty[cursor.stage], cursor.parity ^ 1);
+  if (cuda::Lane() == 0) cuda::BarrierExpect(&pipeline->full[cursor.stage], 2 * kNarrowTile);
   cuda::SyncWarp();
   if (row < kPrefillKeys) {
-    std::byte* const to = layout.narrow(turn.stage) + row * 128;
+    std::byte* const to = layout.narrow(cursor.stage) + row * 128;
     const auto head = static_cast<std::int32_t>(tiles.kv_head);
-    cuda::TmaLoad3D(to, keys, &pipeline->full[turn.stage], 0, head, static_cast<std::int32_t>(from),
-                    cuda::L2Hint::kEvictLast);
-    cuda::TmaLoad3D(to + kNarrowTile, values, &pipeline->full[turn.stage], 0, head,
+    cuda::TmaLoad3D(to, keys, &pipeline->full[cursor.stage], 0, head,
+                    static_cast<std::int32_t>(from), cuda::L2Hint::kEvictLast);
+    cuda::TmaLoad3D(to + kNarrowTile, values, &pipeline->full[cursor.stage], 0, head,
                     static_cast<std::int32_t>(from), cuda::L2Hint::kEvictLast);
   }
 }
@@ -93,14 +93,14 @@ __device__ __forceinline__ KeyScales LoadScales(const BlockTiles<T>& tiles) {
            *args.values.scales_block_paged_ptr(tiles.sequence, key, tiles.kv_head)}};
 }
 
-// Where a 16-byte piece of the thread's row lies in 128 bytes of it, in the order of the 128-byte
-// swizzle. Eight threads that access a piece at a time have eight rows, so no banks meet.
+// Byte offset of a 16-byte piece in 128 bytes of the thread's row, in the order of the 128-byte
+// swizzle. The eight threads of one access have different rows, so there are no bank conflicts.
 __device__ __forceinline__ std::uint32_t PieceOfRow(std::uint32_t piece) {
   return ((piece ^ cuda::ThreadIndex()) & 7) * 16;
 }
 
-// Four pieces of 16 elements of a row of K or V, times the scale: from 128 bytes to a slab of 64
-// columns.
+// Widens four pieces of 16 elements of a row of K or V, times the scale, from 128 bytes to a slab
+// of 64 columns.
 template <typename T>
 __device__ __forceinline__ void WidenSlab(const std::byte* row, std::uint32_t slab, float scale,
                                           std::byte* to) {
@@ -120,8 +120,8 @@ __device__ __forceinline__ void WidenSlab(const std::byte* row, std::uint32_t sl
   }
 }
 
-// The thread's row of a tile of K or V. Rows behind the last key become zeros: a page may hold
-// another sequence's old bytes there, and 0 x NaN is NaN.
+// Widens the thread's row of a tile of K or V. Rows after the last key are set to zero, because a
+// page may contain another sequence's old bytes, and 0 x NaN is NaN.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void WidenRow(const std::byte* narrow, bool exists, float scale,
                                          std::byte* tile) {
@@ -141,44 +141,44 @@ __device__ __forceinline__ void WidenRow(const std::byte* narrow, bool exists, f
   }
 }
 
-// Stages of bytes and of bf16 are as many, so one turn serves both.
+// There are as many stages of bytes as of bf16, so one pipeline position serves both.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Widen(const TileArgs<T>& args, const CUtensorMap* keys,
                                       const CUtensorMap* values,
                                       const PrefillLayout<T, kColumns>& layout) {
   using Shape = PrefillLayout<T, kColumns>;
-  const bool brings = cuda::Warp() == 0;
+  const bool is_loader = cuda::Warp() == 0;
   BlockTiles<T> next{args};
   bool is_left = next.Start(cuda::BlockX());
   if (!is_left) return;
-  PrefillTurn brought;
-  PrefillTurn turn;
-  if (brings) BringBytes<T, kColumns>(next, keys, values, layout, brought);
+  PrefillCursor load_cursor;
+  PrefillCursor cursor;
+  if (is_loader) LoadBytes<T, kColumns>(next, keys, values, layout, load_cursor);
   KeyScales next_scales = LoadScales(next);
   while (is_left) {
     const KeyScales scales = next_scales;
     is_left = next.Advance();
-    brought.Advance();
+    load_cursor.Advance();
     if (is_left) {
-      if (brings) BringBytes<T, kColumns>(next, keys, values, layout, brought);
+      if (is_loader) LoadBytes<T, kColumns>(next, keys, values, layout, load_cursor);
       next_scales = LoadScales(next);
     }
-    cuda::BarrierWait(&layout.narrow_pipeline()->full[turn.stage], turn.parity);
-    // One copy of the code for K and V.
+    cuda::BarrierWait(&layout.narrow_pipeline()->full[cursor.stage], cursor.parity);
+    // Not unrolled, so that K and V share the code.
 #pragma unroll 1
     for (std::uint32_t part = 0; part < 2; ++part) {
       PrefillPipeline* const pipeline = layout.key_pipeline() + part;
-      cuda::BarrierWait(&pipeline->empty[turn.stage], turn.parity ^ 1);
-      WidenRow<T, kColumns>(layout.narrow(turn.stage) + part * Shape::kNarrowTile, scales.exists,
+      cuda::BarrierWait(&pipeline->empty[cursor.stage], cursor.parity ^ 1);
+      WidenRow<T, kColumns>(layout.narrow(cursor.stage) + part * Shape::kNarrowTile, scales.exists,
                             part == 0 ? scales.of[0] : scales.of[1],
-                            layout.keys(turn.stage) + part * (Shape::kValuesAt - Shape::kKeysAt));
+                            layout.keys(cursor.stage) + part * (Shape::kValuesAt - Shape::kKeysAt));
       // wgmma reads through the async proxy.
       cuda::FenceAsyncShared();
       cuda::SyncWarp();
-      if (cuda::Lane() == 0) cuda::BarrierArrive(&pipeline->full[turn.stage]);
+      if (cuda::Lane() == 0) cuda::BarrierArrive(&pipeline->full[cursor.stage]);
     }
-    if (cuda::Lane() == 0) cuda::BarrierArrive(&layout.narrow_pipeline()->empty[turn.stage]);
-    turn.Advance();
+    if (cuda::Lane() == 0) cuda::BarrierArrive(&layout.narrow_pipeline()->empty[cursor.stage]);
+    cursor.Advance();
   }
 }
 

@@ -1,34 +1,35 @@
 // Prefill over bf16 and f16 pages on compute capability 9.0: 128 packed rows of one KV head against
-// all keys that they see, K and V by TMA, products by wgmma. See README.md, "Prefill, Hopper".
+// all keys that they see. K and V are loaded by TMA, products use wgmma. See README.md.
 //
-// One warpgroup produces: a warp issues one box per page and 128-byte slab. Two warpgroups consume,
-// attention_prefill_sm90.cuh.
+// One warpgroup is the producer: one of its warps issues one box per page and 128-byte slab. The
+// two consumer warpgroups are in attention_prefill_sm90.cuh.
 
 #include "kernels/attention/attention_prefill_sm90.cuh"
 
 namespace quire::kernels::attention {
 namespace {
 
-// One tile by the lanes of the producer warp: lane l brings box l % boxes of slab l / boxes.
+// Loads one tile with the lanes of the producer warp: lane l issues box l % boxes of slab l /
+// boxes.
 template <std::uint32_t kColumns, typename T>
 __device__ __forceinline__ void IssueTile(const TileArgs<T>& args, const AttentionWork& item,
                                           const CUtensorMap* map, std::uint32_t first_key,
-                                          PrefillPipeline* pipeline, const PrefillTurn& turn,
+                                          PrefillPipeline* pipeline, const PrefillCursor& cursor,
                                           std::byte* tile) {
   const std::uint32_t page = args.keys.page_size();
   const std::uint32_t box_rows = page < kKvTile ? page : kKvTile;
   const std::uint32_t boxes = kPrefillKeys / box_rows;
   const std::uint32_t slab = cuda::Lane() / boxes;
   const std::uint32_t row = cuda::Lane() % boxes * box_rows;
-  // Before the wait, which hides the read of the table.
+  // Read before the wait, which hides the latency of the table lookup.
   const std::uint32_t from = args.keys.row_idx(item.sequence, first_key + row);
-  cuda::BarrierWait(&pipeline->empty[turn.stage], turn.parity ^ 1);
+  cuda::BarrierWait(&pipeline->empty[cursor.stage], cursor.parity ^ 1);
   if (cuda::Lane() == 0) {
-    cuda::BarrierExpect(&pipeline->full[turn.stage], PrefillLayout<T, kColumns>::kTileBytes);
+    cuda::BarrierExpect(&pipeline->full[cursor.stage], PrefillLayout<T, kColumns>::kTileBytes);
   }
   cuda::SyncWarp();
   if (slab < PrefillLayout<T, kColumns>::kSlabs) {
-    cuda::TmaLoad3D(tile + slab * kPrefillSlab + row * 128, map, &pipeline->full[turn.stage],
+    cuda::TmaLoad3D(tile + slab * kPrefillSlab + row * 128, map, &pipeline->full[cursor.stage],
                     static_cast<std::int32_t>(slab * 64), static_cast<std::int32_t>(item.kv_head),
                     static_cast<std::int32_t>(from), cuda::L2Hint::kEvictLast);
   }
@@ -38,18 +39,18 @@ template <std::uint32_t kColumns, typename T>
 __device__ __forceinline__ void Produce(const TileArgs<T>& args, const CUtensorMap* keys,
                                         const CUtensorMap* values,
                                         const PrefillLayout<T, kColumns>& layout) {
-  PrefillTurn turn;
+  PrefillCursor cursor;
   const std::uint32_t count = args.lists.counts->prefill;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     const AttentionWork item = args.lists.prefill[i];
     const ItemRows<T> rows(args, item);
     const std::uint32_t first = FirstTile(rows);
     for (std::uint32_t n = TilesUpTo(rows.KeysEnd()); n-- > first;) {
-      IssueTile<kColumns>(args, item, keys, n * kPrefillKeys, layout.key_pipeline(), turn,
-                          layout.keys(turn.stage));
-      IssueTile<kColumns>(args, item, values, n * kPrefillKeys, layout.value_pipeline(), turn,
-                          layout.values(turn.stage));
-      turn.Advance();
+      IssueTile<kColumns>(args, item, keys, n * kPrefillKeys, layout.key_pipeline(), cursor,
+                          layout.keys(cursor.stage));
+      IssueTile<kColumns>(args, item, values, n * kPrefillKeys, layout.value_pipeline(), cursor,
+                          layout.values(cursor.stage));
+      cursor.Advance();
     }
   }
 }

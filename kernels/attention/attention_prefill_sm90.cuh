@@ -1,18 +1,18 @@
 #pragma once
 
-// What the prefill kernels of compute capability 9.0 share: shared memory, pipelines and the two
-// warpgroups that consume, 64 packed rows each. The kernels differ in how tiles of K and V get
-// there. See README.md, "Prefill, Hopper".
+// Code shared by the prefill kernels of compute capability 9.0: shared memory, pipelines and the
+// two consumer warpgroups with 64 packed rows each. The kernels differ in how tiles of K and V are
+// loaded. See README.md.
 //
-// S = Q K^T from shared memory, P V with P in registers. K and V have pipelines of their own. Tiles
-// of 128 keys at absolute multiples of 128 go from the last one that a row of the item sees back to
-// the first; a tile that a row does not see changes none of its bits, so a row's bits depend
-// neither on the chunk nor on the block. A window takes tiles away from the end and masks its edge,
-// a soft cap is a pass over the scores behind a branch of the whole block, a sink joins the sum
-// where a row is written.
+// S = Q K^T is computed from shared memory, P V with P in registers. K and V have separate
+// pipelines. Tiles of 128 keys at absolute multiples of 128 descend from the last one that a row of
+// the item sees to the first. A tile that a row does not see does not change its bits, so a row's
+// bits depend neither on the chunk nor on the block. A window removes tiles at the low end and
+// masks its edge. A soft cap is a pass over the scores behind a uniform branch. A sink is added to
+// the sum when a row is written.
 //
-// Ideas: warp roles, separate K and V stages, S(n) under P V(n + 1) and the turns of the two
-// warpgroups are FlashAttention-3's; the packed rows are FlashInfer's.
+// Warp roles, separate K and V stages, the overlap of S(n) with P V(n + 1) and the alternation of
+// the two warpgroups are from FlashAttention-3; packed rows are from FlashInfer.
 
 #include <cuda.h>
 
@@ -27,11 +27,11 @@
 namespace quire::kernels::attention {
 
 inline constexpr std::uint32_t kWarpgroupThreads = 128;
-inline constexpr std::uint32_t kPrefillGroups = 2;  // that consume
+inline constexpr std::uint32_t kPrefillGroups = 2;  // number of consumer warpgroups
 inline constexpr std::uint32_t kConsumerThreads = kPrefillGroups * kWarpgroupThreads;
 inline constexpr std::uint32_t kPrefillThreadsSm90 = kWarpgroupThreads + kConsumerThreads;
 inline constexpr std::uint32_t kPrefillGroupRows = 64;
-inline constexpr std::uint32_t kPrefillKeys = 128;  // of a tile
+inline constexpr std::uint32_t kPrefillKeys = 128;  // keys per tile
 inline constexpr std::uint32_t kPrefillStages = 2;
 inline constexpr std::uint32_t kPrefillSlab = kPrefillKeys * 128;  // bytes of 64 columns of a tile
 static_assert(kPrefillGroups * kPrefillGroupRows == kPrefillRows);
@@ -40,7 +40,7 @@ struct PrefillPipeline {
   cuda::Barrier full[kPrefillStages];
   cuda::Barrier empty[kPrefillStages];
 
-  // By one thread, before all meet.
+  // Called by one thread before the block synchronizes.
   __device__ __forceinline__ void Init(std::uint32_t full_arrivals, std::uint32_t empty_arrivals) {
     for (std::uint32_t stage = 0; stage < kPrefillStages; ++stage) {
       cuda::BarrierInit(&full[stage], full_arrivals);
@@ -49,8 +49,8 @@ struct PrefillPipeline {
   }
 };
 
-// Shared memory: queries by group (the output on its way out, too), the stages of K and of V, of
-// one-byte pages two stages of their bytes, and the pipelines of K, of V and of the bytes.
+// Shared memory: queries by group (reused for the output), the stages of K and V, for one-byte
+// pages also two stages of their bytes, and the pipelines of K, V and bytes.
 template <typename T, std::uint32_t kColumns>
 struct PrefillLayout {
   static constexpr bool kWidened = kQuantizedKv<T>;
@@ -80,7 +80,7 @@ struct PrefillLayout {
   __device__ __forceinline__ std::byte* values(std::uint32_t stage) const {
     return shared + kValuesAt + stage * kTileBytes;
   }
-  // K of a stage, and V behind it.
+  // The bytes of K of a stage, followed by those of V.
   __device__ __forceinline__ std::byte* narrow(std::uint32_t stage) const {
     return shared + kNarrowAt + stage * 2 * kNarrowTile;
   }
@@ -91,8 +91,8 @@ struct PrefillLayout {
   __device__ __forceinline__ PrefillPipeline* narrow_pipeline() const { return key_pipeline() + 2; }
 };
 
-// Where a pipeline is: stage and parity of its next tile.
-struct PrefillTurn {
+// Position in a pipeline: stage and parity of the next tile.
+struct PrefillCursor {
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
 
@@ -114,31 +114,32 @@ __device__ __forceinline__ std::uint32_t FirstTile(const ItemRows<T>& rows) {
   return rows.FirstTile() / (kPrefillKeys / kKvTile);
 }
 
-// One thread of a consumer warpgroup: rows lane / 4 and lane / 4 + 8 of its warp's 16.
+// State of one thread of a consumer warpgroup: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 template <typename T, std::uint32_t kColumns>
 struct PrefillConsumer {
   static constexpr int kScores = kPrefillKeys / 2;
-  // What lies in the tiles.
+  // Element type of the tiles in shared memory.
   using Element = std::conditional_t<kQuantizedKv<T>, BF16, T>;
   static constexpr bool kBF16 = kMultiplyBF16<Element>;
   using Shape = PrefillLayout<T, kColumns>;
-  // Named barriers: the threads of group g meet at kGroupBarrier + g, both groups at kBothBarrier,
-  // and group g waits for its turn at kTurnBarrier + g.
+  // Named barriers: kGroupBarrier + g synchronizes group g, kBothBarrier both groups. Group g waits
+  // at kTurnBarrier + g until it may issue its products.
   static constexpr std::uint32_t kGroupBarrier = 1;
   static constexpr std::uint32_t kBothBarrier = 3;
   static constexpr std::uint32_t kTurnBarrier = 4;
 
   const Shape layout;
   const std::uint32_t group;   // 0 or 1
-  const std::uint32_t thread;  // of the group
+  const std::uint32_t thread;  // index in the group
   const float scale_log2;
   const ScoreRules rules;
-  const float unit_log2;  // of what Softmax takes powers of, a product q . k or its share of a cap
-  PrefillTurn key_turn;
-  PrefillTurn value_turn;
+  // Factor of the exponent in Softmax: that of q . k, or of its share of the cap.
+  const float unit_log2;
+  PrefillCursor key_cursor;
+  PrefillCursor value_cursor;
   std::uint32_t position[2];
   float max[2];
-  float sum[2];  // this lane's share
+  float sum[2];  // share of this lane
   float rescale[2];
   float s[kScores];
   float o[kColumns / 2];
@@ -159,16 +160,16 @@ struct PrefillConsumer {
   __device__ __forceinline__ void Release(cuda::Barrier* empty) const {
     if (cuda::Lane() == 0) cuda::BarrierArrive(empty);
   }
-  // A 16-byte piece of a row of 64 columns, in the order that wgmma reads.
+  // Byte offset of a 16-byte piece of a row of 64 columns, in the order that wgmma reads.
   static __device__ __forceinline__ std::uint32_t Piece(std::uint32_t row, std::uint32_t piece) {
     return piece / 8 * Shape::kQuerySlab + row * 128 + ((piece ^ row) & 7) * 16;
   }
 
-  // Queries to shared memory; rows and columns that do not exist are zeros.
+  // Copies queries to shared memory. Rows and columns that do not exist are zeros.
   __device__ __forceinline__ void Start(const ItemRows<T>& rows) {
     std::byte* const to = layout.queries(group);
     constexpr std::uint32_t kPieces = kColumns / 8;
-    SyncGroup();  // the output that lay here has left
+    SyncGroup();  // the output that was staged here has been written
 #pragma unroll
     for (std::uint32_t j = 0; j < kPrefillGroupRows * kPieces / kWarpgroupThreads; ++j) {
       const std::uint32_t i = thread + j * kWarpgroupThreads;
@@ -190,19 +191,19 @@ struct PrefillConsumer {
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       position[half] = rows.Position(row + 8 * half);
-      max[half] = kNoPromptLogprob;
+      max[half] = kNoScore;
       sum[half] = 0;
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = 0;
   }
 
-  // Starts s = Q K^T of the next tile.
-  __device__ __forceinline__ void IssuePromptLogprobs() {
+  // Starts s = Q K^T for the next tile.
+  __device__ __forceinline__ void IssueScores() {
     const std::uint64_t a =
         cuda::WgmmaDescriptor(layout.queries(group), 0, 1024, cuda::SharedSwizzle::k128B);
     const std::uint64_t b =
-        cuda::WgmmaDescriptor(layout.keys(key_turn.stage), 0, 1024, cuda::SharedSwizzle::k128B);
+        cuda::WgmmaDescriptor(layout.keys(key_cursor.stage), 0, 1024, cuda::SharedSwizzle::k128B);
 #pragma unroll
     for (std::uint32_t k = 0; k < kColumns / 16; ++k) {
       const std::uint32_t in_row = k % 4 * 32;
@@ -211,9 +212,9 @@ struct PrefillConsumer {
     }
     cuda::WgmmaCommit();
   }
-  // Starts o += P V of the next tile.
+  // Starts o += P V for the next tile.
   __device__ __forceinline__ void IssueValues() {
-    const std::uint64_t b = cuda::WgmmaDescriptor(layout.values(value_turn.stage), kPrefillSlab,
+    const std::uint64_t b = cuda::WgmmaDescriptor(layout.values(value_cursor.stage), kPrefillSlab,
                                                   1024, cuda::SharedSwizzle::k128B);
 #pragma unroll
     for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) {
@@ -226,15 +227,15 @@ struct PrefillConsumer {
     for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) cuda::WgmmaPin(p[k]);
   }
   __device__ __forceinline__ void KeysDone() {
-    Release(&layout.key_pipeline()->empty[key_turn.stage]);
-    key_turn.Advance();
+    Release(&layout.key_pipeline()->empty[key_cursor.stage]);
+    key_cursor.Advance();
   }
   __device__ __forceinline__ void ValuesDone() {
-    Release(&layout.value_pipeline()->empty[value_turn.stage]);
-    value_turn.Advance();
+    Release(&layout.value_pipeline()->empty[value_cursor.stage]);
+    value_cursor.Advance();
   }
 
-  // Products q . k become scores in units of their cap.
+  // Converts products q . k to scores in units of their cap.
   __device__ __forceinline__ void Cap() {
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
@@ -245,17 +246,17 @@ struct PrefillConsumer {
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
       const std::uint32_t key = first_key + i / 4 * 8 + 2 * (cuda::Lane() % 4) + i % 2;
-      if (!rules.Visible(position[i / 2 % 2], key)) s[i] = kNoPromptLogprob;
+      if (!rules.Visible(position[i / 2 % 2], key)) s[i] = kNoScore;
     }
   }
 
-  // Scores of the tile at `first_key` become probabilities in place. The arithmetic is that of both
-  // kinds of tiles: a mask only replaces scores.
+  // Converts the scores of the tile at `first_key` to weights in place. Masked and unmasked tiles
+  // use the same arithmetic; a mask only replaces scores.
   template <bool kMasked>
   __device__ __forceinline__ void Softmax(std::uint32_t first_key) {
     if (rules.cap_log2 > 0) Cap();
     if constexpr (kMasked) Mask(first_key);
-    float largest[2] = {kNoPromptLogprob, kNoPromptLogprob};
+    float largest[2] = {kNoScore, kNoScore};
 #pragma unroll
     for (std::uint32_t i = 0; i < kScores; ++i) {
       largest[i / 2 % 2] = cuda::Max(largest[i / 2 % 2], s[i]);
@@ -283,7 +284,7 @@ struct PrefillConsumer {
       sum[half] = cuda::Fma(sum[half], rescale[half], total[half]);
     }
   }
-  // The accumulator layout of s is the A layout of p.
+  // Packs s into p: the accumulator layout of s is the A layout of p.
   __device__ __forceinline__ void Convert() {
 #pragma unroll
     for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) {
@@ -298,19 +299,20 @@ struct PrefillConsumer {
     for (std::uint32_t i = 0; i < kColumns / 2; ++i) o[i] = cuda::Mul(o[i], rescale[i / 2 % 2]);
   }
 
-  // The last tile: its scores and probabilities. V rows from keys_end on become zeros, as a page
-  // may hold another sequence's old bytes there, and 0 x NaN is NaN; widened they are zeros.
+  // Processes the last tile: its scores and weights. V rows from keys_end on are set to zero,
+  // because a page may contain another sequence's old bytes, and 0 x NaN is NaN. In widened tiles
+  // they are zero already.
   __device__ __forceinline__ void First(std::uint32_t first_key, std::uint32_t keys_end) {
-    cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
+    cuda::BarrierWait(&layout.key_pipeline()->full[key_cursor.stage], key_cursor.parity);
     cuda::WgmmaPin(s);
     cuda::WgmmaFence();
-    IssuePromptLogprobs();
+    IssueScores();
     const std::uint32_t valid = keys_end - first_key;
     if (!Shape::kWidened && valid < kPrefillKeys) {
-      cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
+      cuda::BarrierWait(&layout.value_pipeline()->full[value_cursor.stage], value_cursor.parity);
 #pragma unroll
       for (std::uint32_t slab = 0; slab < Shape::kSlabs; ++slab) {
-        std::byte* const to = layout.values(value_turn.stage) + slab * kPrefillSlab;
+        std::byte* const to = layout.values(value_cursor.stage) + slab * kPrefillSlab;
         for (std::uint32_t i = valid * 8 + group * kWarpgroupThreads + thread; i < kPrefillKeys * 8;
              i += kConsumerThreads) {
           *reinterpret_cast<uint4*>(to + i * 16) = uint4{0, 0, 0, 0};
@@ -325,17 +327,17 @@ struct PrefillConsumer {
     Softmax<true>(first_key);
     Convert();
   }
-  // The tile at first_key, while the values of the one above it are added.
+  // Processes the tile at first_key while the values of the tile above it are added.
   template <bool kMasked>
   __device__ __forceinline__ void Next(std::uint32_t first_key) {
-    cuda::BarrierWait(&layout.key_pipeline()->full[key_turn.stage], key_turn.parity);
-    cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
+    cuda::BarrierWait(&layout.key_pipeline()->full[key_cursor.stage], key_cursor.parity);
+    cuda::BarrierWait(&layout.value_pipeline()->full[value_cursor.stage], value_cursor.parity);
     cuda::NamedSync(kTurnBarrier + group, kConsumerThreads);
     cuda::WgmmaPin(s);
     cuda::WgmmaPin(o);
     PinProbabilities();
     cuda::WgmmaFence();
-    IssuePromptLogprobs();
+    IssueScores();
     IssueValues();
     cuda::NamedArrive(kTurnBarrier + (group ^ 1), kConsumerThreads);
     cuda::WgmmaWait<1>();
@@ -350,7 +352,7 @@ struct PrefillConsumer {
     Convert();
   }
   __device__ __forceinline__ void Last() {
-    cuda::BarrierWait(&layout.value_pipeline()->full[value_turn.stage], value_turn.parity);
+    cuda::BarrierWait(&layout.value_pipeline()->full[value_cursor.stage], value_cursor.parity);
     cuda::WgmmaPin(o);
     PinProbabilities();
     cuda::WgmmaFence();
@@ -360,17 +362,17 @@ struct PrefillConsumer {
     ValuesDone();
   }
 
-  // The output through the place of the queries, so that rows leave in 16-byte pieces.
+  // Stages the output in the memory of the queries, so that rows are written in 16-byte pieces.
   __device__ __forceinline__ void Write(const ItemRows<T>& rows) {
     std::byte* const staged = layout.queries(group);
     const std::uint32_t first = thread / cuda::kWarpSize * 16;
-    SyncGroup();  // no thread multiplies these queries any more
+    SyncGroup();  // no thread multiplies these queries any longer
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
       float total = cuda::Add(sum[half], cuda::ShuffleXor(sum[half], 1));
       total = cuda::Add(total, cuda::ShuffleXor(total, 2));
       const std::uint32_t row = first + cuda::Lane() / 4 + 8 * half;
-      total = JoinSink({max[half], total}, rows.Sink(group * kPrefillGroupRows + row)).sum;
+      total = AddSink({max[half], total}, rows.Sink(group * kPrefillGroupRows + row)).sum;
       const float share = total > 0 ? cuda::ReciprocalApprox(total) : 0.0f;
 #pragma unroll
       for (std::uint32_t i = 0; i < kColumns / 8; ++i) {
@@ -399,7 +401,8 @@ struct PrefillConsumer {
     Start(rows);
     const std::uint32_t keys_end = rows.KeysEnd();
     const std::uint32_t first = FirstTile(rows);
-    // All rows see tiles entirely from `whole` on by their windows, before whole_end by causality.
+    // Within their windows all rows see the tiles from `whole` on entirely; causally they see those
+    // before whole_end entirely.
     const std::uint32_t whole = TilesUpTo(WindowBegin(keys_end - 1, rules.window));
     const std::uint32_t whole_end = (rows.Position(0) + 1) / kPrefillKeys;
     std::uint32_t n = TilesUpTo(keys_end) - 1;
@@ -416,7 +419,7 @@ struct PrefillConsumer {
   }
 };
 
-// All items of a consumer warpgroup.
+// Processes all items of a consumer warpgroup.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void Consume(const TileArgs<T>& args,
                                         const PrefillLayout<T, kColumns>& layout,
@@ -424,10 +427,10 @@ __device__ __forceinline__ void Consume(const TileArgs<T>& args,
   using Consumer = PrefillConsumer<T, kColumns>;
   Consumer consumer(layout, group, args, unit_log2);
   const std::uint32_t count = args.lists.counts->prefill;
-  // Nothing follows the loop: ptxas would bound the registers of all of it by those of the
-  // launch.
+  // No code follows the loop, because ptxas would otherwise limit the registers of the whole loop
+  // to those of the launch.
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
-    // The first turn is the first group's, and the second group's last one ends with it.
+    // The first group goes first; the second group's last arrival is consumed at the end.
     if (group == 1 && i < cuda::GridX()) {
       cuda::NamedArrive(Consumer::kTurnBarrier, kConsumerThreads);
     }
@@ -438,7 +441,7 @@ __device__ __forceinline__ void Consume(const TileArgs<T>& args,
   }
 }
 
-// What Softmax takes powers of, in units of log2.
+// The factor of the exponent in Softmax, in units of log2.
 template <typename T>
 float UnitLog2(const TileArgs<T>& args) {
   return args.rules.cap_log2 > 0 ? args.rules.cap_log2 : args.scale_log2;

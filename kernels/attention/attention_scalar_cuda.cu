@@ -1,9 +1,8 @@
-// Attention without tensor cores: one warp for a row and query head. The path of f32 activations
-// and f32 pages and of head sizes that the other kernels lack, and the plain implementation that
-// they are compared with on a device. Lanes are 32 tokens for the scores and columns for the
-// values; a step of online softmax takes 32 tokens at multiples of 32, so a row's bits depend on
-// its position alone. Every element goes through the view's load. Speed is no aim: K rows are read
-// by one lane each.
+// Attention without tensor cores: one warp per row and query head. It serves f32 activations, f32
+// pages and head sizes that other kernels do not support, and is the reference for them on a
+// device. Lanes are 32 tokens for scores and columns for values. A step of online softmax has 32
+// tokens at a multiple of 32, so a row's bits depend on its position only. Every element is read
+// with the view's load. The kernel is not optimized: each lane reads a whole K row.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/backend/exact_gate.h"
@@ -35,12 +34,13 @@ struct ScalarArgs {
   std::uint32_t batch_size;
   std::uint32_t num_heads;
   std::uint32_t value_columns;
-  float scale_log2;  // to units of log2, or of the cap
+  float scale_log2;  // converts q . k to units of log2, or of the cap
   ScoreRules rules;
   bool f32_activations;
 };
 
-// The sequence that holds a row: the last that starts at or before it. REQUIRES: one does.
+// Returns the sequence that contains a row: the last one that starts at or before it. REQUIRES:
+// there is one.
 __device__ std::uint32_t SequenceOf(const std::uint32_t* row_offsets, std::uint32_t batch_size,
                                     std::uint32_t row) {
   std::uint32_t low = 0;
@@ -56,7 +56,8 @@ __device__ std::uint32_t SequenceOf(const std::uint32_t* row_offsets, std::uint3
   return low;
 }
 
-// memory.q holds the query, memory.o receives the sums; returns the maximum and the sum of weights.
+// memory.q holds the query, memory.o receives the weighted sums. Returns the maximum and the sum of
+// weights.
 template <typename T>
 __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::uint32_t kv_head,
                         std::uint32_t position, WarpMemory& memory) {
@@ -67,7 +68,7 @@ __device__ State Attend(const ScalarArgs<T>& args, std::uint32_t sequence, std::
   for (std::uint32_t first = seen / cuda::kWarpSize * cuda::kWarpSize; first <= position;
        first += cuda::kWarpSize) {
     const std::uint32_t token = first + lane;
-    float score = kNoPromptLogprob;
+    float score = kNoScore;
     if (args.rules.Visible(position, token)) {
       float dot = 0;
       for (std::uint32_t d = 0; d < head_size; ++d) {
@@ -137,8 +138,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     cuda::SyncWarp();
     const float* const sink = args.rules.sinks == nullptr ? nullptr : args.rules.sinks + head;
-    const State state =
-        JoinSink(Attend(args, sequence, head / group, position, memory), sink);
+    const State state = AddSink(Attend(args, sequence, head / group, position, memory), sink);
     for (std::uint32_t d = cuda::Lane(); d < args.value_columns; d += cuda::kWarpSize) {
       const float y = FinishValue(state, memory.o[d]);
       if (args.f32_activations) {

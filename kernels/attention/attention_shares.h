@@ -1,6 +1,6 @@
 #pragma once
 
-// How attention on the CPU is shared out over threads, and what memory that takes.
+// How CPU attention is divided among threads, and the memory that this needs.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace quire::kernels::internal {
 
-// Most memory for states that wait to be reduced, beside those of one row of each sequence, which
-// are few beside what its tokens take in the pages.
+// Maximum memory for states that await reduction, in addition to those of one row per sequence,
+// which are small compared with the sequences' pages.
 inline constexpr std::size_t kAttentionPartialBytes = std::size_t{64} << 20;
 
-// How a step is shared out on the CPU.
+// The division of a step on the CPU.
 struct AttentionShares {
   std::int64_t items = 0;
-  std::int64_t reduces = 0;  // blocks of rows that are cut along their spans
-  std::size_t bytes = 0;     // of their lists and of the states that wait
+  std::int64_t reduces = 0;  // row blocks that are split by spans
+  std::size_t bytes = 0;     // size of the lists and of states that await reduction
 };
-// REQUIRES: what PagedAttention checks.
+// REQUIRES: the parameters pass the checks of PagedAttention.
 AttentionShares ShareAttention(const AttentionParams& params, int num_threads);
 
 }  // namespace quire::kernels::internal

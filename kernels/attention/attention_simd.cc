@@ -1,8 +1,8 @@
-// Traffic: K and V of a sequence once per KV head and block of query rows. With few query rows
-// (generated tokens) values are widened in registers on their way from the pages; with many, a tile
-// is turned and widened once into scratch memory of the second cache level, which all rows and
-// heads of the group read (kernels/attention/attention_tile-inl.h). Rescaling is skipped while the
-// maximum stands, which is exact (factor 1).
+// Memory traffic: K and V of a sequence are read once per KV head and block of query rows. With few
+// query rows (decode) values are widened in registers. With many rows a tile is transposed and
+// widened once into scratch memory in L2, which all rows and heads of the group read
+// (attention_tile-inl.h). Rescaling is skipped while the maximum is unchanged, which is exact
+// (factor 1).
 
 #include <algorithm>
 #include <cstddef>
@@ -25,13 +25,13 @@ HWY_INLINE void ClearState(float* state, std::size_t columns) {
   state[columns] = kNoMaximum;
 }
 
-// Whether a state has no keys. NaN is a key, in every part of the sum.
+// True if a state has no keys. A NaN counts as a key.
 HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
   return state[columns] == kNoMaximum && state[columns + kStrip] == 0.0f;
 }
 
-// reduced = reduced and span, in this order. A state without keys changes nothing, so that a row
-// does not notice how many spans before its window are reduced with it.
+// Reduces `span` into `reduced`. A state without keys changes nothing, so a row's bits do not
+// depend on the number of spans before its window.
 HWY_INLINE void Reduce(float* HWY_RESTRICT reduced, const float* HWY_RESTRICT span,
                        std::size_t columns) {
   const DF d;
@@ -55,8 +55,8 @@ HWY_INLINE void Reduce(float* HWY_RESTRICT reduced, const float* HWY_RESTRICT sp
 // Powers of two are cheaper than powers of e, so scores are in units of ln 2.
 constexpr float kLog2E = 1.44269504f;
 
-// Where the rows of an item on one KV head lie in q and out, and which keys each sees. Packed row i
-// is query row i / group and head i mod group of the KV head.
+// Positions of an item's rows on one KV head in q and out, and the keys that each row sees. Packed
+// row i is query row i / group and head i mod group of the KV head.
 struct Rows {
   Rows(const AttentionParams& p, const internal::AttentionItem& item, const KvShape& shape,
        std::uint32_t cached)
@@ -71,7 +71,7 @@ struct Rows {
         keys(cached + item.row_begin + 1),
         cap(p.softcap * kLog2E) {}
 
-  // The same rows on the head-th KV head of the item.
+  // The same rows for the head-th KV head of the item.
   Rows OfHead(std::uint32_t head) const {
     Rows rows = *this;
     rows.column += std::int64_t{head} * group * head_size;
@@ -81,9 +81,9 @@ struct Rows {
     return column + static_cast<std::int64_t>(i % group) * head_size;
   }
   std::int64_t Row(std::size_t i) const { return first + static_cast<std::int64_t>(i / group); }
-  // Keys before this one.
+  // End of the keys that row i sees.
   std::uint32_t KeysOf(std::size_t i) const { return keys + static_cast<std::uint32_t>(i / group); }
-  // Keys from this one on.
+  // First key that row i sees.
   std::uint32_t FirstKeyOf(std::size_t i) const {
     return params.window == 0 ? 0 : WindowBegin(KeysOf(i) - 1, params.window);
   }
@@ -101,18 +101,18 @@ struct Rows {
   std::size_t packed;
   std::int64_t first;
   std::int64_t column;
-  std::uint32_t keys;  // of the first row
-  float cap;           // of scores; 0: none
+  std::uint32_t keys;  // end of the keys of the first row
+  float cap;           // soft cap of scores; 0: none
 };
 
-// Rows of the next block when `left` packed rows are left.
+// Rows of the next block if `left` packed rows remain.
 HWY_INLINE std::size_t BlockRows(std::size_t left) {
   std::size_t rows = kMaxBlockRows;
   while (rows > left) rows /= 2;
   return rows;
 }
 
-// Queries times the factor of the scores, in blocks of [columns][rows], zeros beyond the head.
+// Queries times the score factor, in blocks of [columns][rows], zero-padded beyond the head.
 void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   const float factor = rows.params.scale * kLog2E;
   for (std::size_t i = 0; i < rows.packed;) {
@@ -129,7 +129,7 @@ void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   }
 }
 
-// What the columns of a state are multiplied with: one over the sum of weights, a sink's included.
+// Factor of the columns of a state: one over the sum of weights, including a sink's.
 float InverseSum(const Rows& rows, std::size_t i, const float* state) {
   const float sum = SumLanes(state + rows.columns + kStrip);
   if (rows.params.sinks == nullptr) return 1.0f / sum;
@@ -161,11 +161,11 @@ void WriteOutput(const Rows& rows, std::uint32_t kv_heads, const float* states) 
   }
 }
 
-// Memory of one item; see internal::AttentionScratchBytes.
+// Scratch memory of one item; its size is internal::AttentionScratchBytes.
 struct Scratch {
   Scratch(const Rows& rows, std::uint32_t kv_heads, float* memory)
-      : turned(memory),
-        values(turned + kTile * rows.columns),
+      : transposed(memory),
+        values(transposed + kTile * rows.columns),
         staging(values + kTile * rows.columns),
         weights(staging + kStrip * rows.columns),
         k_scales(weights + internal::kAttentionBlockRows * kTile),
@@ -174,32 +174,34 @@ struct Scratch {
         reduced(queries + kv_heads * rows.query_floats()),
         span(reduced + kv_heads * rows.states_floats()) {}
 
-  float* turned;   // [strips][words or columns][16]
-  float* values;   // [64][columns], widened
-  float* staging;  // [16][columns] elements of a strip that ends early or has odd columns
+  float* transposed;  // [strips][words or columns][16], transposed keys
+  float* values;      // [64][columns], widened
+  float* staging;  // [16][columns] elements of a strip that is incomplete or needs padded columns
   float* weights;  // [rows of a block][64]
   float* k_scales;
   float* v_scales;
   float* queries;  // [KV heads][blocks][columns][rows]
   float* reduced;  // [KV heads][packed rows][state floats]
-  float* span;     // the same
+  float* span;     // same layout as reduced
 };
 static_assert(kMaxBlockRows <= internal::kAttentionBlockRows);
 
-// A tile in the form that blocks of rows read: elements E and pointers to the rows of values.
+// A tile in the form that row blocks read: elements E and pointers to the rows of values.
 template <typename E>
 struct Tile {
-  const float* turned;
+  const float* transposed;
   std::size_t strip_floats;
   const E* values[kStrips];
   std::int64_t value_stride;
   TileScales scales;
-  std::uint32_t begin;  // position of its first token
+  std::uint32_t begin;  // position of the tile's first token
 };
 
-// Which tokens of the tile at `begin` each of kRows rows from `first` on sees. Both ends ascend.
+// Computes which tokens of the tile at `begin` each of kRows rows from `first` on sees. Both ends
+// ascend with the row.
 template <std::size_t kRows>
-HWY_INLINE void FindSeen(const Rows& rows, std::uint32_t begin, std::size_t first, Seen* seen) {
+HWY_INLINE void FindVisible(const Rows& rows, std::uint32_t begin, std::size_t first,
+                            VisibleRange* seen) {
   const auto in_tile = [begin](std::uint32_t key) {
     return key <= begin ? 0 : std::min<std::size_t>(kTile, key - begin);
   };
@@ -212,11 +214,12 @@ HWY_INLINE void FindSeen(const Rows& rows, std::uint32_t begin, std::size_t firs
   }
 }
 
-// The values of a tile join the states of a block: together where all rows see a token, one by one
-// before and after, ascending for each. A row never multiplies a token that it does not see.
+// Adds the values of a tile to the states of a block. Tokens that all rows see are added for all
+// rows together, the others row by row, in ascending order for each row. A row never multiplies a
+// token that it does not see.
 template <typename E, std::size_t kRows, typename Fetch>
-HWY_INLINE void AddSeenValues(const Rows& rows, const Tile<E>& tile, const Seen* seen,
-                              const float* p, Fetch& fetch, float* state) {
+HWY_INLINE void AddVisibleValues(const Rows& rows, const Tile<E>& tile, const VisibleRange* seen,
+                                 const float* p, Fetch& fetch, float* state) {
   const auto add = [&](std::size_t r, std::size_t from, std::size_t to) {
     if (from >= to) return;
     AddValuesOfRow<E>(p + r * kTile, tile.values, rows.columns, tile.value_stride, from, to, fetch,
@@ -240,13 +243,13 @@ HWY_NOINLINE void AttendBlock(const Rows& rows, const Tile<E>& tile, std::size_t
                               const float* queries, Fetch& fetch, float* p, float* states) {
   if (rows.KeysOf(first + kRows - 1) <= tile.begin) return;
   if (rows.FirstKeyOf(first) >= tile.begin + kTile) return;
-  Seen seen[kRows];
-  FindSeen<kRows>(rows, tile.begin, first, seen);
+  VisibleRange seen[kRows];
+  FindVisible<kRows>(rows, tile.begin, first, seen);
   constexpr std::size_t kWidth = kBlockWidth<kRows>;
   const std::size_t first_strip = seen[0].from / (kWidth * kStrip) * kWidth;
   for (std::size_t s = first_strip; s * kStrip < seen[kRows - 1].to; s += kWidth) {
     ScoreStrips<E, kRows, kWidth>(queries + first * rows.columns,
-                                  tile.turned + s * tile.strip_floats, tile.strip_floats,
+                                  tile.transposed + s * tile.strip_floats, tile.strip_floats,
                                   rows.columns, fetch, p + s * kStrip);
   }
   float* const state = states + first * rows.state_floats;
@@ -262,7 +265,7 @@ HWY_NOINLINE void AttendBlock(const Rows& rows, const Tile<E>& tile, std::size_t
     SoftmaxTile<kScaled>(seen[r], rows.columns, scales, p + r * kTile,
                          state + r * rows.state_floats);
   }
-  AddSeenValues<E, kRows>(rows, tile, seen, p, fetch, state);
+  AddVisibleValues<E, kRows>(rows, tile, seen, p, fetch, state);
 }
 
 template <typename E, bool kScaled, typename Fetch>
@@ -290,7 +293,7 @@ void AttendTile(const Rows& rows, const Tile<E>& tile, const float* queries, Fet
   }
 }
 
-// K and V of the KV heads of an item.
+// K and V of an item's KV heads.
 template <typename T>
 struct Pages {
   KvView<const T> keys;
@@ -299,7 +302,7 @@ struct Pages {
   std::uint32_t first_head;
   std::uint32_t num_heads;
 
-  // 16 rows row_elements() apart.
+  // Returns 16 rows, row_elements() apart.
   const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
   }
@@ -311,7 +314,7 @@ struct Pages {
   }
 };
 
-// What an item reads: tokens [begin, end), begin rounded down to a strip.
+// The tokens that an item reads: [begin, end), with begin rounded down to a strip.
 template <typename T>
 struct ItemTokens {
   Pages<T> pages;
@@ -330,16 +333,16 @@ ItemTokens<T> TokensOf(const AttentionParams& params, const internal::AttentionI
           std::min(item.span_end * internal::kAttentionSpan, rows.KeysOf(rows.packed - 1))};
 }
 
-// Brings tokens on their way into the second cache level, two lines a step: pages lie anywhere, so
-// the hardware does not see them coming. Not into the first: the rows of one head are a power of
-// two apart and evict each other there. What is asked for is the tile after the one that is
-// computed and, behind the last, the first tile of the next item: a short sequence has no other.
+// Prefetches tokens into L2, two cache lines per step, because the hardware prefetcher cannot
+// predict the addresses of pages. L1 is not used: the rows of one head are a power of two apart and
+// would evict each other there. Prefetches the tile after the current one and, after the last tile,
+// the first tile of the next item, which matters for short sequences.
 template <typename T>
 class TileFetch {
  public:
   TileFetch(const ItemTokens<T>& item, const ItemTokens<T>& next) : item_(item), next_(next) {}
 
-  // The tile at t of the item is computed from now on.
+  // Starts prefetching for the time in which the tile at t is computed.
   void StartAfter(std::uint32_t t) {
     const std::uint32_t after = t + static_cast<std::uint32_t>(kTile);
     if (after < item_.end) {
@@ -350,7 +353,7 @@ class TileFetch {
   }
   HWY_INLINE void Step() {
     if (at_ >= stop_) return;
-    // Locality 2 of 3: not the first level.
+    // Locality 2 of 3 means: not into L1.
     __builtin_prefetch(at_, 0, 2);
     __builtin_prefetch(at_ + 64, 0, 2);
     at_ += 128;
@@ -358,7 +361,7 @@ class TileFetch {
   }
 
  private:
-  // Tokens from t to the end of their tile.
+  // Prefetches the tokens from t to the end of their tile.
   void Start(const ItemTokens<T>& of, std::uint32_t t) {
     of_ = &of;
     token_ = t;
@@ -375,7 +378,7 @@ class TileFetch {
     const Pages<T>& pages = of_->pages;
     const KvView<const T>& view = of_values_ ? pages.values : pages.keys;
     const T* const row = view.template block_paged_ptr<1>(pages.sequence, token_, pages.first_head);
-    // Rows without gaps are as good as one.
+    // Adjacent rows are prefetched as one.
     const std::uint32_t most = pages.num_heads == view.num_heads() ? kStrip : 1;
     const std::uint32_t tokens = std::min(most, end_ - token_);
     at_ = reinterpret_cast<const std::uint8_t*>(row);
@@ -386,7 +389,7 @@ class TileFetch {
 
   const ItemTokens<T>& item_;
   const ItemTokens<T>& next_;
-  const ItemTokens<T>* of_ = nullptr;  // whose tokens are asked for
+  const ItemTokens<T>* of_ = nullptr;  // item that is being prefetched
   std::uint32_t token_ = 0;
   std::uint32_t end_ = 0;
   bool of_values_ = false;
@@ -394,7 +397,7 @@ class TileFetch {
   const std::uint8_t* stop_ = nullptr;
 };
 
-// The first `count` of 16 rows, zeros after them and beyond their columns.
+// Copies the first `count` of 16 rows; pads rows and columns with zeros.
 template <typename T>
 HWY_NOINLINE const T* StageStrip(const T* from, std::int64_t stride, std::uint32_t count,
                                  const Rows& rows, float* staging) {
@@ -407,7 +410,7 @@ HWY_NOINLINE const T* StageStrip(const T* from, std::int64_t stride, std::uint32
   return to;
 }
 
-// `count` rows of a strip widened.
+// Widens `count` rows of a strip.
 template <typename T>
 HWY_INLINE void WidenStrip(const T* HWY_RESTRICT from, std::int64_t stride, std::uint32_t count,
                            const Rows& rows, float* HWY_RESTRICT to) {
@@ -418,8 +421,8 @@ HWY_INLINE void WidenStrip(const T* HWY_RESTRICT from, std::int64_t stride, std:
   }
 }
 
-// Reads the tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory, but for strips
-// before token `first`. kWide: through widened copies, which rows of many blocks share.
+// Loads the tokens [t, min(t + 64, end)) of one head into `tile` and scratch memory, except for
+// strips before token `first`. kWide: as widened copies, which the rows of many blocks share.
 template <typename T, bool kWide, typename E, typename Fetch>
 HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t head,
                          std::uint32_t t, std::uint32_t first, std::uint32_t end,
@@ -434,12 +437,12 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
     const std::uint32_t at = t + s * internal::kAttentionStrip;
     const std::uint32_t count = std::min<std::uint32_t>(kStrip, end - at);
     const T* const k = pages.RowsAt(pages.keys, at, head);
-    float* const turned = scratch.turned + s * tile->strip_floats;
+    float* const transposed = scratch.transposed + s * tile->strip_floats;
     if (count < kStrip || odd) {
-      TurnStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded, rows.columns,
-                          fetch, turned);
+      TransposeStrip<T, kWide>(StageStrip(k, stride, count, rows, scratch.staging), padded,
+                               rows.columns, fetch, transposed);
     } else {
-      TurnStrip<T, kWide>(k, stride, rows.columns, fetch, turned);
+      TransposeStrip<T, kWide>(k, stride, rows.columns, fetch, transposed);
     }
     const T* const v = pages.RowsAt(pages.values, at, head);
     if constexpr (kWide) {
@@ -460,13 +463,13 @@ HWY_INLINE void LoadTile(const Rows& rows, const Pages<T>& pages, std::uint32_t 
   }
 }
 
-// Tokens [first, end) of one span join the states of all rows that see them.
+// Adds the tokens [first, end) of one span to the states of all rows that see them.
 template <typename T, bool kWide, typename Fetch>
 void AttendSpan(const Rows& rows, const Pages<T>& pages, std::uint32_t first, std::uint32_t end,
                 const Scratch& scratch, Fetch& fetch, float* states) {
   using E = std::conditional_t<kWide, float, T>;
   Tile<E> tile;
-  tile.turned = scratch.turned;
+  tile.transposed = scratch.transposed;
   tile.strip_floats = kStrip * rows.columns * sizeof(E) / sizeof(float);
   tile.scales = {scratch.k_scales, scratch.v_scales};
   for (std::uint32_t t = first / internal::kAttentionTile * internal::kAttentionTile; t < end;
@@ -485,7 +488,8 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
             const internal::AttentionItem* next, float* memory) {
   const ItemTokens<T> tokens = TokensOf<T>(params, item);
   const Pages<T>& pages = tokens.pages;
-  // Rows of some heads lie equally far apart: the hardware sees them coming, at less cost.
+  // For some heads only, rows have a constant stride, which the hardware prefetcher handles at
+  // lower cost.
   const bool fetches_next = next != nullptr && next->num_kv_heads == pages.keys.num_heads();
   const ItemTokens<T> next_tokens = fetches_next ? TokensOf<T>(params, *next) : ItemTokens<T>();
   NoFetch no_fetch;
@@ -495,7 +499,7 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
   for (std::uint32_t head = 0; head < item.num_kv_heads; ++head) {
     PackQueries(rows.OfHead(head), scratch.queries + head * rows.query_floats());
   }
-  // Two blocks widen twice, which is still cheaper than writing widened copies and reading them.
+  // With two blocks, widening twice is still cheaper than writing and reading widened copies.
   const bool wide = rows.packed > 2 * kMaxBlockRows || rows.head_size != rows.columns;
   const std::size_t num_states = item.num_kv_heads * rows.packed;
   for (std::uint32_t span = item.span_begin; span < item.span_end; ++span) {

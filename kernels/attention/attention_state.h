@@ -1,15 +1,15 @@
 #pragma once
 
-// States of online softmax and how two of them become one. The same function reduces states inside
-// an item and over the items of a row, so that where it was cut leaves no trace in its bits:
-// reducing in the fixed order of kernels/cuda/README.md (tiles, spans, groups) is a chain of such
-// steps.
+// Online-softmax states and their reduction. The same function reduces states inside an item and
+// across the items of a row, so splitting a row does not change its bits. The fixed order of
+// kernels/cuda/README.md (tiles, spans, groups) is a chain of such reductions.
 //
-// A state of some keys: max of their scores, sum of 2^(score - max), and per column the values
-// weighted by the same powers, not yet divided by the sum. Scores are in units of log2, so a power
-// is one ex2. No keys: max -inf, sum 0, values 0; reducing with such a state is exact.
+// The state of a set of keys has the maximum of their scores, the sum of 2^(score - max), and per
+// column the values weighted by the same powers, not divided by the sum. Scores are in units of
+// log2, so that a power is one ex2. The state of no keys has max -inf, sum 0 and values 0; reducing
+// with it is exact.
 //
-// Idea: the merge of partial softmax states of Milakov and Gimelshein (2018), as used by
+// The merge of partial softmax states is by Milakov and Gimelshein (2018) and is used by
 // FlashAttention's split KV.
 
 #include <limits>
@@ -22,8 +22,8 @@
 
 namespace quire::kernels {
 
-// Math names a type Real and the functions Exp2, Mul, Fma (a b + c) and Max on it, whose rounding
-// is fixed.
+// Math defines a type Real and the functions Exp2, Mul, Fma (a b + c) and Max on it, with fixed
+// rounding.
 template <typename Math>
 struct AttentionState {
   using Real = typename Math::Real;
@@ -31,22 +31,22 @@ struct AttentionState {
   Real sum = 0;
 };
 
-// What to multiply the values of the left and of the right state with.
+// Factors of the values of the left and of the right state.
 template <typename Math>
 struct AttentionReduction {
   typename Math::Real left;
   typename Math::Real right;
 };
 
-// The subtrahend of scores below the maximum `max`: 0 when there is no key, so that -inf minus it
-// is not NaN.
+// Value to subtract from scores with maximum `max`: 0 if there is no key, so that -inf minus it is
+// not NaN.
 template <typename Math>
 QUIRE_STATE_INLINE typename Math::Real ScoreBase(typename Math::Real max) {
   return max == -std::numeric_limits<typename Math::Real>::infinity() ? typename Math::Real{0}
                                                                       : max;
 }
 
-// *left becomes the state of the keys of both.
+// Reduces `right` into *left.
 template <typename Math>
 QUIRE_STATE_INLINE AttentionReduction<Math> ReduceState(AttentionState<Math>* left,
                                                         const AttentionState<Math>& right) {
@@ -58,7 +58,7 @@ QUIRE_STATE_INLINE AttentionReduction<Math> ReduceState(AttentionState<Math>* le
   return reduce;
 }
 
-// One column of it.
+// Reduces one column.
 template <typename Math>
 QUIRE_STATE_INLINE typename Math::Real ReduceValue(const AttentionReduction<Math>& reduce,
                                                    typename Math::Real left,
@@ -66,7 +66,7 @@ QUIRE_STATE_INLINE typename Math::Real ReduceValue(const AttentionReduction<Math
   return Math::Fma(right, reduce.right, Math::Mul(left, reduce.left));
 }
 
-// A column of the result; 0 where a row saw no key.
+// Returns a column of the result; 0 if the row saw no key.
 template <typename Math>
 QUIRE_STATE_INLINE typename Math::Real FinishValue(const AttentionState<Math>& state,
                                                    typename Math::Real value) {

@@ -1,16 +1,17 @@
-// The inner loops of attention on the CPU; compiled once per instruction set, so the guard is
-// Highway's toggle in place of a pragma. The tree is that of kernels/attention/attention.h.
+// The inner loops of CPU attention, compiled once per instruction set; Highway's toggle replaces
+// the include guard. attention.h documents the reduction order.
 //
-// Keys: 16 tokens (a strip) are turned so that a register holds one column of all of them; a score
-// is then one chain of FMAs whose lanes are tokens, and needs no sum over lanes. Elements narrower
-// than 32 bits are turned as 32-bit words of several columns and widened in registers where few
-// rows use them, or once into scratch memory where many do. Values: lanes along the columns.
+// Keys: a strip of 16 tokens is transposed, so that a register holds one column of all tokens. A
+// score is then one chain of FMAs whose lanes are tokens, without a horizontal sum. Elements
+// narrower than 32 bits are transposed as 32-bit words of several columns. They are widened in
+// registers if few rows use them, otherwise once into scratch memory. Values: lanes run along the
+// columns.
 //
-// A block of query rows keeps its sums in registers for a tile. Its rows lie in scratch memory as
-// [columns][rows], so that one address serves all of them.
+// A block of query rows keeps its sums in registers for a tile. Its queries are stored as
+// [columns][rows], so that one address serves all rows.
 //
-// Every loop takes a Fetch, whose Step() it calls once a round to ask for a little more of the next
-// tile: in one go the requests would fill the queues of the core and stall it.
+// Every loop calls fetch.Step() once per iteration to prefetch a small part of the next tile.
+// Issuing all prefetches at once would fill the core's queues and stall it.
 
 #if defined(QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_
@@ -39,21 +40,22 @@ inline constexpr std::size_t kStrips = kTile / kStrip;
 static_assert(kStrip == kVirtualLanes);
 inline constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-// Query rows of the largest block, and how many strips (scores) or runs of 16 columns (values) it
-// takes at once: as many sums as the registers of a level hold.
+// Query rows of the largest block, and the number of strips (scores) or runs of 16 columns (values)
+// that it processes at a time. The sums must fit into the registers of the instruction set.
 inline constexpr std::size_t kMaxBlockRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 1;
 template <std::size_t kRows>
 inline constexpr std::size_t kBlockWidth = kRegisters == 1   ? (kRows == 8 ? 2 : 4)
                                            : kRegisters == 2 ? 4 / kRows
                                                              : 1;
 
-// 2^x for x <= 0: 0 below -126.5, NaN for NaN; within 2 units in the last place between.
-// x = n + r with |r| <= 1/2; 2^r interpolates at Chebyshev's nodes (error 1e-8) and is 1 at 0.
+// 2^x for x <= 0: 0 below -126.5, NaN for NaN; within 2 units in the last place otherwise. x = n +
+// r with |r| <= 1/2; the polynomial for 2^r interpolates at Chebyshev nodes (error 1e-8) and is 1
+// at 0.
 HWY_INLINE VF Exp2(VF x) {
   const DF d;
   const DI di;
   const VF low = hn::Set(d, -127.0f);
-  // Written so that NaN stays: it is not below.
+  // NaN is kept, because the comparison is false for it.
   const VF clamped = hn::IfThenElse(hn::Lt(x, low), low, x);
   const VF n = hn::Round(clamped);
   const VF r = hn::Sub(clamped, n);
@@ -72,8 +74,8 @@ HWY_INLINE float ScalarExp2(float x) {
   return hn::GetLane(Exp2(hn::Set(DF(), x)));
 }
 
-// e4m3 bits at the top of each lane: moved under an f32 exponent, which is 2^-120 of the value, for
-// subnormals too. The NaN of the format reads as 480: no store makes one.
+// Widens the e4m3 bits at the top of each lane. They are placed under an f32 exponent, which gives
+// 2^-120 of the value, also for subnormals. The format's NaN reads as 480; no store writes it.
 HWY_INLINE VF WidenF8(VU top) {
   const DI di;
   const auto moved = hn::ShiftRight<4>(hn::BitCast(di, top));
@@ -81,7 +83,7 @@ HWY_INLINE VF WidenF8(VU top) {
   return hn::Mul(hn::BitCast(DF(), bits), hn::Set(DF(), 0x1p120f));
 }
 
-// Column `kElement` of the elements T that a 32-bit word holds.
+// Column `kElement` of the T elements in a 32-bit word.
 template <typename T, std::size_t kElement>
 HWY_INLINE VF FromWords(VU words) {
   if constexpr (std::is_same_v<T, float>) {
@@ -97,7 +99,7 @@ HWY_INLINE VF FromWords(VU words) {
   }
 }
 
-// kLanes elements of a row, widened.
+// Loads kLanes elements of a row and widens them.
 HWY_INLINE VF LoadWide(const std::int8_t* from) {
   const hn::Rebind<std::int8_t, DF> narrow;
   return hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(narrow, from)));
@@ -108,7 +110,7 @@ HWY_INLINE VF LoadWide(const F8E4M3* from) {
   return WidenF8(hn::ShiftLeft<24>(hn::PromoteTo(DU(), bytes)));
 }
 
-// Calls fn(std::integral_constant<std::size_t, 0>) .. for the columns of a word.
+// Calls fn(std::integral_constant<std::size_t, i>) for each column i of a word.
 template <typename T, typename Fn>
 HWY_INLINE void ForColumnsOfWord(Fn&& fn) {
   fn(std::integral_constant<std::size_t, 0>());
@@ -119,17 +121,17 @@ HWY_INLINE void ForColumnsOfWord(Fn&& fn) {
   }
 }
 
-// For tiles that are used so often that fetching them does not matter.
+// For tiles that are used so often that prefetching them does not matter.
 struct NoFetch {
   HWY_INLINE void StartAfter(std::uint32_t) {}
   HWY_INLINE void Step() {}
 };
 
 #if HWY_TARGET == HWY_SCALAR
-// out[c][t] = word c of token t, or with kWide its columns one after the other.
+// out[c][t] = word c of token t; with kWide all columns of the words, widened.
 template <typename T, bool kWide, typename Fetch>
-void TurnStrip(const T* rows, std::int64_t stride, std::size_t columns, Fetch& fetch,
-               float* HWY_RESTRICT out) {
+void TransposeStrip(const T* rows, std::int64_t stride, std::size_t columns, Fetch& fetch,
+                    float* HWY_RESTRICT out) {
   constexpr std::size_t kPerWord = 4 / sizeof(T);
   for (std::size_t t = 0; t < kStrip; ++t) {
     fetch.Step();
@@ -150,7 +152,7 @@ void TurnStrip(const T* rows, std::int64_t stride, std::size_t columns, Fetch& f
 #else
 using D4U = hn::FixedTag<std::uint32_t, 4>;
 
-// Four words of tokens i, i + 4, .. of a register's worth of tokens, one token per 128 bits.
+// Loads four words of tokens i, i + 4, ... of a register's worth of tokens, one token per 128 bits.
 HWY_INLINE VU LoadBlocks(const std::uint8_t* from, std::int64_t bytes) {
   const D4U d4;
   const auto load = [&](std::int64_t token) HWY_ATTR {
@@ -166,11 +168,11 @@ HWY_INLINE VU LoadBlocks(const std::uint8_t* from, std::int64_t bytes) {
 #endif
 }
 
-// out[c][t] = word c of token t, or with kWide its columns one after the other. Rows have `columns`
-// elements, 16 bytes or a multiple of them.
+// out[c][t] = word c of token t; with kWide all columns of the words, widened. Rows have `columns`
+// elements, a multiple of 16 bytes.
 template <typename T, bool kWide, typename Fetch>
-HWY_INLINE void TurnStrip(const T* HWY_RESTRICT rows, std::int64_t stride, std::size_t columns,
-                          Fetch& fetch, float* HWY_RESTRICT out) {
+HWY_INLINE void TransposeStrip(const T* HWY_RESTRICT rows, std::int64_t stride, std::size_t columns,
+                               Fetch& fetch, float* HWY_RESTRICT out) {
   const DU du;
   const hn::Repartition<std::uint64_t, DU> d64;
   constexpr std::size_t kPerWord = 4 / sizeof(T);
@@ -189,8 +191,8 @@ HWY_INLINE void TurnStrip(const T* HWY_RESTRICT rows, std::int64_t stride, std::
       const auto low23 = hn::BitCast(d64, hn::InterleaveLower(du, r2, r3));
       const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(du, r0, r1));
       const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(du, r2, r3));
-      const auto put = [&](std::size_t k, auto turned) HWY_ATTR {
-        const VU words = hn::BitCast(du, turned);
+      const auto put = [&](std::size_t k, auto transposed) HWY_ATTR {
+        const VU words = hn::BitCast(du, transposed);
         float* const to = out + part * kLanes;
         if constexpr (kWide) {
           ForColumnsOfWord<T>([&](auto e) HWY_ATTR {
@@ -211,7 +213,7 @@ HWY_INLINE void TurnStrip(const T* HWY_RESTRICT rows, std::int64_t stride, std::
 
 // p[row][token] = q[row] . k[token] for kWidth strips of transposed keys, `strip_floats` apart.
 template <typename T, std::size_t kRows, std::size_t kWidth, typename Fetch>
-HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRICT turned,
+HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRICT transposed,
                             std::size_t strip_floats, std::size_t columns, Fetch& fetch,
                             float* HWY_RESTRICT p) {
   const DF d;
@@ -225,7 +227,7 @@ HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRI
     fetch.Step();
     VU words[kCount];
     for (std::size_t c = 0; c < kCount; ++c) {
-      words[c] = hn::BitCast(DU(), hn::Load(d, turned + c / kRegisters * strip_floats +
+      words[c] = hn::BitCast(DU(), hn::Load(d, transposed + c / kRegisters * strip_floats +
                                                    word * kStrip + c % kRegisters * kLanes));
     }
     ForColumnsOfWord<T>([&](auto e) HWY_ATTR {
@@ -245,7 +247,7 @@ HWY_INLINE void ScoreStrips(const float* HWY_RESTRICT q, const float* HWY_RESTRI
   }
 }
 
-// state *= factor: columns, then the 16 parts of the sum.
+// state *= factor: the columns and the 16 parts of the sum.
 HWY_INLINE void Rescale(float* state, std::size_t columns, float factor) {
   const DF d;
   const VF f = hn::Set(d, factor);
@@ -258,21 +260,21 @@ HWY_INLINE void Rescale(float* state, std::size_t columns, float factor) {
   }
 }
 
-// Scales of a tile's tokens, or nothing.
+// Scales of a tile's tokens; null if there are none.
 struct TileScales {
   const float* k;
   const float* v;
 };
 
-// Tokens [from, to) of a tile.
-struct Seen {
+// Tokens [from, to) of a tile, which a row sees.
+struct VisibleRange {
   std::size_t from;
   std::size_t to;
 };
 
-// Scores p of the strips of `seen`, with their scales, become cap tanh(p / cap).
+// Applies scales and soft cap to the scores p of the strips of `seen`: p = cap tanh(p / cap).
 template <bool kScaled>
-HWY_NOINLINE void CapScores(const Seen& seen, const TileScales& scales, float cap,
+HWY_NOINLINE void CapScores(const VisibleRange& seen, const TileScales& scales, float cap,
                             float* HWY_RESTRICT p) {
   const DF d;
   const VF limit = hn::Set(d, cap);
@@ -283,11 +285,11 @@ HWY_NOINLINE void CapScores(const Seen& seen, const TileScales& scales, float ca
   }
 }
 
-// Scores of the tokens of `seen`, of which there is one, become weights, times the scale of their
-// value where there are scales; the state's maximum, sum and columns follow. Without key scales
-// those are in the scores already.
+// Converts the scores of the tokens of `seen` (at least one) to weights, multiplied by the V scale
+// if there are scales. Updates the state's maximum, sum and columns. scales.k is null if the scores
+// already include the K scales.
 template <bool kScaled>
-HWY_INLINE void SoftmaxTile(const Seen& seen, std::size_t columns, const TileScales& scales,
+HWY_INLINE void SoftmaxTile(const VisibleRange& seen, std::size_t columns, const TileScales& scales,
                             float* HWY_RESTRICT p, float* HWY_RESTRICT state) {
   const DF d;
   const std::size_t begin = seen.from / kStrip * kStrip;
@@ -327,8 +329,8 @@ HWY_INLINE void SoftmaxTile(const Seen& seen, std::size_t columns, const TileSca
   }
 }
 
-// states[row][0 .. kWidth * 16) += p[row][j] v[j][..] for j in [begin, end) ascending, where token
-// j lies at strips[j / 16] + (j mod 16) * stride.
+// states[row][0 .. kWidth * 16) += p[row][j] v[j][..] for j in [begin, end) ascending. Token j is
+// at strips[j / 16] + (j mod 16) * stride.
 template <typename T, std::size_t kRows, std::size_t kWidth, typename Fetch>
 HWY_INLINE void AddColumns(const float* HWY_RESTRICT p, const T* const* strips, std::size_t column,
                            std::int64_t stride, std::size_t begin, std::size_t end, Fetch& fetch,
@@ -376,7 +378,7 @@ HWY_INLINE void AddValues(const float* HWY_RESTRICT p, const T* const* strips, s
   }
 }
 
-// The same for one row of a block: tokens that its neighbours do not see.
+// The same for one row of a block, for tokens that its neighbours do not see.
 template <typename T, typename Fetch>
 HWY_NOINLINE void AddValuesOfRow(const float* p, const T* const* strips, std::size_t columns,
                                  std::int64_t stride, std::size_t begin, std::size_t end,

@@ -1,12 +1,12 @@
 #pragma once
 
-// What the attention kernels for sm_80 share: KV tiles of 64 tokens in shared memory, queries in
-// registers, and the reduction of states in the order of attention_work.h.
+// Code shared by the attention kernels for sm_80: KV tiles of 64 tokens in shared memory, queries
+// in registers, and the reduction of states in the order of attention_work.h.
 //
-// A tile's row is a token's columns of one head, in 16-byte pieces. Pieces are permuted inside 128
-// bytes (piece XOR row mod 8, the order that TMA and wgmma call 128-byte swizzle), so that eight
-// rows at one piece lie in different banks and ldmatrix runs without conflicts; rows above 128
-// bytes are several such slabs, one after the other.
+// A row of a tile holds a token's columns of one head, in 16-byte pieces. Pieces are permuted
+// inside 128 bytes (piece XOR row mod 8, the 128-byte swizzle of TMA and wgmma). Eight rows at one
+// piece are then in different banks, so ldmatrix has no bank conflicts. Rows above 128 bytes
+// consist of several such slabs.
 
 #include <cstdint>
 
@@ -22,21 +22,21 @@
 
 namespace quire::kernels::attention {
 
-// What a layer asks of scores beside their scale.
+// Rules of a layer for scores, in addition to their scale.
 struct ScoreRules {
-  // Tokens that a row sees, itself included. As many as no sequence has: all.
+  // Number of tokens that a row sees, including itself; kAllTokens exceeds every sequence.
   static constexpr std::uint32_t kAllTokens = 0xffffffffu;
   std::uint32_t window = kAllTokens;
-  // A soft cap in units of log2; scores are scaled to units of the cap then. 0: none.
+  // Soft cap in units of log2; scores are then scaled to units of the cap. 0: no cap.
   float cap_log2 = 0;
-  const float* sinks = nullptr;  // [query heads]; null: none
+  const float* sinks = nullptr;  // [query heads]; null: no sinks
 
   __device__ __forceinline__ bool Visible(std::uint32_t position, std::uint32_t token) const {
     return WindowVisible(position, token, window);
   }
 };
 
-// What the tensor-core kernels take; T is the element of the pages.
+// Arguments of the tensor-core kernels; T is the page element type.
 template <typename T>
 struct TileArgs {
   KvView<T> keys;
@@ -47,8 +47,8 @@ struct TileArgs {
   std::int64_t out_stride;
   const std::uint32_t* row_offsets;
   AttentionWorkLists lists;
-  std::uint32_t group;  // query heads of a KV head
-  float scale_log2;     // from q . k to units of log2, or of the cap
+  std::uint32_t group;  // query heads per KV head
+  float scale_log2;     // converts q . k to units of log2, or of the cap
   ScoreRules rules;
 };
 
@@ -65,28 +65,28 @@ using State = AttentionState<DeviceMath>;
 using Reduce = AttentionReduction<DeviceMath>;
 
 inline constexpr float kLog2E = 1.44269504088896340736f;
-inline constexpr float kNoPromptLogprob = -std::numeric_limits<float>::infinity();
+inline constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 
-// 1 - 2 / (e^2x + 1), within 3e-7.
+// tanh as 1 - 2 / (e^2x + 1), within 3e-7.
 __device__ __forceinline__ float TanhApprox(float x) {
   const float power = cuda::Exp2Approx(cuda::Mul(x, 2 * kLog2E));
   const float rest = cuda::ReciprocalApprox(cuda::Add(power, 1.0f));
   return cuda::Fma(-2.0f, rest, 1.0f);
 }
-// A score in units of its cap, capped, in units of log2.
+// Applies the soft cap to a score in units of the cap; returns it in units of log2.
 __device__ __forceinline__ float CapScore(float x, float cap_log2) {
   return cuda::Mul(cap_log2, TanhApprox(x));
 }
 
-// The state with a sink beside its keys; null: none.
-__device__ __forceinline__ State JoinSink(State state, const float* sink) {
+// Adds a sink to the state; null: no sink.
+__device__ __forceinline__ State AddSink(State state, const float* sink) {
   if (sink == nullptr) return state;
   const float above = cuda::Sub(cuda::Mul(*sink, kLog2E), ScoreBase<DeviceMath>(state.max));
   state.sum = cuda::Add(state.sum, cuda::Exp2Approx(above));
   return state;
 }
 
-// kColumns elements of T to a row, of which a head may use fewer.
+// Layout of tiles with kColumns elements of T per row; a head may use fewer columns.
 template <typename T, std::uint32_t kColumns>
 struct TileShape {
   static constexpr std::uint32_t kElementBytes = sizeof(T);
@@ -94,7 +94,7 @@ struct TileShape {
   static constexpr std::uint32_t kRowBytes = kPieces <= 4 ? 64 : (kPieces + 7) / 8 * 128;
   static constexpr std::uint32_t kBytes = kKvTile * kRowBytes;
 
-  // Where a piece of a row lies.
+  // Byte offset of a piece of a row.
   static __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
     if constexpr (kRowBytes == 64) {
       return row * 64 + (((piece ^ (row >> 1)) & 3) << 4);
@@ -104,7 +104,7 @@ struct TileShape {
   }
 };
 
-// Two one-byte elements, the bytes `first` and `first` + 1, times the scale, as bf16.
+// Multiplies the one-byte elements `first` and `first` + 1 of `bytes` by the scale; returns bf16.
 template <typename T>
 __device__ __forceinline__ std::uint32_t ScaledPair(std::uint32_t bytes, std::uint32_t first,
                                                     float scale) {
@@ -112,8 +112,8 @@ __device__ __forceinline__ std::uint32_t ScaledPair(std::uint32_t bytes, std::ui
   if constexpr (std::is_same_v<T, F8E4M3>) {
     x = cuda::UnpackF16(cuda::E4M3ToF16(bytes >> (8 * first) & 0xffffu));
   } else {
-    // 0x4b0000xx is 2^23 + xx, and xx the value plus 128: exact, where the conversion of a byte
-    // takes the unit that also does the exponentials.
+    // 0x4b0000xx is 2^23 + xx, and xx is the value plus 128, so this is exact. A byte conversion
+    // would use the unit that computes exponentials.
     const std::uint32_t above = bytes ^ 0x80808080u;
     constexpr float kOffset = 8388608.0f + 128.0f;
     x = {
@@ -124,8 +124,8 @@ __device__ __forceinline__ std::uint32_t ScaledPair(std::uint32_t bytes, std::ui
   return cuda::PackBF16(cuda::Mul(x.x, scale), cuda::Mul(x.y, scale));
 }
 
-// Starts the copies of one tile of K and V. Tokens from `keys_end` on and columns beyond the head
-// become zeros: a page may hold another sequence's old bytes there, and 0 x NaN is NaN.
+// Starts copying one tile of K and V. Tokens from `keys_end` on and columns beyond the head are
+// zero-filled, because a page may contain another sequence's old bytes, and 0 x NaN is NaN.
 template <typename T, std::uint32_t kColumns, std::uint32_t kThreads>
 __device__ __forceinline__ void CopyTile(const TileArgs<T>& args, const AttentionWork& item,
                                          std::uint32_t tile, std::uint32_t keys_end,
@@ -150,19 +150,19 @@ __device__ __forceinline__ void CopyTile(const TileArgs<T>& args, const Attentio
   }
 }
 
-// Where an item's packed rows are.
+// Positions of an item's packed rows.
 template <typename T>
 struct ItemRows {
   const TileArgs<T>& args;
   const AttentionWork& item;
-  std::uint32_t base_position;  // of packed row 0
+  std::uint32_t base_position;  // position of packed row 0
 
   __device__ __forceinline__ ItemRows(const TileArgs<T>& a, const AttentionWork& w)
       : args(a),
         item(w),
         base_position(a.keys.cache_length(w.sequence) + w.base_row - a.row_offsets[w.sequence]) {}
 
-  // Rows beyond the item's count as its last one.
+  // Rows beyond the item's count have the position of its last row.
   __device__ __forceinline__ std::uint32_t Position(std::uint32_t row) const {
     const std::uint32_t last = item.num_rows - 1;
     return base_position + (item.first_row + (row < last ? row : last)) / args.group;
@@ -170,7 +170,7 @@ struct ItemRows {
   __device__ __forceinline__ std::uint32_t KeysEnd() const {
     return Position(item.num_rows - 1) + 1;
   }
-  // The first tile that any row sees: the tiles before it would change no bit.
+  // The first tile that any row sees. Earlier tiles do not affect results.
   __device__ __forceinline__ std::uint32_t FirstTile() const {
     return WindowBegin(Position(0), args.rules.window) / kKvTile;
   }
@@ -181,7 +181,7 @@ struct ItemRows {
   __device__ __forceinline__ const float* Sink(std::uint32_t row) const {
     return args.rules.sinks == nullptr ? nullptr : args.rules.sinks + Head(row);
   }
-  // Elements from q or out to the head's first column. REQUIRES: row < num_rows.
+  // Offset in q or out of the head's first column. REQUIRES: row < num_rows.
   __device__ __forceinline__ std::int64_t Offset(std::uint32_t row, std::int64_t stride) const {
     const std::uint32_t packed = item.first_row + row;
     return (std::int64_t{item.base_row} + packed / args.group) * stride +
@@ -189,7 +189,7 @@ struct ItemRows {
   }
 };
 
-// The type that a tile is multiplied in: bf16 pages in bf16, others in f16.
+// True if tiles are multiplied in bf16 (bf16 pages), false if in f16 (others).
 template <typename T>
 inline constexpr bool kMultiplyBF16 = std::is_same_v<T, BF16>;
 
@@ -212,7 +212,7 @@ __device__ __forceinline__ void Mma(float (&d)[4], const std::uint32_t (&a)[4],
   }
 }
 
-// Two columns of a query, bf16 in memory; f16 saturates at its largest value.
+// Converts two bf16 columns of a query; f16 saturates at its largest value.
 template <bool kBF16>
 __device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
   if constexpr (kBF16) {
@@ -225,8 +225,9 @@ __device__ __forceinline__ std::uint32_t QueryPair(std::uint32_t pair) {
   }
 }
 
-// The states of kDecodeRows rows, spread over a block of 128 threads: thread t has row t % 8 and
-// columns t / 8 + 16 j. Spans are added in order; groups of four become part of the row.
+// States of kDecodeRows rows, distributed over a block of 128 threads: thread t has row t % 8 and
+// columns t / 8 + 16 j. Spans are added to a group in order, groups of four spans are added to the
+// row.
 template <std::uint32_t kColumns>
 struct RowReduction {
   static constexpr std::uint32_t kThreads = 128;
@@ -262,10 +263,10 @@ struct RowReduction {
     }
     group = State();
   }
-  // The row's output; `out` is the head's first column, `sink` its sink or null.
+  // Writes the row's output. `out` is the head's first column, `sink` its sink or null.
   __device__ __forceinline__ void Write(BF16* out, std::uint32_t head_size,
                                         const float* sink) const {
-    const State state = JoinSink(row, sink);
+    const State state = AddSink(row, sink);
 #pragma unroll
     for (std::uint32_t j = 0; j < kPerThread; ++j) {
       const std::uint32_t column = cuda::ThreadIndex() / kDecodeRows + 16 * j;

@@ -1,10 +1,10 @@
-// Heads of 129 to 256 columns over bf16 pages, as Gemma's. See README.md, "Wide heads".
+// Heads of 129 to 256 columns over bf16 pages, such as Gemma's. See README.md.
 //
-// The arithmetic of decode and prefill is that of attention_decode.cuh and attention_prefill.cuh;
-// what differs is where things lie, since a tile of 64 tokens takes 32 KB for K alone. Shared
-// memory is a ring of slots that hold a part of a tile each: in decode K or V of 64 tokens, three
-// slots; in prefill K or V of 32 tokens, two slots beside the queries, for which registers have no
-// room. A block takes no more than the 99 KB that 8.6 and 8.9 have.
+// The arithmetic is that of attention_decode.cuh and attention_prefill.cuh. The memory layout
+// differs, because 64 tokens of K alone take 32 KB. Shared memory is a ring of slots that hold
+// parts of tiles. Decode has three slots with K or V of 64 tokens. Prefill has two slots with K or
+// V of 32 tokens, and the queries, which do not fit into registers. A block uses at most 99 KB, the
+// limit on 8.6 and 8.9.
 
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_launch.h"
@@ -19,14 +19,14 @@ constexpr std::uint32_t kColumns = 256;
 constexpr std::uint32_t kPieces = kColumns / 8;
 static_assert(kColumns == kMaxWideHead);
 
-// Where a piece of a row lies in a slot of kRows rows.
+// Byte offset of a piece of a row in a slot of kRows rows.
 template <std::uint32_t kRows>
 __device__ __forceinline__ std::uint32_t PieceAt(std::uint32_t row, std::uint32_t piece) {
   return (piece >> 3) * (kRows * 128) + row * 128 + (((piece ^ row) & 7) << 4);
 }
 
-// Starts the copies of kRows tokens of K or V from `first` on. As CopyTile, but eight threads bring
-// 128 bytes of a row, so that a thread looks up one row in kThreads / 8.
+// Starts copying kRows tokens of K or V from `first` on. Unlike in CopyTile, eight threads copy 128
+// bytes of a row, so that a thread looks up only every kThreads / 8-th row.
 template <std::uint32_t kRows, std::uint32_t kThreads>
 __device__ __forceinline__ void CopyRows(const KvView<BF16>& view, const AttentionWork& item,
                                          std::uint32_t first, std::uint32_t keys_end,
@@ -53,8 +53,8 @@ __device__ __forceinline__ void CopyRows(const KvView<BF16>& view, const Attenti
   }
 }
 
-// Slots that parts of tiles go through in order. Part n is in slot n mod kSlots; kSlots - 1 of them
-// are under way at a time. `copy(n, slot)` starts the copies of part n.
+// A ring of slots for parts of tiles. Part n uses slot n mod kSlots; kSlots - 1 parts are pending
+// at a time. `copy(n, slot)` starts copying part n.
 template <std::uint32_t kSlots, std::uint32_t kSlotBytes>
 struct Ring {
   std::byte* shared;
@@ -70,25 +70,25 @@ struct Ring {
       cuda::CpAsyncCommit();
     }
   }
-  // The next part, once it is here.
+  // Returns the next part after it has arrived.
   template <typename Copy>
   __device__ __forceinline__ std::byte* Next(const Copy& copy) {
-    const std::uint32_t behind = slot == 0 ? kSlots - 1 : slot - 1;
+    const std::uint32_t free_slot = slot == 0 ? kSlots - 1 : slot - 1;
     std::byte* const now = shared + slot * kSlotBytes;
     slot = slot + 1 == kSlots ? 0 : slot + 1;
-    // After the barrier the part is here for all, and no thread reads the one before it any more.
+    // After the barrier the part has arrived for all threads, and no thread reads the previous one.
     cuda::CpAsyncWait<kSlots - 2>();
     cuda::SyncBlock();
-    if (part + kSlots - 1 < num_parts) copy(part + kSlots - 1, shared + behind * kSlotBytes);
+    if (part + kSlots - 1 < num_parts) copy(part + kSlots - 1, shared + free_slot * kSlotBytes);
     cuda::CpAsyncCommit();
     ++part;
     return now;
   }
 };
 
-// Decode: parts are K, V, K, V ... of tiles.
+// Decode: the parts are K, V, K, V, ... of tiles.
 using DecodeTile = TileShape<BF16, kColumns>;
-// A slot holds the warps' states at the end of a span, too.
+// A slot also holds the warps' states at the end of a span.
 constexpr std::uint32_t kDecodeSlotBytes =
     4 * kDecodeWarps * (DecodeShape<BF16, kColumns>::kWarpFloats + 2 * kDecodeRows);
 static_assert(kDecodeSlotBytes >= DecodeTile::kBytes && kDecodeSlotBytes % 128 == 0);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void DecodeWide(const TileArgs<BF16>& args, const Att
                 [&] { return values = ring.Next(copy); });
     EndTile<BF16, kColumns>({tile, end}, reinterpret_cast<float*>(values), &warp, &reduce);
   }
-  // All parts are here and read, so any slot holds the flag.
+  // All parts have arrived and have been read, so the flag may be in any slot.
   FinishItem<BF16, kColumns>(rows, reduce, reinterpret_cast<std::uint32_t*>(shared),
                              [] { cuda::SyncBlock(); });
 }
@@ -130,11 +130,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
   const std::uint32_t count = args.lists.counts->decode;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     DecodeWide(args, args.lists.decode[i]);
-    cuda::SyncBlock();  // the slots are free for the next item
+    cuda::SyncBlock();  // the slots may be reused
   }
 }
 
-// Prefill: parts are K, K, V, V ... of half tiles, behind the queries.
+// Prefill: the parts are K, K, V, V, ... of half tiles. The queries precede them in shared memory.
 constexpr std::uint32_t kHalf = kKvTile / 2;
 constexpr std::uint32_t kQueryBytes = kPrefillRows * kColumns * 2;
 constexpr std::uint32_t kHalfBytes = kHalf * kColumns * 2;
@@ -143,9 +143,10 @@ constexpr std::uint32_t kPrefillBytes = kQueryBytes + 2 * kHalfBytes;
 static_assert(kPrefillBytes <= 99 * 1024);
 
 struct WideWarp : PrefillWarp<BF16, kColumns> {
-  const std::byte* queries;  // of all rows
+  const std::byte* queries;  // queries of all rows
 
-  // The warp's rows, which no other reads. Rows that the item lacks are zeros.
+  // Copies the queries of the warp's rows, which no other warp reads. Rows beyond the item's count
+  // are zeros.
   __device__ __forceinline__ void LoadQueries(const ItemRows<BF16>& rows, std::byte* to) {
     queries = to;
     const std::uint32_t head_size = rows.args.keys.head_size();
@@ -167,7 +168,7 @@ struct WideWarp : PrefillWarp<BF16, kColumns> {
     cuda::SyncWarp();
   }
 
-  // s of the tile's tokens kHalf * half and on.
+  // Computes s for the tile's tokens from kHalf * half on.
   __device__ __forceinline__ void HalfScores(const std::byte* keys, std::uint32_t half,
                                              float (&s)[kTokens][4]) const {
     const std::uint32_t lane = cuda::Lane();
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   const std::uint32_t count = args.lists.counts->prefill;
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
     PrefillWide(args, args.lists.prefill[i]);
-    cuda::SyncBlock();  // queries and slots are free for the next item
+    cuda::SyncBlock();  // queries and slots may be reused
   }
 }
 

@@ -15,7 +15,7 @@
 namespace quire::kernels {
 namespace {
 
-// Less work than this, in nanoseconds, is done sooner by one thread than shared.
+// If all work takes less time than this (in nanoseconds), one thread is faster than many.
 constexpr double kMinSharedWork = 10000;
 
 constexpr std::align_val_t kAlign{64};
@@ -28,9 +28,9 @@ std::uint64_t PackRange(Range range) {
   return std::uint64_t{range.begin} << 32 | range.end;
 }
 
-// Takes a quarter of the remaining items, from the front: long pieces first, since memory is read
-// best in long runs, short ones last, since everybody waits for the last one. Empty when nothing is
-// left.
+// Takes a quarter of the remaining items from the front. Large pieces come first, because
+// sequential reads are faster. Small pieces come last, because all threads wait for the last piece.
+// Returns an empty range when nothing is left.
 Range TakeFront(std::atomic<std::uint64_t>* left) {
   std::uint64_t seen = left->load(std::memory_order_relaxed);
   for (;;) {

@@ -27,7 +27,8 @@ class Workspace {
   Workspace(Workspace&&) = default;
   Workspace& operator=(Workspace&&) = default;
 
-  // At least `bytes` bytes, 64-byte aligned, valid until the next call; contents are unspecified.
+  // Returns at least `bytes` bytes, 64-byte aligned and uninitialized. They are valid until the
+  // next call.
   std::byte* Reserve(std::size_t bytes);
   std::size_t size_bytes() const { return capacity_; }
 
@@ -39,7 +40,7 @@ class Workspace {
   std::size_t capacity_ = 0;
 };
 
-// Where the ops run: chosen once, never changed, never replaced silently by another.
+// The device on which ops run. It never falls back to another device.
 //
 // Place:      the first argument of every op; below models, above ThreadPool.
 // Invariants: results of an op depend on its params only, not on the number of threads.
@@ -50,59 +51,58 @@ class Backend {
   // The CPU. REQUIRES: device is the CPU, pool is not null.
   static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool);
 
-  // The GPU of `stream`, on which every op is enqueued; the pool serves the host's part of loading.
-  // Returns UNIMPLEMENTED in a build without CUDA; FAILED_PRECONDITION when the kernels of this
-  // build have not been proven on such a device and QUIRE_UNPROVEN=1 is not in the environment.
-  // With kFast the caller hands over the library before the first op (UseCublasLt).
+  // Enqueues every op on the GPU of `stream`. The pool serves the host part of loading. Returns
+  // UNIMPLEMENTED in a build without CUDA, and FAILED_PRECONDITION if the kernels of this build
+  // have not been proven on such a device and QUIRE_UNPROVEN=1 is not in the environment. With
+  // kFast the caller must call UseCublasLt before the first op.
   static absl::StatusOr<Backend> CreateCuda(const Stream& stream, Determinism determinism,
                                             ThreadPool* pool);
 
-  // The library of products in kFast (kernels/linear/cublaslt.h), which lives as long as the
-  // backend. REQUIRES: a GPU and kFast; the library was opened on the stream of the backend.
+  // Sets the library for matrix products in kFast (kernels/linear/cublaslt.h). REQUIRES: a GPU and
+  // kFast; the library was opened on the backend's stream.
   void UseCublasLt(std::shared_ptr<cuda::CublasLt> library);
 
   Backend(Backend&&) = default;
   Backend& operator=(Backend&&) = default;
 
   const Device& device() const { return device_; }
-  // Null on the CPU. On a GPU every op only enqueues; its pointers are device or pinned memory
-  // unless its header says otherwise, and no op allocates.
+  // Null on the CPU. On a GPU every op only enqueues work and never allocates. Its pointers are
+  // device or pinned memory unless its header states otherwise.
   const CudaContext* cuda() const { return cuda_ ? &*cuda_ : nullptr; }
-  // CUDA: how PackLinearWeights brings host memory to the device (kernels/cuda/uploader.h).
-  // LoadModel lends one for the time of loading and takes it back with null.
+  // Copies weights to the device (kernels/cuda/uploader.h). LoadModel sets it while loading and
+  // resets it to null.
   Uploader* uploader() const { return uploader_; }
-  void LendUploader(Uploader* uploader) const { uploader_ = uploader; }
+  void SetUploader(Uploader* uploader) const { uploader_ = uploader; }
 
   ThreadPool* pool() const { return pool_; }
   int num_threads() const { return pool_->size(); }
-  // "amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon" or "scalar": what the
-  // kernels run with.
+  // The instruction set in use: "amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "sse4", "neon"
+  // or "scalar".
   absl::string_view isa() const;
 
   // Runs fn(begin, end, part) over disjoint ranges that cover [0, n) and begin at multiples of
-  // `grain`. `work` is the cost of one item, roughly in nanoseconds; when all of it is too little
-  // to share, the caller does it alone. Each thread walks its own share in shrinking pieces and
-  // then helps the others with theirs, so that a thread that was interrupted is not waited for. Ops
-  // whose bits depend on how a range is cut must not use it. REQUIRES: n < 2^32.
+  // `grain`. `work` is the approximate cost of one item in nanoseconds. If the total cost is small,
+  // the calling thread runs everything. Each thread processes its own share in shrinking pieces and
+  // then steals from the others, so that an interrupted thread does not delay the call. Ops whose
+  // bits depend on the range boundaries must not use it. REQUIRES: n < 2^32.
   void ParallelFor(std::int64_t n, double work,
                    absl::FunctionRef<void(std::int64_t begin, std::int64_t end, int part)> fn,
                    std::int64_t grain = 1) const;
 
-  // Runs fn(item, part) for every item in [0, n), each on whichever thread is free next.
+  // Runs fn(item, part) for every item in [0, n). The next idle thread takes the next item.
   void ParallelItems(std::int64_t n, double work,
                      absl::FunctionRef<void(std::int64_t item, int part)> fn) const;
 
-  // Scratch of one thread inside ParallelFor and ParallelItems, and of the whole op outside them.
+  // Scratch memory of one thread inside ParallelFor and ParallelItems, and of the op outside them.
   Workspace& workspace(int part) const { return (*workspaces_)[static_cast<std::size_t>(part)]; }
   Workspace& op_workspace() const { return workspaces_->back(); }
-  // Grows the scratch of every thread, so that it does not matter later which of them takes an
-  // item.
+  // Grows the scratch memory of every thread, because any thread may take any item.
   void ReserveWorkspaces(std::size_t bytes) const;
-  // Of all scratch memory, as it has grown until now.
+  // Current size of all scratch memory.
   std::int64_t scratch_bytes() const;
 
  private:
-  // What a thread has left of a range, as begin << 32 | end.
+  // The remaining part of one thread's range, as begin << 32 | end.
   struct alignas(64) Share {
     std::atomic<std::uint64_t> left{0};
   };
@@ -111,20 +111,19 @@ class Backend {
 
   Device device_;
   std::optional<CudaContext> cuda_;
-  // What cuda_ points to.
+  // Memory that cuda_ points to.
   DeviceBuffer linear_workspace_;
   std::shared_ptr<cuda::CublasLt> cublaslt_;
   ThreadPool* pool_;
   mutable Uploader* uploader_ = nullptr;
-  // One per thread, and one for the op.
+  // One per thread, then one for the op.
   std::unique_ptr<std::vector<Workspace>> workspaces_;
   std::unique_ptr<Share[]> shares_;  // one per thread
 };
 
-// Selects the instruction set of the kernels of this process: "auto", "amx", "avx512_vnni",
-// "avx512", "avx_vnni", "avx2", "sse4", "neon" or "scalar". For configuration and
-// tests, before or between ops. Returns INVALID_ARGUMENT for a name that is not listed,
-// FAILED_PRECONDITION when the CPU, this build or the operating system does not provide it.
+// Selects the instruction set of all kernels of this process: "auto" or a name that isa() returns.
+// Used by configuration and tests, before or between ops. Returns INVALID_ARGUMENT for an unknown
+// name, and FAILED_PRECONDITION if the CPU, this build or the operating system does not support it.
 absl::Status SelectCpuIsa(absl::string_view isa);
 
 }  // namespace quire::kernels

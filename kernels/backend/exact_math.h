@@ -1,7 +1,7 @@
 #pragma once
 
-// Elementary functions with the same bits on host and device: every operation is an IEEE one, and
-// each fused multiply-add is written down, so that no compiler chooses.
+// Elementary functions with the same bits on host and device. Every operation is an IEEE operation
+// and every fused multiply-add is explicit, so the compiler has no choice.
 
 #include <bit>
 #include <cmath>
@@ -11,8 +11,8 @@
 
 namespace quire::kernels {
 
-// e^x: the polynomial of cpu/simd_math-inl.h, as the instruction sets with a fused multiply-add
-// compute it. 0 below -86, infinity from 88.73 on, NaN for NaN; within 2 units in the last place.
+// e^x by the polynomial of cpu/simd_math-inl.h with fused multiply-adds. 0 below -86, infinity from
+// 88.73 on, NaN for NaN; within 2 units in the last place.
 QUIRE_HOST_DEVICE inline float ExactExp(float x) {
   if (!(x >= -86.0f)) return x != x ? x : 0.0f;
   const float clamped = x < 89.0f ? x : 89.0f;
@@ -27,14 +27,15 @@ QUIRE_HOST_DEVICE inline float ExactExp(float x) {
   p = fmaf(p, r, 0.5f);
   p = fmaf(p, r, 1.0f);
   p = fmaf(p, r, 1.0f);
-  // 2^n as 2 * 2^(n - 1), since 2^128 is no float.
+  // 2^n is computed as 2 * 2^(n - 1), because 2^128 is not a float.
   const auto exponent = static_cast<std::uint32_t>(static_cast<std::int32_t>(n) + 126);
   return (p + p) * std::bit_cast<float>(exponent << 23);
 }
 
-// Random word r as an exponential variate: -ln u with u = (r + 0.5) / 2^32, which f64 holds
-// exactly, rounded to f32 from a relative error below 1e-15. u = m 2^k with m near 1, and ln m = 2
-// atanh(s), s = (m - 1) / (m + 1), by its series: s^2 is at most 0.0295, so ten terms leave 2e-17.
+// Converts the random word r to an exponential variate: -ln u with u = (r + 0.5) / 2^32, which f64
+// represents exactly. The relative error before rounding to f32 is below 1e-15. With u = m 2^k and
+// m near 1, ln m = 2 atanh(s), s = (m - 1) / (m + 1). Since s^2 <= 0.0295, ten terms of the series
+// leave an error of 2e-17.
 QUIRE_HOST_DEVICE inline float ExponentialVariate(std::uint32_t r) {
   const double u = (static_cast<double>(r) + 0.5) * 0x1p-32;
   const auto bits = std::bit_cast<std::uint64_t>(u);
@@ -66,9 +67,9 @@ struct CosSin {
   float sin;
 };
 
-// Cosine and sine of any |angle| below 2^31, each within 1.5e-7. The angle loses multiples of pi /
-// 2 in f64, where two pieces of pi / 2 leave an error far below an f32's; what remains, at most pi
-// / 4, goes into Taylor polynomials in f32 (remainders 2e-9).
+// Cosine and sine of any |angle| below 2^31, each within 1.5e-7. Multiples of pi / 2 are subtracted
+// in f64, with pi / 2 split into two pieces. The remainder, at most pi / 4, is evaluated by Taylor
+// polynomials in f32 (truncation error 2e-9).
 QUIRE_HOST_DEVICE inline CosSin ExactCosSin(float angle) {
   const auto a = static_cast<double>(angle);
   const double n = rint(a * 0.6366197723675814);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Activations by pointer: f32 on the CPU and on the scalar CUDA path, bf16 or f16 on the other. The
-// element type travels with the pointer, so that one params struct serves both backends.
+// Pointers to activations with their element type: f32 on the CPU and on the scalar CUDA path, bf16
+// or f16 otherwise. One params struct therefore serves both backends.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace quire::kernels {
 
-// Elements that an op reads.
+// Elements that an op only reads.
 class ConstFloatPtr {
  public:
   constexpr ConstFloatPtr() = default;
@@ -30,13 +30,13 @@ class ConstFloatPtr {
     QUIRE_DCHECK(is_null() || is_f32());
     return static_cast<const float*>(data_);
   }
-  // REQUIRES: the dtype is T's, or null.
+  // REQUIRES: the dtype is that of T, or the pointer is null.
   template <typename T>
   const T* as() const {
     QUIRE_DCHECK(is_null() || dtype_ == kDTypeOf<T>);
     return static_cast<const T*>(data_);
   }
-  // `elements` further on.
+  // Advances by `elements` elements.
   ConstFloatPtr operator+(std::int64_t elements) const {
     return {static_cast<const char*>(data_) + elements * DTypeSize(dtype_), dtype_};
   }
@@ -67,7 +67,7 @@ class FloatPtr {
     QUIRE_DCHECK(is_null() || is_f32());
     return static_cast<float*>(data_);
   }
-  // REQUIRES: the dtype is T's, or null.
+  // REQUIRES: the dtype is that of T, or the pointer is null.
   template <typename T>
   T* as() const {
     QUIRE_DCHECK(is_null() || dtype_ == kDTypeOf<T>);

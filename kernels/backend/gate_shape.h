@@ -1,7 +1,7 @@
 #pragma once
 
-// The activation of a feed-forward block and what is around it: for GatedProduct, and for a product
-// that gates by itself.
+// The activation of a feed-forward block and its parameters, for GatedProduct and for products with
+// a fused gate.
 
 #include <cstdint>
 
@@ -14,12 +14,12 @@ enum class Activation : std::uint8_t {
   kRelu2,     // max(x, 0)^2
 };
 
-// How a gate and an up value become one: act(gate) * up, or with any of the others set
-//   g = min(gate, limit), u = clamp(up, -limit, limit), act(g) * (u + up_offset).
+// Combines a gate and an up value: act(gate) * up. If limit or up_offset is set, act(g) * (u +
+// up_offset) with g = min(gate, limit) and u = clamp(up, -limit, limit).
 struct GateShape {
   Activation act = Activation::kSilu;
-  float alpha = 1;  // of kSilu
-  float limit = 0;  // 0: none
+  float alpha = 1;  // used by kSilu
+  float limit = 0;  // 0: no limit
   float up_offset = 0;
   friend bool operator==(const GateShape&, const GateShape&) = default;
 };

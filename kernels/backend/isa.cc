@@ -20,7 +20,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// What Highway's levels do not tell.
+// CPU features that Highway's targets do not cover.
 bool HasVnni() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512vnni") != 0;
@@ -43,7 +43,7 @@ bool HasAmx() {
   return false;
 #endif
 }
-// Linux enables the tile registers for a process on request only, for all of its threads.
+// Linux enables the tile registers on request only, for all threads of the process.
 int RequestTiles() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -57,8 +57,8 @@ bool Always() {
   return true;
 }
 
-// In the order of CpuLevel, best first; a level may use itself and everything after it.
-// AMX is not automatic: its speed has not been measured.
+// In the order of CpuLevel, best first. A level may use itself and everything after it. AMX is not
+// automatic, because its speed has not been measured.
 constexpr std::array<IsaLevel, kNumCpuLevels> kLevels = {{
     {"amx", HWY_AVX3, HasAmx, RequestTiles, false},
     {"avx512_vnni", HWY_AVX3, HasVnni},
@@ -70,7 +70,7 @@ constexpr std::array<IsaLevel, kNumCpuLevels> kLevels = {{
     {"scalar", HWY_EMU128 | HWY_SCALAR, Always},
 }};
 
-// The chosen level; the size of kLevels until a caller asks.
+// Index of the chosen level. kLevels.size() means that no caller has asked yet.
 std::atomic<std::size_t> chosen_level{kLevels.size()};
 
 const IsaLevel& Chosen() {

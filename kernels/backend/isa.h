@@ -1,6 +1,6 @@
 #pragma once
 
-// Which of the compiled instruction sets the kernels of this process use.
+// Selects which of the compiled instruction sets the kernels of this process use.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,8 +29,8 @@ struct IsaLevel {
   absl::string_view name;
   std::int64_t target;     // the Highway target that the level needs
   bool (*has_features)();  // true if the CPU and the build have what the level needs besides it
-  // Asks the operating system for registers that a process gets on request only. Returns 0 or the
-  // errno of the denial. Null: the level needs no such registers.
+  // Requests registers that Linux enables for a process on request only. Returns 0 or the errno of
+  // the denial. Null if the level needs no such registers.
   int (*request_registers)() = nullptr;
   bool is_automatic = true;  // "auto" may choose the level
 };
@@ -41,7 +41,7 @@ absl::Status CheckLevel(const IsaLevel& level, std::int64_t targets);
 // Returns the index of the first automatic level that CheckLevel accepts, else of the last level.
 std::size_t BestLevel(std::span<const IsaLevel> levels, std::int64_t targets);
 
-// Place: under backend.h, which documents all of these.
+// Place:      below backend.h, which documents all of these.
 absl::string_view ChosenIsa();
 CpuLevel ChosenLevel();
 absl::Status ChooseIsa(absl::string_view isa);

@@ -1,6 +1,6 @@
 #pragma once
 
-// How the devices that share one model exchange what each of them computed.
+// Communication between the devices that share one model.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,18 +16,18 @@ namespace quire::kernels {
 
 class Backend;
 
-// One rank's end of a group. All ranks call the same operations in the same order with the same
-// sizes. There are two forms: over host memory among the threads of a process
-// (host_communicator.h), whose operations are done when they return, and over NCCL
-// (nccl_communicator.h), whose operations are enqueued on a stream of the rank's GPU.
+// One rank of a group. All ranks call the same operations in the same order with the same sizes.
+// HostCommunicator exchanges host memory between threads of one process; its operations are
+// complete when they return. NcclCommunicator uses NCCL; its operations are enqueued on a stream of
+// the rank's GPU.
 //
-// Place:      made beside the backends of a model's ranks, called by runners and blocks.
-// Invariants: what an operation computes depends on the ranks' arguments only, never on the order
-//             in which they arrive, and is the same bit for bit on all of them. After the first
-//             error no operation of the group succeeds, and no rank waits for another.
-// Threads:    each rank's operations on one thread at a time; Abort on any.
-// Lifetime:   ranks share their state and may go in any order; one that goes aborts the group. No
-//             operation of a rank runs while it is destroyed.
+// Place:      created together with the backends of a model's ranks; used by runners and blocks.
+// Invariants: The result of an operation depends on the ranks' arguments only, never on their
+//             arrival order, and is the same bit for bit on all ranks. After the first error every
+//             operation of the group fails, and no rank waits for another.
+// Threads:    Each rank's operations run on one thread at a time; Abort runs on any thread.
+// Lifetime:   Ranks share their state and may be destroyed in any order; destroying one aborts the
+//             group. No operation of a rank runs while it is destroyed.
 class Communicator {
  public:
   static constexpr std::uint32_t kMaxRanks = 8;
@@ -38,32 +38,34 @@ class Communicator {
 
   std::uint32_t rank() const { return rank_; }
   std::uint32_t size() const { return size_; }
-  // On whose stream operations are enqueued, and whose memory they exchange; null: host memory.
+  // The backend whose stream and memory the operations use. Null for host memory.
   virtual const Backend* backend() const = 0;
 
-  // A step of so many rows begins, whose operations follow. Returns INVALID_ARGUMENT on all ranks
-  // when they differ in it, or what Abort was given.
+  // Begins a step with this number of rows; its operations follow. Returns INVALID_ARGUMENT on all
+  // ranks if the numbers differ, or the status that was passed to Abort.
   virtual absl::Status BeginStep(std::uint32_t num_rows) = 0;
 
-  // values[i] = ((0 + values_0[i]) + values_1[i]) + ... over the ranks in their order, in f32.
-  // Allocates nothing below Reserve. Returns what Abort was given, and, where operations are done
-  // when they return, INVALID_ARGUMENT on all ranks when they differ in operation or size; `values`
-  // are then as they were.
+  // Computes values[i] = ((0 + values_0[i]) + values_1[i]) + ... over the ranks in order, in f32.
+  // Allocates nothing up to the reserved size. Returns the status that was passed to Abort.
+  // HostCommunicator also returns INVALID_ARGUMENT on all ranks if operations or sizes differ;
+  // `values` are then unchanged.
   virtual absl::Status AllReduceSum(std::span<float> values) = 0;
 
-  // all = part of rank 0, part of rank 1, ... REQUIRES: all.size() == size() * part.size(), and the
-  // two do not overlap. Errors as AllReduceSum; `all` is then as it was.
+  // Concatenates the parts: all = part of rank 0, part of rank 1, and so on. REQUIRES: all.size()
+  // == size() * part.size(), and the two do not overlap. Errors are those of AllReduceSum; `all` is
+  // then unchanged.
   virtual absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) = 0;
 
-  // Memory for sums of this many elements.
+  // Allocates memory for sums of this many elements.
   virtual void Reserve(std::size_t elements) = 0;
 
-  // Waits for an event on the stream of backend(), or until the group is aborted: then this rank's
-  // operations under way come to an end without a result. Returns OK only when none of them did.
+  // Waits for an event on the stream of backend(), or until the group is aborted. After an abort
+  // this rank's pending operations end without a result. Returns OK only if no operation ended that
+  // way.
   virtual absl::Status Wait(const Event& event) = 0;
 
-  // Makes what waits or comes later on any rank return `why`; of several calls the first counts. A
-  // rank that cannot take part in what the others wait for calls it. REQUIRES: !why.ok().
+  // Makes current and later calls on every rank return `why`; only the first call has an effect. A
+  // rank calls it if it cannot take part in an operation that others wait for. REQUIRES: !why.ok().
   virtual void Abort(const absl::Status& why) = 0;
 
  protected:

@@ -15,7 +15,7 @@
 namespace quire::kernels {
 namespace {
 
-// What a rank brings to an operation.
+// The arguments of one rank for an operation.
 struct Contribution {
   absl::string_view operation;
   std::span<const std::byte> bytes;
@@ -25,20 +25,20 @@ using Contributions = std::array<Contribution, Communicator::kMaxRanks>;
 
 }  // namespace
 
-// The meeting of the ranks. An operation is a round in two halves:
+// Synchronizes the ranks. An operation is a round in two halves:
 //
-//   arrive    ranks leave their contributions and wait until all have, or the group is aborted
-//   read      all ranks read all contributions, and go on when the last one has read
+//   arrive    each rank stores its contribution and waits for all others or for an abort
+//   read      all ranks read all contributions and continue when the last one has finished
 //
-// A round that all have arrived at is completed whatever Abort says, since its ranks read each
-// other's memory and none of them waits for anything but the others' reading.
+// Abort does not interrupt a round in which all ranks have arrived, because ranks read each other's
+// memory.
 class HostCommunicator::Group {
  public:
   explicit Group(std::uint32_t size) : size_(size) {}
 
   std::uint32_t size() const { return size_; }
 
-  // The contributions of all ranks, to be read until FinishReading.
+  // Returns the contributions of all ranks. They may be read until FinishReading.
   absl::StatusOr<Contributions> Arrive(std::uint32_t rank, const Contribution& contribution) {
     const MutexLock lock(&mutex_);
     if (!aborted_.ok()) return aborted_;
@@ -59,7 +59,7 @@ class HostCommunicator::Group {
     return contributions_;
   }
 
-  // Returns when no rank reads any more. REQUIRES: Arrive returned OK.
+  // Returns when no rank reads any longer. REQUIRES: Arrive returned OK.
   void FinishReading() {
     const MutexLock lock(&mutex_);
     const std::uint64_t round = begun_;
@@ -80,7 +80,7 @@ class HostCommunicator::Group {
 
   absl::Status CheckIntegrity() const {
     const MutexLock lock(&mutex_);
-    // All may have arrived only where their contributions differ.
+    // All ranks can have arrived only if their contributions differ.
     const bool arrival = arrived_ < size_ || (arrived_ == size_ && !aborted_.ok());
     const bool between = begun_ == finished_ && reading_ == 0;
     const bool inside =
@@ -110,8 +110,9 @@ class HostCommunicator::Group {
   Contributions contributions_ ABSL_GUARDED_BY(mutex_);
   std::uint32_t arrived_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint32_t reading_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;     // rounds that all arrived at
-  std::uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;  // of these, read by all
+  std::uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;  // rounds in which all ranks arrived
+  // Rounds that all ranks have finished reading.
+  std::uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -144,8 +145,8 @@ absl::Status HostCommunicator::Wait(const Event& event) {
   return event.Synchronize();
 }
 
-// Every rank adds up all elements: what this costs beside one share each is not worth another
-// meeting in a round among threads of one machine.
+// Every rank adds up all elements. Sharing the additions would need one more synchronization, which
+// costs more between threads of one machine.
 absl::Status HostCommunicator::AllReduceSum(std::span<float> values) {
   Reserve(values.size());
   QUIRE_ASSIGN_OR_RETURN(const Contributions parts,

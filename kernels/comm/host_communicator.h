@@ -1,7 +1,7 @@
 #pragma once
 
-// The communicator within one process: a thread for each rank, over host memory, as the CPU backend
-// has it.
+// The communicator within one process: one thread per rank, over host memory. The CPU backend uses
+// it.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,16 +15,17 @@
 
 namespace quire::kernels {
 
-// Invariants: a rank's operation returns when all ranks have taken part in it.
+// Invariants: an operation of a rank returns after all ranks have taken part in it.
 class HostCommunicator final : public Communicator {
  public:
-  // One end for each rank, in their order. Returns INVALID_ARGUMENT unless 1 <= size <= kMaxRanks.
+  // Returns one communicator per rank, in order. Returns INVALID_ARGUMENT unless 1 <= size <=
+  // kMaxRanks.
   static absl::StatusOr<std::vector<std::unique_ptr<HostCommunicator>>> CreateGroup(
       std::uint32_t size);
   ~HostCommunicator() override;
 
   const Backend* backend() const override { return nullptr; }
-  // Nothing by itself: each operation compares its sizes.
+  // Does nothing, because each operation compares its sizes.
   absl::Status BeginStep(std::uint32_t num_rows) override;
   absl::Status AllReduceSum(std::span<float> values) override;
   absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) override;
@@ -32,7 +33,7 @@ class HostCommunicator final : public Communicator {
   absl::Status Wait(const Event& event) override;
   void Abort(const absl::Status& why) override;
 
-  // Proves the invariants of the group's state. On any thread.
+  // Checks the invariants of the group's state. May run on any thread.
   absl::Status CheckIntegrity() const;
 
  private:
@@ -40,7 +41,7 @@ class HostCommunicator final : public Communicator {
   HostCommunicator(std::shared_ptr<Group> group, std::uint32_t rank);
 
   const std::shared_ptr<Group> group_;
-  std::vector<float> sum_;  // of AllReduceSum, while others read `values`
+  std::vector<float> sum_;  // result of AllReduceSum while other ranks read `values`
 };
 
 }  // namespace quire::kernels

@@ -47,7 +47,7 @@ absl::Status CheckBackends(std::span<const Backend* const> backends) {
 
 }  // namespace
 
-// What the ranks know of each other.
+// State shared by the ranks.
 class NcclCommunicator::Group {
  public:
   Group(const NcclApi& api, std::uint32_t size) : api_(api), size_(size) {}
@@ -55,7 +55,7 @@ class NcclCommunicator::Group {
   const NcclApi& api() const { return api_; }
   std::uint32_t size() const { return size_; }
 
-  // What Abort was given first.
+  // The status of the first Abort.
   absl::Status status() const {
     const MutexLock lock(&mutex_);
     return aborted_;
@@ -74,8 +74,8 @@ class NcclCommunicator::Group {
     const bool is_new = begun_[rank] == *first;
     if (is_new && *first - *last == kStepsAhead) {
       aborted_ = absl::FailedPreconditionError(
-          absl::StrCat("rank ", rank, " begins ", kStepsAhead + 1, " steps more than rank ",
-                       last - begun_.begin(), " has begun"));
+          absl::StrCat("rank ", rank, " is ", kStepsAhead + 1, " steps ahead of rank ",
+                       last - begun_.begin(), ", the limit is ", kStepsAhead));
       return aborted_;
     }
     Step& step = steps_[begun_[rank]++ % kStepsAhead];
@@ -89,7 +89,7 @@ class NcclCommunicator::Group {
   }
 
  private:
-  // As the rank that came first has it.
+  // The values of the first rank that began the step.
   struct Step {
     std::uint32_t num_rows = 0;
     std::uint32_t rank = 0;
@@ -99,8 +99,10 @@ class NcclCommunicator::Group {
   const std::uint32_t size_;
   mutable Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
-  std::array<std::uint64_t, kMaxRanks> begun_ ABSL_GUARDED_BY(mutex_){};  // steps of each rank
-  std::array<Step, kStepsAhead> steps_ ABSL_GUARDED_BY(mutex_){};  // by number modulo kStepsAhead
+  // Steps begun by each rank.
+  std::array<std::uint64_t, kMaxRanks> begun_ ABSL_GUARDED_BY(mutex_){};
+  std::array<Step, kStepsAhead> steps_
+      ABSL_GUARDED_BY(mutex_){};  // indexed by step number modulo kStepsAhead
 };
 
 absl::StatusOr<NcclApi> NcclCommunicator::Open(absl::string_view library) {

@@ -1,12 +1,14 @@
 #pragma once
 
-// The communicator among GPUs of one machine, over NCCL, with the bits of the one over host memory:
-// ncclAllGather, which moves bytes and computes nothing, and SumRows, which adds the parts in the
-// order of ranks. ncclAllReduce will not do: it chooses its algorithm, and with it the order of
-// sums, by size and topology. Both are enqueued, so that a step has no wait of the host inside. It
-// has met emulated GPUs only (tests/kernels/emulated_nccl.h). Steps of divided models are not
-// captured: NCCL wants graphs that all ranks capture and launch alike, does not abort a
-// communicator that a graph holds, and warns of deadlocks where one process has several GPUs.
+// The communicator between GPUs of one machine, over NCCL, with the same bits as HostCommunicator.
+// It uses ncclAllGather, which only moves bytes, and SumRows, which adds the parts in rank order.
+// ncclAllReduce is not used, because its algorithm and so the order of its sums depend on size and
+// topology. Both are enqueued, so the host does not wait inside a step. It has run on emulated GPUs
+// only (tests/kernels/emulated_nccl.h).
+//
+// Steps of models on several GPUs are not captured as graphs. NCCL requires all ranks to capture
+// and launch alike, cannot abort a communicator that a graph uses, and warns of deadlocks if one
+// process drives several GPUs.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,30 +25,31 @@
 
 namespace quire::kernels {
 
-// Invariants: NCCL's communicator of a rank is used, and aborted, on the rank's thread only: Abort
-//             leaves word, and the others find it when they wait or call. NCCL does not notice
-//             ranks that differ in size, so BeginStep compares what sizes follow from.
-// Threads:    CreateGroup on any; then a thread for each rank, whose device is that of its backend.
-// Lifetime:   backends outlive it.
+// Invariants: A rank's NCCL communicator is used and aborted on the rank's own thread only. Abort
+//             records the status, and the other ranks see it at their next wait or call. NCCL does
+//             not detect ranks with different sizes, so BeginStep compares the number of rows, from
+//             which sizes follow.
+// Threads:    CreateGroup on any thread; then one thread per rank with the device of its backend.
+// Lifetime:   The backends outlive it.
 class NcclCommunicator final : public Communicator {
  public:
   static constexpr absl::string_view kLibrary = "libnccl.so.2";
-  // Elements of a sum that are gathered at a time, of each rank.
+  // Elements of a sum that are gathered at a time from each rank.
   static constexpr std::size_t kChunk = std::size_t{1} << 20;
-  // Steps that a rank may begin before another one does.
+  // Number of steps that a rank may begin ahead of the slowest rank.
   static constexpr std::uint64_t kStepsAhead = 4;
 
   using Ranks = std::vector<std::unique_ptr<NcclCommunicator>>;
 
-  // Opens the library, which has hundreds of megabytes and is never linked. Returns NOT_FOUND, with
-  // its name, when it or a function of it is missing.
+  // Opens the library. It is never linked, because it is hundreds of megabytes. Returns NOT_FOUND
+  // and names the library or function that is missing.
   static absl::StatusOr<NcclApi> Open(absl::string_view library = kLibrary);
 
-  // One end for each backend, in their order, with its device memory. The smallest and the largest
-  // gather have been made, so that NCCL has set up what they need; what it sets up for others waits
-  // for all ranks, without looking whether the group has ended. Makes the last one's
-  // device current. Returns INVALID_ARGUMENT unless there are 1 to kMaxRanks backends of different
-  // GPUs; RESOURCE_EXHAUSTED without memory; INTERNAL with NCCL's words.
+  // Returns one communicator per backend, in order. Runs the smallest and the largest gather, so
+  // that NCCL has set up its resources: its lazy setup waits for all ranks and does not notice an
+  // abort. Leaves the last backend's device current. Returns INVALID_ARGUMENT unless there are 1 to
+  // kMaxRanks backends of different GPUs, RESOURCE_EXHAUSTED without memory, and INTERNAL with
+  // NCCL's message.
   static absl::StatusOr<Ranks> CreateGroup(std::span<const Backend* const> backends,
                                            const NcclApi& api);
   ~NcclCommunicator() override;
@@ -55,7 +58,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status BeginStep(std::uint32_t num_rows) override;
   absl::Status AllReduceSum(std::span<float> values) override;
   absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) override;
-  // Nothing: sums go through a buffer of kChunk elements of each rank.
+  // Does nothing: sums use a buffer of kChunk elements per rank.
   void Reserve(std::size_t elements) override;
   absl::Status Wait(const Event& event) override;
   void Abort(const absl::Status& why) override;
@@ -64,16 +67,16 @@ class NcclCommunicator final : public Communicator {
   class Group;
   NcclCommunicator(std::shared_ptr<Group> group, const Backend* backend, std::uint32_t rank);
 
-  // The first gathers of all ranks, of the smallest and of the largest size.
+  // Runs the first gathers of all ranks, of the smallest and of the largest size.
   static absl::Status Connect(const Ranks& ranks);
-  // OK, or aborts the group with what NCCL says of `call`.
+  // Returns OK, or aborts the group with NCCL's message for `call`.
   absl::Status Check(NcclResult result, absl::string_view call);
-  // Ends this rank's operations under way.
+  // Aborts this rank's pending operations.
   void End();
 
   const std::shared_ptr<Group> group_;
   const Backend* const backend_;
-  NcclComm comm_ = nullptr;  // null once ended; then the group is aborted
+  NcclComm comm_ = nullptr;  // null once aborted
   DeviceBuffer parts_;       // [size, kChunk] f32
 };
 

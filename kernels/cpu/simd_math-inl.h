@@ -1,9 +1,9 @@
-// Vector mathematics shared by the *_simd.cc units; compiled once per instruction set, so the guard
-// is Highway's toggle in place of a pragma.
+// Vector math shared by the *_simd.cc units. It is compiled once per instruction set, so Highway's
+// toggle replaces the include guard.
 //
-// Width: every sum over a row has 16 virtual lanes (element i belongs to lane i mod 16), held in
-// one, two, four or 16 registers, so that AVX2 and AVX-512 give the same bits. SSE4 and the scalar
-// level have no fused multiply-add and are levels of their own.
+// Every sum over a row has 16 virtual lanes, with element i in lane i mod 16. They take one, two,
+// four or 16 registers, so AVX2 and AVX-512 give the same bits. SSE4 and the scalar level have no
+// fused multiply-add and give different bits.
 
 #if defined(QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -24,7 +24,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 16 floats: one virtual row of lanes or a part of it.
+// A vector of at most 16 floats: the virtual lanes of a row or a part of them.
 using DF = hn::CappedTag<float, 16>;
 using DU = hn::RebindToUnsigned<DF>;
 using DI = hn::RebindToSigned<DF>;
@@ -33,11 +33,12 @@ using VU = hn::Vec<DU>;
 
 inline constexpr std::size_t kVirtualLanes = 16;
 inline constexpr std::size_t kLanes = HWY_MIN(16, HWY_LANES(float));
-// Registers per row of virtual lanes.
+// Registers that hold the virtual lanes.
 inline constexpr std::size_t kRegisters = kVirtualLanes / kLanes;
 
-// e^x: 0 below -86, infinity from 88.73 on, NaN for NaN; within 2 units in the last place between.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial of degree 7 (remainder 6e-9).
+// e^x: 0 below -86, infinity from 88.73 on, NaN for NaN; within 2 units in the last place
+// otherwise. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial of degree 7
+// (remainder 6e-9).
 HWY_INLINE VF Exp(VF x) {
   const DF d;
   const DI di;
@@ -55,15 +56,15 @@ HWY_INLINE VF Exp(VF x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  // 2^n as 2 * 2^(n - 1), since 2^128 is no float.
+  // 2^n is computed as 2 * 2^(n - 1), because 2^128 is not a float.
   const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 126));
   const VF scale = hn::BitCast(d, hn::ShiftLeft<23>(exponent));
   const VF y = hn::IfThenElseZero(hn::Ge(x, low), hn::Mul(hn::Add(p, p), scale));
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }
 
-// Within 3 units in the last place; NaN for NaN. Polynomials interpolate at Chebyshev's nodes.
-// Below 0.625 x + x^3 P(x^2), where 1 - 2 / (e^2x + 1) would lose digits.
+// Within 3 units in the last place; NaN for NaN. The polynomials interpolate at Chebyshev nodes.
+// |x| < 0.625 uses x + x^3 P(x^2), because 1 - 2 / (e^2x + 1) would lose digits there.
 HWY_INLINE VF Tanh(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
@@ -80,8 +81,8 @@ HWY_INLINE VF Tanh(VF x) {
   return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
 }
 
-// The error function, within 4 units in the last place; NaN for NaN. Below 1 x P(x^2), above 1 -
-// e^Q(x), which is 1 from 4 on.
+// The error function, within 4 units in the last place; NaN for NaN. |x| < 1 uses x P(x^2), larger
+// values 1 - e^Q(x), which is 1 from 4 on.
 HWY_INLINE VF Erf(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
@@ -94,7 +95,7 @@ HWY_INLINE VF Erf(VF x) {
   p = hn::MulAdd(p, z, hn::Set(d, -3.76123428e-1f));
   p = hn::MulAdd(p, z, hn::Set(d, 1.12837911f));
   const VF four = hn::Set(d, 4.0f);
-  // Written so that NaN stays: it is not above.
+  // NaN is kept, because the comparison is false for it.
   const VF clamped = hn::IfThenElse(hn::Gt(size, four), four, size);
   VF q = hn::Set(d, -1.32723617e-5f);
   q = hn::MulAdd(q, clamped, hn::Set(d, 3.16937017e-4f));
@@ -108,7 +109,7 @@ HWY_INLINE VF Erf(VF x) {
   return hn::IfThenElse(hn::Lt(size, one), hn::Mul(x, p), hn::CopySign(large, x));
 }
 
-// The fixed reduction order over 16 virtual lanes: i with i + 8, then + 4, + 2, + 1.
+// Adds the 16 virtual lanes in a fixed order: i and i + 8, then + 4, + 2, + 1.
 HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   float s[8];
   for (std::size_t i = 0; i < 8; ++i) s[i] = lanes[i] + lanes[i + 8];
@@ -116,7 +117,8 @@ HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-// The two bf16 (or f16) values of every 32-bit lane, widened. bf16 is the upper half of an f32.
+// Widens the even (odd) one of the two bf16 or f16 values of every 32-bit lane. bf16 is the upper
+// half of an f32.
 HWY_INLINE VF EvenBF16(VU pairs) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(pairs));
 }
@@ -124,8 +126,9 @@ HWY_INLINE VF OddBF16(VU pairs) {
   return hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xffff0000u)));
 }
 
-// f16 bits in the low half of each lane: moved under an f32 exponent and scaled by 2^112, which is
-// exact for subnormals too; what was infinite or NaN gets the f32 exponent of such values.
+// Widens the f16 in the low half of each lane. The bits are placed under an f32 exponent and scaled
+// by 2^112, which is exact for subnormals too. Infinity and NaN get the f32 exponent of such
+// values.
 HWY_INLINE VF WidenF16(VU low_halves) {
   const DF d;
   const DU du;
@@ -136,7 +139,7 @@ HWY_INLINE VF WidenF16(VU low_halves) {
   const VU sign = hn::ShiftLeft<31>(hn::ShiftRight<15>(low_halves));
   return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(du, value), special), sign));
 }
-// kLanes elements of a row, widened.
+// Loads kLanes elements of a row and widens them.
 HWY_INLINE VF LoadWide(const float* from) {
   return hn::LoadU(DF(), from);
 }

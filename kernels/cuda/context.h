@@ -1,6 +1,6 @@
 #pragma once
 
-// What an op needs to run on a GPU: plain values, chosen once in Backend::Create.
+// Values that an op needs to run on a GPU, chosen once in Backend::Create.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,29 +15,29 @@ namespace cuda {
 class CublasLt;
 }
 
-// Whether this build holds CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so that a build
-// without them needs no stand-ins.
+// True if this build contains CUDA kernels. Dispatch is `if constexpr (kHasCuda)`, so a build
+// without them needs no stubs.
 #ifdef QUIRE_HAS_CUDA
 inline constexpr bool kHasCuda = true;
 #else
 inline constexpr bool kHasCuda = false;
 #endif
 
-// What matrix products exchange partial sums through (kernels/linear/linear_reduction.h lays it
-// out).
+// Workspace in which matrix products exchange partial sums (layout:
+// kernels/linear/linear_reduction.h).
 inline constexpr std::int64_t kLinearWorkspaceBytes = 20973568;
-// What cuBLASLt works in (kernels/linear/cublaslt.h).
+// Workspace of cuBLASLt (kernels/linear/cublaslt.h).
 inline constexpr std::int64_t kCublasLtWorkspaceBytes = std::int64_t{32} << 20;
 
-// How far bits may depend on what else is in a step (README.md, "Numerics").
+// How far a row's bits may depend on the rest of the step (README.md, "Numerics").
 enum class Determinism : std::uint8_t {
-  kFast,            // library matrix products with their own choice of algorithm
+  kFast,  // library matrix products with algorithms that the library chooses
   kBatchInvariant,  // fixed reduction orders
   kStrict,          // fixed reduction orders, and the row class is part of a page's key
 };
 
-// Device memory that a backend takes for matrix products: its own workspace, and in kFast that of
-// cuBLASLt.
+// Device memory that a backend allocates for matrix products: its own workspace, and in kFast that
+// of cuBLASLt.
 constexpr std::int64_t LinearWorkspaceBytes(Determinism determinism) {
   return kLinearWorkspaceBytes + (determinism == Determinism::kFast ? kCublasLtWorkspaceBytes : 0);
 }
@@ -52,7 +52,7 @@ struct CudaContext {
   std::byte* linear_workspace = nullptr;
   // Set by Backend::UseCublasLt when determinism is kFast, else null.
   cuda::CublasLt* cublaslt = nullptr;
-  // The kernels compiled for 9.0a run on that capability only.
+  // Kernels compiled for sm_90a run on compute capability 9.0 only.
   bool has_sm90a() const { return compute_capability == 90; }
 };
 

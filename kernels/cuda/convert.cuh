@@ -1,7 +1,7 @@
 #pragma once
 
-// Numbers in registers: arithmetic whose rounding is written down, and conversions in pairs.
-// A pair lies in a 32-bit register with the first value in the low half.
+// Arithmetic with explicit rounding, and conversions of pairs. A pair is a 32-bit register with the
+// first value in the low half.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,7 +11,7 @@
 
 namespace quire::kernels::cuda {
 
-// Products and sums that no compiler fuses or splits: the same bits in masked and unmasked loops.
+// The compiler neither fuses nor splits these, so masked and unmasked loops give the same bits.
 __device__ __forceinline__ float Fma(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
@@ -36,14 +36,14 @@ __device__ __forceinline__ float Max(float a, float b) {
 __device__ __forceinline__ float Min(float a, float b) {
   return fminf(a, b);
 }
-// 2^x by the special function unit: 2 ulp, subnormal results are 0, 2^-inf is 0.
+// 2^x by the special function unit: within 2 ulp; subnormal results become 0, 2^-inf is 0.
 __device__ __forceinline__ float Exp2Approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// 1 / x by the special function unit: 1 ulp, subnormals count as 0. One instruction, where Div is a
-// dozen and a branch.
+// 1 / x by the special function unit: within 1 ulp, subnormals are treated as 0. It is one
+// instruction; Div takes about twelve and a branch.
 __device__ __forceinline__ float ReciprocalApprox(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -58,7 +58,7 @@ __device__ __forceinline__ std::uint32_t PackF16(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
-// Differences of both halves, each rounded once.
+// Subtracts both halves, each rounded once.
 __device__ __forceinline__ std::uint32_t SubBF16(std::uint32_t a, std::uint32_t b) {
   const __nv_bfloat162 y = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
                                    reinterpret_cast<const __nv_bfloat162&>(b));
@@ -70,8 +70,8 @@ __device__ __forceinline__ float2 UnpackBF16(std::uint32_t pair) {
 __device__ __forceinline__ float2 UnpackF16(std::uint32_t pair) {
   return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
-// Two e4m3 in the low 16 bits to a pair of f16, exactly. One instruction from compute capability
-// 8.9 on.
+// Converts the two e4m3 values in the low 16 bits to a pair of f16, exactly. It is one instruction
+// from compute capability 8.9 on.
 __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
 #if __CUDA_ARCH__ >= 890
   std::uint32_t pair;
@@ -79,8 +79,8 @@ __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(low));
   return pair;
 #else
-  // Sign to bit 15, exponent and mantissa to bits 13..7: an f16 that is 2^-8 times the value,
-  // subnormals included; NaN is not a value that pages hold.
+  // The sign moves to bit 15, exponent and mantissa to bits 13..7. That f16 is 2^-8 times the
+  // value, also for subnormals. Pages never hold NaN.
   const std::uint32_t wide = (two & 0xffu) | ((two & 0xff00u) << 8);
   const std::uint32_t bits = ((wide & 0x00800080u) << 8) | ((wide & 0x007f007fu) << 7);
   const __half2 scale = __floats2half2_rn(256.0f, 256.0f);
@@ -88,7 +88,7 @@ __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
   return reinterpret_cast<const std::uint32_t&>(value);
 #endif
 }
-// Saturating to +-448, to nearest even; a NaN stays one.
+// Rounds to nearest even and saturates to +-448. NaN stays NaN.
 __device__ __forceinline__ std::uint8_t FloatToE4M3(float x) {
   return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }
@@ -108,12 +108,12 @@ __device__ __forceinline__ std::uint32_t FmaF16(std::uint32_t a, std::uint32_t b
               reinterpret_cast<const __half2&>(c));
   return reinterpret_cast<const std::uint32_t&>(y);
 }
-// Byte i of the result is byte (selector >> 4 i) & 7 of b:a, a being the low four bytes.
+// Byte i of the result is byte (selector >> 4 i) & 7 of b:a, where a is the low four bytes.
 __device__ __forceinline__ std::uint32_t BytePermute(std::uint32_t a, std::uint32_t b,
                                                      std::uint32_t selector) {
   return __byte_perm(a, b, selector);
 }
-// a & mask | bits in one instruction; of two constants the compiler makes two.
+// a & mask | bits in one instruction. The compiler would use two for two constants.
 __device__ __forceinline__ std::uint32_t AndOr(std::uint32_t a, std::uint32_t mask,
                                                std::uint32_t bits) {
   std::uint32_t y;

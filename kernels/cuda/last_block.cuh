@@ -1,6 +1,6 @@
 #pragma once
 
-// How the last block of a launch to arrive goes on with what the others wrote.
+// Lets the last block of a launch to finish continue with the results of the others.
 
 #include <cstdint>
 
@@ -8,14 +8,14 @@
 
 namespace quire::kernels::last_block {
 
-// Counts the arrival of this block; true in the last of `count` to arrive, which then sees what the
-// others wrote, and leaves the counter at 0. `flag` is shared memory, free for other use after the
-// next barrier.
+// Counts the arrival of this block. Returns true in the last of `count` blocks, which then sees the
+// writes of the others, and resets the counter to 0. `flag` is in shared memory and may be reused
+// after the next barrier.
 __device__ __forceinline__ bool ArrivesLast(std::uint32_t* counter, std::uint32_t count,
                                             std::uint32_t* flag) {
-  // The fences are those of the thread that does the atomic: what the barrier orders before the
-  // first is released with it, what the second acquires is passed on by the barrier behind. Fences
-  // of all threads in front of the barrier would be followed by no atomic of theirs.
+  // The thread that does the atomic also does the fences. The barrier in front orders the block's
+  // writes before the first fence, and the barrier behind passes on what the second fence acquires.
+  // Fences of all threads before the barrier would not be followed by an atomic of the same thread.
   cuda::SyncBlock();
   if (cuda::ThreadIndex() == 0) {
     cuda::DeviceFence();

@@ -1,6 +1,6 @@
 #pragma once
 
-// The checked launch: the only way a kernel is started.
+// The checked launch. Every kernel is launched through it.
 
 #include <cuda_runtime.h>
 
@@ -16,23 +16,23 @@
 namespace quire::kernels::cuda {
 
 struct LaunchShape {
-  std::uint32_t blocks_x = 1;  // no block at all: nothing is launched
+  std::uint32_t blocks_x = 1;  // 0: nothing is launched
   std::uint32_t blocks_y = 1;
-  // Blocks of a cluster (sm90/cluster.cuh), of which blocks_x is a multiple. More than one: on
-  // compute capability 9.0 only.
+  // Blocks per cluster (sm90/cluster.cuh); blocks_x is a multiple of it. More than one requires
+  // compute capability 9.0.
   std::uint32_t cluster_x = 1;
   std::uint32_t threads = 0;
-  // Dynamic shared memory; a kernel that calls SharedMemory() adds kSharedAlignment here.
+  // Dynamic shared memory. A kernel that calls SharedMemory() needs kSharedAlignment more.
   std::uint32_t shared_bytes = 0;
-  // The kernel may start before the one in front of it on the stream has ended; it calls
-  // DependencyWait before it reads what that one wrote. Only on compute capability 9.0: later GPUs
-  // run the PTX of 8.0, in which DependencyWait is empty.
+  // The kernel may start before the preceding kernel on the stream has ended. It must call
+  // DependencyWait before it reads results of that kernel. Has an effect on compute capability 9.0
+  // only: later GPUs run the PTX of 8.0, in which DependencyWait is empty.
   bool programmatic = false;
 };
 
-// cudaLaunchKernelEx for arguments of kBytes, the host's sizes of P. It is not inlined: cuda_gate
-// finds the names of its instances in objects and compares kBytes with what the machine code takes,
-// since nvcc lays out the classes of the two sides apart.
+// Calls cudaLaunchKernelEx. kBytes are the host's sizes of the arguments. The function is not
+// inlined: cuda_gate finds its instances in object files and compares kBytes with the machine code,
+// because host and device compilers lay out classes separately.
 template <std::size_t... kBytes, typename... P>
 [[gnu::noinline]] cudaError_t Enqueue(const cudaLaunchConfig_t& config, void (*kernel)(P...),
                                       const P&... args) {
@@ -40,7 +40,7 @@ template <std::size_t... kBytes, typename... P>
 }
 
 inline constexpr std::uint32_t kDefaultSharedBytes = 48 * 1024;
-// Lets `kernel` have the shape's dynamic shared memory.
+// Allows `kernel` to use the shape's dynamic shared memory.
 template <typename... P>
 cudaError_t AllowShared(void (*kernel)(P...), const LaunchShape& shape) {
   if (shape.shared_bytes <= kDefaultSharedBytes) return cudaSuccess;
@@ -48,11 +48,11 @@ cudaError_t AllowShared(void (*kernel)(P...), const LaunchShape& shape) {
                               static_cast<int>(shape.shared_bytes));
 }
 
-// How many blocks of the shape a multiprocessor runs at a time: what their threads, registers and
-// shared memory leave room for, at least one. Returns what CudaStatus makes of a refusal.
+// Returns how many blocks of the shape fit on a multiprocessor, at least one. Errors are those of
+// CudaStatus.
 template <typename... P>
-absl::StatusOr<std::uint32_t> BlocksAtOnce(const char* name, void (*kernel)(P...),
-                                           const LaunchShape& shape) {
+absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const char* name, void (*kernel)(P...),
+                                             const LaunchShape& shape) {
   cudaError_t error = AllowShared(kernel, shape);
   int blocks = 0;
   if (error == cudaSuccess) {
@@ -63,9 +63,8 @@ absl::StatusOr<std::uint32_t> BlocksAtOnce(const char* name, void (*kernel)(P...
   return blocks < 1 ? 1u : static_cast<std::uint32_t>(blocks);
 }
 
-// Enqueues kernel(args...) on the context's stream. `name` is for messages. Returns what
-// CudaStatus makes of a refused launch; errors inside the kernel appear when the stream is waited
-// for.
+// Enqueues kernel(args...) on the context's stream. `name` is used in messages. Returns CudaStatus
+// of a failed launch; errors inside the kernel are reported when the stream is synchronized.
 template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {

@@ -1,7 +1,6 @@
 #pragma once
 
-// Loads that say how the caches should treat them, and cp.async copies from global to shared
-// memory.
+// Loads with cache hints, and cp.async copies from global to shared memory.
 
 #include <cuda_runtime.h>
 
@@ -9,7 +8,8 @@
 
 namespace quire::kernels::cuda {
 
-// 16 bytes read once and never again: not kept in L1, first to leave L2. `p` is 16-byte aligned.
+// Loads 16 bytes that are read once: not cached in L1, evicted first from L2. `p` is 16-byte
+// aligned.
 __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
   uint4 v;
   asm volatile(
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
       : "memory");
   return v;
 }
-// A value that another block wrote in this launch: read at L2.
+// Loads a value that another block wrote in this launch, bypassing L1.
 __device__ __forceinline__ std::uint32_t LoadAtL2(const std::uint32_t* p) {
   return __ldcg(p);
 }
@@ -29,8 +29,8 @@ __device__ __forceinline__ float LoadAtL2(const float* p) {
   return __ldcg(p);
 }
 
-// Copies 16 (4) bytes to shared memory, aligned as long as they are; when `valid` is false the
-// destination is filled with zeros and `global` is not read, but must be a valid address.
+// Copies 16 (4) bytes to shared memory; both addresses are aligned to that size. If `valid` is
+// false the destination is zero-filled and `global` is not read, but it must be a valid address.
 __device__ __forceinline__ void CpAsync16(void* shared, const void* global, bool valid = true) {
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
@@ -47,7 +47,7 @@ __device__ __forceinline__ void CpAsync4(void* shared, const void* global, bool 
 __device__ __forceinline__ void CpAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most `kPending` groups of the calling thread are under way. Other threads see the
+// Waits until at most `kPending` groups of the calling thread are pending. Other threads see the
 // data after a barrier.
 template <int kPending>
 __device__ __forceinline__ void CpAsyncWait() {

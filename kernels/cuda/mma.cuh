@@ -1,7 +1,7 @@
 #pragma once
 
 // Tensor core instructions of compute capability 8.0, one wrapper each. Fragment layouts are those
-// of the PTX ISA, section "Matrix fragments for mma.m16n8k16"; g = lane / 4, c = lane % 4:
+// of the PTX ISA, section "Matrix fragments for mma.m16n8k16", with g = lane / 4, c = lane % 4:
 //
 //   A [16, 16] 16-bit   a0 (g, 2c..+1)       a1 (g + 8, 2c..+1)
 //                       a2 (g, 2c + 8..+9)   a3 (g + 8, 2c + 8..+9)
@@ -14,9 +14,9 @@
 
 namespace quire::kernels::cuda {
 
-// Four (two) 8x8 matrices of 16-bit elements: lane l gives the shared address of row l % 8 of
-// matrix l / 8, 16-byte aligned; register i holds row lane / 4, columns 2 (lane % 4) .. + 1 of
-// matrix i.
+// Loads four (two) 8x8 matrices of 16-bit elements. Lane l passes the shared address of row l % 8
+// of matrix l / 8, 16-byte aligned. Register i receives row lane / 4, columns 2 (lane % 4) .. + 1
+// of matrix i.
 __device__ __forceinline__ void LdMatrixX4(std::uint32_t (&r)[4], const void* row) {
   const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -46,14 +46,14 @@ __device__ __forceinline__ void LdMatrixX2Trans(std::uint32_t (&r)[2], const voi
                : "r"(from)
                : "memory");
 }
-// The transpose of an 8x8 matrix that lies in one register of the warp.
+// Transposes an 8x8 matrix that is held in one register per lane.
 __device__ __forceinline__ std::uint32_t MovMatrixTrans(std::uint32_t a) {
   std::uint32_t d;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
   return d;
 }
 
-// d += A B, f32 sums of bf16 (f16) products.
+// d += A B, with f32 sums of bf16 (f16) products.
 __device__ __forceinline__ void MmaBF16(float (&d)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
   asm volatile(

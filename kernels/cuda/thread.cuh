@@ -1,9 +1,8 @@
 #pragma once
 
-// Who and where a thread is, and how the threads of a block meet: the builtins of CUDA under names
-// of their own, so that the same kernel source also runs in the emulator of tests/cuda_emulator.
-// Kernels use these functions only: no builtin variable, no asm, no static __shared__ array.
-// Blocks are one-dimensional.
+// Thread indices and synchronization. The CUDA builtins have wrappers here, so that the same kernel
+// source also runs in the emulator (tests/cuda_emulator). Kernels use only these functions: no
+// builtin variables, no asm, no static __shared__ arrays. Blocks are one-dimensional.
 
 #include <cuda_runtime.h>
 
@@ -35,20 +34,20 @@ __device__ __forceinline__ std::uint32_t GridY() {
 __device__ __forceinline__ std::uint32_t Lane() {
   return threadIdx.x % kWarpSize;
 }
-// The same value in all lanes, which the compiler learns from the shuffle.
+// The shuffle lets the compiler know that all lanes have the same value.
 __device__ __forceinline__ std::uint32_t Warp() {
   return __shfl_sync(kFullMask, threadIdx.x / kWarpSize, 0);
 }
 
-// The dynamic shared memory of the block, aligned to 1024 bytes when the launch reserved
-// kSharedAlignment bytes more than the kernel needs.
+// The dynamic shared memory of the block, aligned to 1024 bytes. The launch must reserve
+// kSharedAlignment more bytes than the kernel needs.
 inline constexpr std::uint32_t kSharedAlignment = 1024;
 __device__ __forceinline__ std::byte* SharedMemory() {
   extern __shared__ __align__(16) std::byte quire_shared_memory[];
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(quire_shared_memory));
   return quire_shared_memory + ((kSharedAlignment - address % kSharedAlignment) % kSharedAlignment);
 }
-// The same without rounding: 16-byte aligned.
+// The same with 16-byte alignment only.
 __device__ __forceinline__ std::byte* SharedMemory16() {
   extern __shared__ __align__(16) std::byte quire_shared_memory[];
   return quire_shared_memory;
@@ -60,8 +59,8 @@ __device__ __forceinline__ void SyncBlock() {
 __device__ __forceinline__ void SyncWarp(std::uint32_t mask = kFullMask) {
   __syncwarp(mask);
 }
-// Named barriers 1 to 15 (0 is SyncBlock's): `threads`, a multiple of 32, meet at `id`. Sync waits
-// for all, Arrive counts without waiting.
+// Named barriers 1 to 15 (0 is SyncBlock's) for `threads` threads, a multiple of 32. Sync waits for
+// all, Arrive counts without waiting.
 __device__ __forceinline__ void NamedSync(std::uint32_t id, std::uint32_t threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -69,7 +68,7 @@ __device__ __forceinline__ void NamedArrive(std::uint32_t id, std::uint32_t thre
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// All lanes of `mask` call these together. T has 4 or 8 bytes.
+// All lanes of `mask` must call these together. T has 4 or 8 bytes.
 template <typename T>
 __device__ __forceinline__ T ShuffleXor(T value, std::uint32_t lane_mask,
                                         std::uint32_t mask = kFullMask) {
@@ -91,7 +90,7 @@ __device__ __forceinline__ bool AnyLane(bool value) {
   return __any_sync(kFullMask, value ? 1 : 0) != 0;
 }
 
-// Relaxed atomics on global or shared memory; each returns the value before.
+// Relaxed atomics on global or shared memory. Each returns the previous value.
 __device__ __forceinline__ std::uint32_t AtomicAdd(std::uint32_t* p, std::uint32_t x) {
   return atomicAdd(p, x);
 }
@@ -110,14 +109,14 @@ __device__ __forceinline__ std::uint64_t AtomicMin(std::uint64_t* p, std::uint64
 __device__ __forceinline__ std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
   return atomicOr(p, x);
 }
-// Writes before it are seen by every thread that sees writes after it, on the whole device.
+// Orders the writes before it with the writes after it for all threads of the device.
 __device__ __forceinline__ void DeviceFence() {
   __threadfence();
 }
 
-// Programmatic dependent launch: what follows Wait sees all writes of the kernel before; Launch
-// lets the next kernel start. Both do nothing when the launch was an ordinary one, and below
-// compute capability 9.0.
+// Programmatic dependent launch. After Wait all writes of the preceding kernel are visible; Launch
+// allows the next kernel to start. Both do nothing for an ordinary launch and below compute
+// capability 9.0.
 __device__ __forceinline__ void DependencyWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

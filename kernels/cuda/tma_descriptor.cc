@@ -46,7 +46,7 @@ absl::StatusOr<CUtensorMapDataType> EncoderType(const TmaPlan& plan) {
       return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     default:
       return absl::InvalidArgumentError(
-          absl::StrCat(plan.builder, ": no tensor map holds ", DTypeName(plan.dtype)));
+          absl::StrCat(plan.builder, ": tensor maps do not support ", DTypeName(plan.dtype)));
   }
 }
 
@@ -73,7 +73,7 @@ absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan) {
   }
   CUtensorMap map;
   static_assert(sizeof(map) == sizeof(TmaTile::descriptor) && alignof(CUtensorMap) <= 128);
-  // The enumerators of swizzle and promotion have the encoder's numbers.
+  // The enumerators of swizzle and promotion equal the encoder's values.
   const CUresult result =
       encode(&map, type, plan.rank, const_cast<void*>(plan.base), extents.data(), strides.data(),
              box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,

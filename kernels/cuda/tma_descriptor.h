@@ -1,16 +1,17 @@
 #pragma once
 
-// Tensor maps of KV caches, encoded by the driver. tma_plan.h says what each of them contains and
+// Tensor maps of KV caches, encoded by the driver. tma_plan.h documents the content of each map and
 // how a kernel addresses it.
 //
-// Place:      as tma_plan.h; the functions are part of builds with CUDA only, the header needs
-//             none.
-// Invariants: the encoder comes from the driver by name, so nothing links against libcuda.
+// Place:      as tma_plan.h. The functions exist in builds with CUDA only; the header needs no
+//             CUDA.
+// Invariants: the encoder is looked up in the driver by name, so nothing links against libcuda.
 // Threads:    any, on a machine whose device is open (base/device.h).
-// Lifetime:   tiles are values; the memory that they describe must stay mapped.
+// Lifetime:   tiles are values; the memory that they describe must remain mapped.
 //
-// Every builder returns FAILED_PRECONDITION that names both compute capabilities on a device that
-// lacks the copies, and INVALID_ARGUMENT that names the rule for a geometry that no map can hold.
+// Every builder returns FAILED_PRECONDITION on a device without TMA and names both compute
+// capabilities. It returns INVALID_ARGUMENT and names the violated rule for a geometry that no map
+// can describe.
 
 #include <array>
 #include <cstddef>
@@ -25,27 +26,27 @@ struct CUtensorMap_st;
 
 namespace quire::kernels::cuda {
 
-// A map and what one stage of it fills.
+// A map and the size of the tile that it loads per stage.
 struct TmaTile {
   alignas(128) std::array<std::byte, 128> descriptor{};
   std::array<std::uint32_t, 3> tile_shape{};           // rows, heads, columns
-  std::array<std::uint32_t, kMaxTmaRank> box_shape{};  // of one copy, fastest first
+  std::array<std::uint32_t, kMaxTmaRank> box_shape{};  // box of one copy, fastest extent first
   std::uint32_t rank = 0;
-  std::int64_t bytes = 0;      // of the tile: what a barrier expects
-  std::int64_t box_bytes = 0;  // of one copy
+  std::int64_t bytes = 0;      // size of the tile, which a barrier expects
+  std::int64_t box_bytes = 0;  // size of one copy
 
   const CUtensorMap_st& map() const {
     return *reinterpret_cast<const CUtensorMap_st*>(descriptor.data());
   }
 };
 
-// A map through which a kernel copies the first n rows of a tile.
+// A map with which a kernel copies the first n rows of a tile.
 struct RaggedTmaTile {
   TmaTile tile;
   std::uint32_t tile_rows = 0;
   std::uint32_t num_heads = 0;
 
-  // Coordinates of the copy of `rows` rows from `start` on. REQUIRES: rows <= tile_rows.
+  // Returns the coordinates for copying `rows` rows from `start` on. REQUIRES: rows <= tile_rows.
   std::array<std::int32_t, 3> coordinates(std::uint32_t column, std::uint32_t head,
                                           std::uint32_t start, std::uint32_t rows) const {
     return {static_cast<std::int32_t>(column), static_cast<std::int32_t>(tile_rows - rows),
@@ -55,7 +56,7 @@ struct RaggedTmaTile {
 
 // Encodes a plan for `device`.
 absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan);
-// The same where the device is known to have the plan's copies.
+// The same for a device that is known to support the plan.
 absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan);
 
 template <TmaReadable C>

@@ -1,8 +1,7 @@
 #pragma once
 
-// Host memory, often a mapped file, to a device: the threads of a pool copy pieces into pinned
-// staging buffers, two per thread, and each piece leaves for the device while the next one is
-// staged.
+// Copies host memory, often a mapped file, to a device. The threads of a pool copy pieces into
+// pinned staging buffers, two per thread. A piece is transferred while the next one is staged.
 
 #include <cstdint>
 #include <memory>
@@ -18,27 +17,27 @@
 
 namespace quire::kernels {
 
-// Place:      made by LoadModel for the time of loading, lent to PackLinearWeights by the Backend.
-// Invariants: bytes arrive unchanged; at most 2 * threads * piece_bytes of pinned memory.
-// Threads:    one at a time; uses the pool.
-// Lifetime:   stream and pool outlive it. Finish before what was copied is used elsewhere than on
+// Place:      created by LoadModel while loading; PackLinearWeights gets it from the Backend.
+// Invariants: pins at most 2 * threads * piece_bytes.
+// Threads:    one call at a time; it uses the pool.
+// Lifetime:   stream and pool outlive it. Call Finish before the copied memory is used outside of
 //             the stream.
 class Uploader {
  public:
-  // The usual piece: large enough to keep a link busy while the next one is staged.
+  // The default piece size, large enough to keep a link busy while the next piece is staged.
   static constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
 
-  // Returns RESOURCE_EXHAUSTED without pinned memory. `total_bytes` is for the progress line, 0
-  // when unknown.
+  // Returns RESOURCE_EXHAUSTED without pinned memory. `total_bytes` is used in progress lines; 0
+  // means unknown.
   // REQUIRES: a CUDA stream, piece_bytes > 0.
   static absl::StatusOr<std::unique_ptr<Uploader>> Create(const Stream& stream, ThreadPool* pool,
                                                           std::int64_t piece_bytes,
                                                           std::int64_t total_bytes);
 
-  // The host bytes are read before it returns; they arrive in the order of the stream.
+  // Reads the host bytes before it returns. They arrive in stream order.
   absl::Status Copy(void* device_to, const void* host_from, std::int64_t bytes);
 
-  // Waits until everything has arrived, and logs how fast it was.
+  // Waits until everything has arrived and logs the throughput.
   absl::Status Finish();
 
   std::int64_t bytes() const { return bytes_; }
@@ -52,7 +51,7 @@ class Uploader {
   Uploader(const Stream& stream, ThreadPool* pool, std::int64_t piece_bytes,
            std::int64_t total_bytes);
 
-  // Stages at most piece_bytes and enqueues them, from thread `part`.
+  // Stages and enqueues at most piece_bytes, from thread `part`.
   absl::Status Send(int part, void* device_to, const void* host_from, std::int64_t bytes);
   void LogProgress(bool finished);
 
@@ -61,9 +60,9 @@ class Uploader {
   const std::int64_t piece_bytes_;
   const std::int64_t total_bytes_;
   DeviceBuffer pinned_;
-  std::vector<Staging> stagings_;   // two per thread, side by side
-  std::vector<std::uint8_t> turn_;  // by thread: which of its two comes next
-  Mutex stream_mutex_;              // enqueues on stream_
+  std::vector<Staging> stagings_;  // two per thread, adjacent
+  std::vector<std::uint8_t> turn_;  // per thread: which of its two buffers is next
+  Mutex stream_mutex_;  // serializes enqueues on stream_
   std::int64_t bytes_ = 0;
   absl::Time start_;
   absl::Time last_line_;

@@ -8,9 +8,10 @@ namespace quire::kernels {
 
 absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params) {
   if (std::min({params.gate_stride, params.up_stride, params.y_stride}) < params.columns) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gated product of ", params.columns, " columns has strides gate ", params.gate_stride,
-        ", up ", params.up_stride, ", y ", params.y_stride, ", each must hold a row"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("gated product of ", params.columns, " columns has strides gate ",
+                     params.gate_stride, ", up ", params.up_stride, ", y ", params.y_stride,
+                     ", each must be at least the number of columns"));
   }
   if (params.shape.limit < 0) {
     return absl::InvalidArgumentError(

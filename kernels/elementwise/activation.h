@@ -14,7 +14,7 @@ namespace quire::kernels {
 struct GatedProductParams {
   ConstFloatPtr gate;  // [num_rows, columns], rows gate_stride apart
   ConstFloatPtr up;    // [num_rows, columns], rows up_stride apart
-  FloatPtr y;          // [num_rows, columns], rows y_stride apart; may be gate or up
+  FloatPtr y;          // [num_rows, columns], rows y_stride apart; may alias gate or up
   std::int64_t gate_stride;
   std::int64_t up_stride;
   std::int64_t y_stride;
@@ -23,9 +23,9 @@ struct GatedProductParams {
   GateShape shape = {};
 };
 
-// y = act(gate) * up, element by element in f32, with the one exp of all kernels. A NaN stays one.
-// On a GPU all three are f32 or all are bf16. Returns INVALID_ARGUMENT for a stride below columns,
-// a negative limit or other element types.
+// y = act(gate) * up, element by element in f32, with the exp that all kernels share. NaN stays
+// NaN. On a GPU all three are f32 or all are bf16. Returns INVALID_ARGUMENT for a stride below
+// columns, a negative limit or other element types.
 absl::Status GatedProduct(const Backend& backend, const GatedProductParams& params);
 
 namespace internal {

@@ -1,4 +1,4 @@
-// The plain gated product.
+// Plain reference of the gated product.
 
 #include <cmath>
 

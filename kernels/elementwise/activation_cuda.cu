@@ -1,6 +1,6 @@
-// The gated product: bound by memory (bf16: 4 bytes in, 2 out), one 16-byte access per operand and
-// thread where addresses allow it. Grid: rows by blocks of columns. Plain silu has a kernel of its
-// own; all other shapes share one, whose branches are the same for every thread.
+// The gated product, bound by memory (bf16: 4 bytes in, 2 out). Each thread makes one 16-byte
+// access per operand where addresses allow it. Grid: rows by blocks of columns. Plain silu has its
+// own kernel; all other shapes share one, whose branches are uniform.
 
 #include <cstdint>
 
@@ -95,9 +95,9 @@ absl::Status GatedProductCuda(const CudaContext& context, const GatedProductPara
     if (dtype == DType::kF32) return LaunchProduct<float>(context, params);
     if (dtype == DType::kBF16) return LaunchProduct<BF16>(context, params);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("gated product of ", DTypeName(dtype), " and ", DTypeName(params.up.dtype()),
-                   " to ", DTypeName(params.y.dtype()), ", on a GPU all are f32 or all are bf16"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "gated product of ", DTypeName(dtype), " and ", DTypeName(params.up.dtype()), " to ",
+      DTypeName(params.y.dtype()), ": a GPU requires that all are f32 or all are bf16"));
 }
 
 }  // namespace internal

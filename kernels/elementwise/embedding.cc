@@ -10,8 +10,8 @@ absl::Status Embedding(const Backend& backend, const EmbeddingParams& params) {
         "embedding weights are ", DTypeName(params.dtype), ", supported are f32, bf16 and f16"));
   }
   if (params.y_stride < params.hidden) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("embedding rows are ", params.y_stride, " apart, hidden is ", params.hidden));
+    return absl::InvalidArgumentError(absl::StrCat("embedding has y_stride ", params.y_stride,
+                                                   ", must be at least hidden = ", params.hidden));
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::EmbeddingCuda(*backend.cuda(), params);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows of the embedding matrix for a list of tokens.
+// Looks up rows of the embedding matrix for a list of tokens.
 
 #include <cstdint>
 
@@ -11,7 +11,7 @@
 namespace quire::kernels {
 
 struct EmbeddingParams {
-  const void* table;           // [vocab, hidden] f32, bf16 or f16 without gaps, any alignment
+  const void* table;           // [vocab, hidden] f32, bf16 or f16, contiguous, any alignment
   const std::int32_t* tokens;  // [num_rows]
   float* y;                    // [num_rows, hidden], rows y_stride apart
   std::int64_t y_stride;
@@ -22,8 +22,8 @@ struct EmbeddingParams {
   float scale = 1;
 };
 
-// y[m] = table[tokens[m]] * scale, widened to f32. Returns INVALID_ARGUMENT for a token outside
-// [0, vocab), another dtype, or a stride below hidden. On a GPU tokens are not looked at here.
+// y[m] = table[tokens[m]] * scale, widened to f32. Returns INVALID_ARGUMENT for a token outside [0,
+// vocab) (not checked on a GPU), another dtype, or a stride below hidden.
 absl::Status Embedding(const Backend& backend, const EmbeddingParams& params);
 
 namespace internal {

@@ -1,4 +1,4 @@
-// A gather: bound by the latency of one cold row per token, so the compiler's own vectors do.
+// A gather, bound by the latency of one uncached row per token, so auto-vectorization is enough.
 
 #include <cstddef>
 #include <cstring>

@@ -1,5 +1,5 @@
-// Rows of the embedding matrix: one block a token, columns strided over the threads. Bound by the
-// copy of one row, 8 KB at most, so nothing but the launch counts.
+// Rows of the embedding matrix: one block per token, columns strided over the threads. A row has at
+// most 8 KB, so launch latency dominates.
 
 #include <cstdint>
 
@@ -48,8 +48,7 @@ absl::Status EmbeddingCuda(const CudaContext& context, const EmbeddingParams& pa
     case DType::kF16:
       return LaunchEmbedding<F16>(context, params);
     default:
-      return absl::InvalidArgumentError(absl::StrCat("embedding table is ",
-                                                     DTypeName(params.dtype),
+      return absl::InvalidArgumentError(absl::StrCat("embedding table is ", DTypeName(params.dtype),
                                                      ", supported are f32, bf16 and f16"));
   }
 }

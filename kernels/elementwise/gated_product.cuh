@@ -1,6 +1,6 @@
 #pragma once
 
-// How a gate and an up value become one on the device, with the bits of the CPU's kernels.
+// Combines a gate and an up value on the device, with the bits of the CPU kernels.
 
 #include "kernels/backend/exact_gate.h"
 #include "kernels/backend/exact_math.h"
@@ -9,7 +9,7 @@
 
 namespace quire::kernels::cuda {
 
-// GateShape{}.
+// The product for GateShape{}: plain silu.
 struct SiluProduct {
   __device__ __forceinline__ float operator()(float gate, float up) const {
     const float silu = Div(gate, Add(1.0f, ExactExp(-gate)));
@@ -17,7 +17,8 @@ struct SiluProduct {
   }
 };
 
-// Every step rounded; comparisons are written so that a NaN stays.
+// The product for any GateShape. Every step is rounded; comparisons are written so that NaN is
+// kept.
 struct ShapedProduct {
   GateShape shape;
 

@@ -1,5 +1,4 @@
-// 12 bytes per element from and to the second cache level; bound by it, so the compiler's own
-// vectors do.
+// Moves 12 bytes per element to and from L2 and is bound by that, so auto-vectorization is enough.
 
 #include "kernels/elementwise/residual.h"
 
@@ -12,9 +11,9 @@ namespace quire::kernels {
 
 absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params) {
   if (std::min(params.x_stride, params.branch_stride) < params.columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("residual sum of ", params.columns, " columns has strides x ", params.x_stride,
-                     ", branch ", params.branch_stride, ", each must hold a row"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "residual addition of ", params.columns, " columns has strides x ", params.x_stride,
+        ", branch ", params.branch_stride, ", each must be at least the number of columns"));
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::ResidualAddCuda(*backend.cuda(), params);
@@ -35,9 +34,9 @@ absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params
 absl::Status RoundRows(const Backend& backend, const RoundRowsParams& params) {
   QUIRE_CHECK(backend.cuda() != nullptr);
   if (std::min(params.x_stride, params.y_stride) < params.columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rounding of ", params.columns, " columns has strides x ", params.x_stride,
-                     ", y ", params.y_stride, ", each must hold a row"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "bf16 conversion of ", params.columns, " columns has strides x ", params.x_stride, ", y ",
+        params.y_stride, ", each must be at least the number of columns"));
   }
   if constexpr (kHasCuda) return internal::RoundRowsCuda(*backend.cuda(), params);
   return absl::OkStatus();

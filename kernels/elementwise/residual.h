@@ -1,7 +1,7 @@
 #pragma once
 
-// The sum of a branch and the residual stream, where one of them has a factor, and the stream in
-// the type of a GPU's activations. Without factors the sum is part of the branch's last product
+// Adds a branch to the residual stream when one of them has a factor, and converts the stream to
+// the activation type of a GPU. Without factors the addition is part of the branch's last product
 // (kernels/linear/linear.h).
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct ResidualAddParams {
   std::int64_t branch_stride;
   std::uint32_t num_rows;
   std::uint32_t columns;
-  float scale = 1;         // on the branch
-  float output_scale = 1;  // on the sum
+  float scale = 1;         // factor of the branch
+  float output_scale = 1;  // factor of the sum
 };
 
-// x = (x + scale * branch) * output_scale, element by element, every step rounded to f32. Returns
-// INVALID_ARGUMENT for a stride below columns.
+// x = (x + scale * branch) * output_scale, element by element, with every step rounded to f32.
+// Returns INVALID_ARGUMENT for a stride below columns.
 absl::Status ResidualAdd(const Backend& backend, const ResidualAddParams& params);
 
 struct RoundRowsParams {
@@ -36,8 +36,8 @@ struct RoundRowsParams {
   std::uint32_t columns;
 };
 
-// y = x, rounded to nearest even: the stream as input of a branch without a norm. Returns
-// INVALID_ARGUMENT for a stride below columns. REQUIRES: a GPU; the CPU reads the stream itself.
+// y = x, rounded to nearest even. A branch without a norm reads the stream in this form. Returns
+// INVALID_ARGUMENT for a stride below columns. REQUIRES: a GPU; CPU kernels read the f32 stream.
 absl::Status RoundRows(const Backend& backend, const RoundRowsParams& params);
 
 namespace internal {

@@ -1,8 +1,8 @@
-// Small ops over rows of f32: the residual sum with factors, the soft cap of logits and the stream
-// rounded to bf16. Bound by memory: 12, 8 and 6 bytes an element. Grid: rows by blocks of columns,
-// one element a thread, neighbours side by side. The sum of rows, of f32 or bf16, has one thread a
-// column, which goes down the rows one after the other: few blocks, but its order is that of the
-// tokens, and it is asked for by requests for a mean only.
+// Small ops over f32 rows: residual addition with factors, soft cap of logits, and conversion of
+// the stream to bf16. Bound by memory: 12, 8 and 6 bytes per element. Grid: rows by blocks of
+// columns, one element per thread. SumRows (f32 or bf16) has one thread per column, which adds the
+// rows in order. It uses few blocks, but its order is that of the tokens, and only requests for
+// mean pooling use it.
 
 #include <cmath>
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// The column of a thread, or one beyond the row.
+// Column of this thread; may be beyond the row.
 __device__ __forceinline__ std::uint32_t Column() {
   return cuda::BlockY() * kThreads + cuda::ThreadIndex();
 }
@@ -66,14 +66,14 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(const RoundRowsParam
   params.y[row * params.y_stride + i] = BF16::FromFloat(params.x[row * params.x_stride + i]);
 }
 
-// SumRowsParams as the device reads them.
+// SumRowsParams in the form that the kernel reads.
 struct RowsToSum {
   const void* x;  // [num_rows, columns]
   float* sum;
   std::uint32_t num_rows;
   std::uint32_t columns;
   bool begins;
-  bool is_f32;  // else bf16
+  bool is_f32;  // otherwise bf16
 };
 
 __global__ void __launch_bounds__(kThreads) SumRowsKernel(const RowsToSum params) {

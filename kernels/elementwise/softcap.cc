@@ -5,16 +5,16 @@
 namespace quire::kernels {
 namespace {
 
-// Columns of a share, so that one row of a large vocabulary keeps all threads busy.
+// Columns of one work item, small enough that one row of a large vocabulary uses all threads.
 constexpr std::int64_t kGrain = 1024;
 
 }  // namespace
 
 absl::Status Softcap(const Backend& backend, const SoftcapParams& params) {
   if (params.x_stride < params.columns) {
-    return absl::InvalidArgumentError(absl::StrCat("softcap of ", params.columns,
-                                                   " columns has rows ", params.x_stride,
-                                                   " apart, they must hold a row"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("softcap of ", params.columns, " columns has x_stride ", params.x_stride,
+                     ", which must be at least the number of columns"));
   }
   if (params.cap < 0) {
     return absl::InvalidArgumentError(

@@ -1,6 +1,6 @@
 #pragma once
 
-// A factor on logits and a soft cap of them.
+// Scales logits and applies a soft cap.
 
 #include <cstdint>
 
@@ -15,18 +15,18 @@ struct SoftcapParams {
   std::uint32_t num_rows;
   std::uint32_t columns;
   float scale = 1;
-  float cap = 0;  // 0: none
+  float cap = 0;  // 0: no cap
 };
 
-// x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32. Where scale x
-// is infinite or a NaN it stays so: a cap must not hide from the sampler that a row is broken.
-// Returns INVALID_ARGUMENT for a stride below columns or a negative cap.
+// x = cap tanh(scale x / cap), or scale x without a cap, element by element in f32. Infinite and
+// NaN values of scale x are kept, so that the sampler still detects a broken row. Returns
+// INVALID_ARGUMENT for a stride below columns or a negative cap.
 absl::Status Softcap(const Backend& backend, const SoftcapParams& params);
 
 namespace internal {
 
 absl::Status SoftcapCuda(const CudaContext& context, const SoftcapParams& params);
-// Columns [begin, end) of all rows: the plain reference and the fast path.
+// Columns [begin, end) of all rows: plain reference and fast path.
 void SoftcapCpu(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
 void SoftcapSimd(const SoftcapParams& params, std::int64_t begin, std::int64_t end);
 

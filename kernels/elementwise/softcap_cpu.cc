@@ -1,4 +1,4 @@
-// The plain soft cap.
+// Plain reference of the soft cap.
 
 #include <cmath>
 

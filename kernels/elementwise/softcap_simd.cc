@@ -1,5 +1,6 @@
-// Traffic: 4 bytes in and out per element. Bound by exp and two divisions, about 40 instructions
-// per register: nothing beside the product of the head, which reads a row of weights per element.
+// Memory traffic: 4 bytes in and out per element. Bound by exp and two divisions, about 40
+// instructions per register. The preceding product reads a row of weights per element, so this cost
+// is negligible.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,7 +22,7 @@ HWY_INLINE VF Capped(VF x, float scale, float cap) {
   if (cap == 0) return scaled;
   const VF limit = hn::Set(d, cap);
   const VF capped = hn::Mul(limit, Tanh(hn::Div(scaled, limit)));
-  // Else the sampler would not see that the row is broken.
+  // Infinity is kept, so that the sampler detects that the row is broken.
   return hn::IfThenElse(hn::IsInf(scaled), scaled, capped);
 }
 

@@ -1,6 +1,6 @@
-// Scatters the packed arrays of a step: one pass over each array by all threads of the grid, then
-// the changed ranges of the lookup table, one block each in turn. A few KB in all: the time is that
-// of the launch.
+// Scatters the packed arrays of a step. All threads of the grid copy each array, then each changed
+// range of the lookup tables is copied by one block. The data is a few KB, so launch latency
+// dominates.
 
 #include <cstdint>
 

@@ -7,9 +7,8 @@ namespace quire::kernels {
 absl::Status SumRows(const Backend& backend, const SumRowsParams& params) {
   const bool is_bf16 = params.x.dtype() == DType::kBF16 && backend.cuda() != nullptr;
   if (!params.x.is_f32() && !is_bf16) {
-    return absl::InvalidArgumentError(absl::StrCat("rows to add up are ",
-                                                   DTypeName(params.x.dtype()),
-                                                   ", they must be f32, or bf16 on a GPU"));
+    return absl::InvalidArgumentError(absl::StrCat("SumRows input is ", DTypeName(params.x.dtype()),
+                                                   ", it must be f32, or bf16 on a GPU"));
   }
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::SumRowsCuda(*backend.cuda(), params);

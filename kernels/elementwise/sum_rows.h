@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows added up, for vectors that are a mean of hidden states.
+// Sums rows, for mean pooling of hidden states.
 
 #include <cstdint>
 
@@ -11,15 +11,15 @@
 namespace quire::kernels {
 
 struct SumRowsParams {
-  ConstFloatPtr x;  // [num_rows, columns], f32 or, on a GPU, bf16 too; rows one behind the other
-  float* sum;       // [columns]; read, unless begins, and written
+  ConstFloatPtr x;  // [num_rows, columns], f32 or, on a GPU, bf16; contiguous rows
+  float* sum;       // [columns]; read unless `begins`, and written
   std::uint32_t num_rows;
   std::uint32_t columns;
-  bool begins;  // sum has nothing yet
+  bool begins;  // true for the first call, which ignores the value in sum
 };
 
-// sum = (begins ? 0 : sum) + x[0] + x[1] + ..., column by column in f32, from left to right: so the
-// rows may come in any number of calls. Returns INVALID_ARGUMENT for another type of x.
+// sum = (begins ? 0 : sum) + x[0] + x[1] + ..., column by column in f32, from left to right. So
+// rows may be split over any number of calls. Returns INVALID_ARGUMENT for another type of x.
 absl::Status SumRows(const Backend& backend, const SumRowsParams& params);
 
 namespace internal {

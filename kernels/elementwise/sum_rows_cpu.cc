@@ -1,4 +1,4 @@
-// The plain sum of rows; the compiler makes vectors of the columns.
+// Plain sum of rows; the compiler vectorizes over columns.
 
 #include "kernels/elementwise/sum_rows.h"
 

@@ -8,7 +8,7 @@ namespace quire::kernels {
 
 absl::Status CopyHeadColumns(const Backend& backend, const CopyHeadColumnsParams& params) {
   if (backend.cuda() != nullptr) {
-    return absl::InvalidArgumentError("columns of heads on a GPU are part of the latent store");
+    return absl::InvalidArgumentError("CopyHeadColumns is not supported on a GPU: use LatentStore");
   }
   const std::int64_t heads = params.num_heads;
   if (std::int64_t{params.x_first} + params.columns > params.x_head_size ||

@@ -1,8 +1,8 @@
 #pragma once
 
-// The one list of KV element types that kernels are built for, and what is made of it: views and
-// collections whose element type is chosen at run time. Heads, head size and page size are fields,
-// so only the element multiplies instantiations.
+// The list of KV element types that kernels support, and the views and collections with an element
+// type chosen at run time. Heads, head size and page size are run-time fields, so only the element
+// type multiplies template instantiations.
 
 #include <cstdint>
 #include <type_traits>
@@ -21,7 +21,7 @@ namespace quire::kernels {
 
 using KvParams = cache::KVCacheStaticParams<cache::kDynamicExtent, cache::kDynamicExtent>;
 
-// One-byte elements are quantised, with f32 scales.
+// One-byte elements are quantized, with f32 scales.
 template <typename T>
 inline constexpr bool kQuantizedKv = sizeof(T) == 1;
 template <typename T>
@@ -37,16 +37,16 @@ template <typename T>
 using KvCollection = cache::PagedKVCacheCollection<T, KvParams, cache::kDynamicExtent, KvScale<T>,
                                                    kKvGranularity<T>>;
 
-// The list. An element type joins here and nowhere else.
+// The list of element types. New types are added here only.
 template <template <typename> typename Of>
 using OverKvElements = std::variant<Of<float>, Of<BF16>, Of<F16>, Of<F8E4M3>, Of<std::int8_t>>;
 
 using AnyKvView = OverKvElements<KvView>;
 using AnyKvCollection = OverKvElements<KvCollection>;
 
-// The collection for geometry.dtype over the pool at `blocks` (page 0 of layer 0's K) and, for a
-// quantised one, its `scales`. Returns INVALID_ARGUMENT for a dtype that is not in the list, or
-// what the collection's own checks find.
+// Creates the collection of geometry.dtype over the pool at `blocks` (page 0 of layer 0's K) and,
+// if quantized, its `scales`. Returns INVALID_ARGUMENT for a dtype that is not in the list, or the
+// error of the collection's own checks.
 inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry& geometry,
                                                         void* blocks,
                                                         const cache::KvStepInputs& inputs,
@@ -77,7 +77,7 @@ inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry&
   }
 }
 
-// REQUIRES: layer is one of the collection's.
+// REQUIRES: the collection has this layer.
 inline AnyKvView KeyView(const AnyKvCollection& collection, std::uint32_t layer) {
   return std::visit([&](const auto& c) { return AnyKvView(c.get_key_cache(layer)); }, collection);
 }
@@ -85,9 +85,9 @@ inline AnyKvView ValueView(const AnyKvCollection& collection, std::uint32_t laye
   return std::visit([&](const auto& c) { return AnyKvView(c.get_value_cache(layer)); }, collection);
 }
 
-// Rows of latent attention, which are K and V in one. Layers share the halves of a collection of
-// half as many: even ones have a K half, odd ones the V half beside it. REQUIRES: layer / 2 is one
-// of the collection's.
+// Returns the view of MLA cache rows, which are K and V in one. L layers share a collection of L /
+// 2 layers: even layers use the K half, odd layers the V half. REQUIRES: the collection has layer /
+// 2.
 inline AnyKvView LatentView(const AnyKvCollection& collection, std::uint32_t layer) {
   return layer % 2 == 0 ? KeyView(collection, layer / 2) : ValueView(collection, layer / 2);
 }
@@ -96,7 +96,7 @@ inline DType KvDType(const AnyKvView& view) {
   return std::visit([](const auto& v) { return v.kDType; }, view);
 }
 
-// What ops check of a pair of views before they touch memory.
+// Properties of a view that ops check before they access memory.
 struct KvShape {
   DType dtype;
   std::uint32_t num_heads;
@@ -104,7 +104,7 @@ struct KvShape {
   std::uint32_t page_size;
   std::uint32_t batch_size;
   std::uint32_t lookup_stride;
-  std::uint32_t granularity;  // columns per scale; 1 when not quantised
+  std::uint32_t granularity;  // columns per scale; 1 when not quantized
   friend bool operator==(const KvShape&, const KvShape&) = default;
 };
 inline KvShape KvShapeOf(const AnyKvView& view) {
@@ -116,10 +116,10 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
       view);
 }
 
-// For the CPU, since it reads the step's lengths. Returns INVALID_ARGUMENT unless both views have
-// one shape, a quantised one with one scale per token and head, and every row b of [0, batch_size)
-// keeps its cached tokens and the new ones, row_offsets[b + 1] - row_offsets[b], inside the lookup
-// table.
+// Checks a step on the CPU; reads the step's lengths. Returns INVALID_ARGUMENT unless both views
+// have the same shape, quantized ones with one scale per token and head. Every row b < batch_size
+// must also fit its lookup table with its cached tokens and its row_offsets[b + 1] - row_offsets[b]
+// new ones.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

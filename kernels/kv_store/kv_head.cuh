@@ -1,9 +1,10 @@
 #pragma once
 
-// One head in the registers of a warp: read, normed, rotated in f32, written into its page. A lane
-// owns four neighbouring columns of each piece of 128, and the other column of each of its pairs is
-// read as well (from L1), so a head may be written back in place once all lanes have read. The
-// group of a quantised page is one head, so its largest magnitude is a butterfly over the warp.
+// One head in the registers of a warp: it is loaded, normalized, rotated in f32 and written into
+// its page. A lane owns four adjacent columns of each piece of 128 columns. It also reads the other
+// column of each of its pairs (from L1), so a head may be written back in place only after all
+// lanes have read. A quantized page has one scale per head, so the maximum magnitude is a butterfly
+// reduction over the warp.
 
 #include <cstdint>
 #include <limits>
@@ -17,26 +18,26 @@
 
 namespace quire::kernels::kv_head {
 
-inline constexpr std::uint32_t kColumns = 4;  // of a lane, side by side
+inline constexpr std::uint32_t kColumns = 4;  // adjacent columns per lane
 
-// A head's columns, four per lane and piece.
+// The columns of a head, four per lane and piece.
 template <std::uint32_t kPieces>
 using HeadValues = float[kPieces][kColumns];
 template <std::uint32_t kPieces>
 inline constexpr std::uint32_t kMaxHeadSize = kPieces* kColumns* cuda::kWarpSize;
 
-// RopeParams without its rows.
+// RopeParams without the row arguments.
 struct Rotation {
   const float* cosines;
   const float* sines;
-  std::uint32_t size;  // 0: none
+  std::uint32_t size;  // 0: no rotation
   std::uint32_t first;
   RopeStyle style;
 };
 
 // RMSNorm of a head before its rotation.
 struct HeadNorm {
-  const float* weight;  // [head_size]; null: none
+  const float* weight;  // [head_size]; null: no norm
   float epsilon;
 };
 
@@ -44,7 +45,7 @@ __device__ __forceinline__ std::uint32_t FirstColumn(std::uint32_t piece) {
   return kColumns * (cuda::Lane() + piece * cuda::kWarpSize);
 }
 
-// 1 / rms of a head, in the order of the kernel of RmsNorm's groups.
+// 1 / rms of a head, in the reduction order of RmsNorm's group kernel.
 template <std::uint32_t kPieces>
 __device__ __forceinline__ float InverseRms(const HeadValues<kPieces>& x, std::uint32_t head_size,
                                             float epsilon) {
@@ -62,11 +63,11 @@ __device__ __forceinline__ float InverseRms(const HeadValues<kPieces>& x, std::u
   return cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, epsilon)));
 }
 
-// A head as it is read, or normed and rounded to its type.
+// A head as loaded, or normalized and rounded to its type.
 template <typename T>
 struct NormedHead {
   const T* head;
-  const float* weight;  // null: as it is read
+  const float* weight;  // null: no norm
   float inverse;
 
   __device__ __forceinline__ float Norm(float x, std::uint32_t d) const {
@@ -76,7 +77,7 @@ struct NormedHead {
   __device__ __forceinline__ float At(std::uint32_t d) const { return Norm(ToFloat(head[d]), d); }
 };
 
-// Column d of the head, rotated; `own` is what lies there.
+// Returns column d of the head, rotated; `own` is its value before rotation.
 template <typename T>
 __device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedHead<T>& head,
                                          std::int64_t row, std::uint32_t d, float own) {
@@ -94,7 +95,7 @@ __device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedH
   return second ? cuda::Add(kept, turned) : cuda::Sub(kept, turned);
 }
 
-// Reads a head of row `row`, normed, and rotated unless `rotate` is false. Columns beyond it are
+// Loads a head of row `row`, normalizes it, and rotates it if `rotate`. Columns beyond the head are
 // zeros.
 template <std::uint32_t kPieces, typename T>
 __device__ __forceinline__ void ReadHead(const Rotation& rotation, const T* head,
@@ -123,8 +124,8 @@ __device__ __forceinline__ void ReadHead(const Rotation& rotation, const T* head
 }
 
 struct PagePlace {
-  std::uint32_t row;   // of the batch
-  std::uint32_t head;  // of the cache
+  std::uint32_t row;   // batch row
+  std::uint32_t head;  // KV head
   std::uint32_t token;
 };
 
@@ -134,7 +135,7 @@ __device__ __forceinline__ void StoreHead(const KvView<E>& view, const PagePlace
   float scale = 1.0f;
   bool zero = false;
   if constexpr (kQuantizedKv<E>) {
-    // As cache::QuantizeGroup: the largest magnitude has no order.
+    // Computes the scale of cache::QuantizeGroup. The maximum does not depend on order.
     float amax = 0.0f;
     bool finite = true;
 #pragma unroll

@@ -1,5 +1,5 @@
-// 4 bytes read and 1 to 4 written per element of K and V; about 1 % of a layer. Quantising reads a
-// head twice, the second time from L1. The bytes are those of FromFloat and QuantizeGroup.
+// Reads 4 bytes and writes 1 to 4 per element of K and V, about 1 % of a layer. Quantization reads
+// a head twice, the second time from L1. The bytes equal those of FromFloat and QuantizeGroup.
 
 #include <algorithm>
 #include <cmath>
@@ -20,11 +20,11 @@ namespace quire::kernels::HWY_NAMESPACE {
 using D8 = hn::Rebind<std::uint8_t, DF>;
 using D8S = hn::Rebind<std::int8_t, DF>;
 
-// The largest magnitude of a head, or NaN when one of its values is not finite.
+// Returns the maximum magnitude of a head, or NaN if one of its values is not finite.
 HWY_INLINE float LargestMagnitude(const float* HWY_RESTRICT x, std::size_t count) {
   const DF d;
   VF max = hn::Zero(d);
-  VF poisoned = hn::Zero(d);  // 0 * x is NaN for what is not finite
+  VF poisoned = hn::Zero(d);  // 0 * x is NaN if x is not finite
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const VF value = hn::LoadU(d, x + i);
@@ -49,14 +49,15 @@ HWY_INLINE float LargestMagnitude(const float* HWY_RESTRICT x, std::size_t count
 
 HWY_INLINE void StoreQuantized(VF y, std::int8_t* to) {
   const DF d;
-  // As large as 127 units in the last place or so before rounding.
+  // Before rounding, |y| may exceed 127 by a few units in the last place.
   const VF limit = hn::Set(d, cache::kQuantizedMax<std::int8_t>);
   const VF rounded = hn::Round(hn::Min(hn::Max(y, hn::Neg(limit)), limit));
   hn::StoreU(hn::DemoteTo(D8S(), hn::ConvertTo(DI(), rounded)), D8S(), to);
 }
 
-// |y| <= 448 but for rounding. Normal results (from 2^-6 on): 3 bits of mantissa, ties to even, in
-// integers. The rest are multiples of 2^-9, which adding 2^14 rounds to.
+// |y| <= 448 except for rounding errors. Normal results (from 2^-6 on) are rounded to 3 bits of
+// mantissa, ties to even, in integers. Smaller results are multiples of 2^-9, to which adding 2^14
+// rounds.
 HWY_INLINE void StoreQuantized(VF y, F8E4M3* to) {
   const DF d;
   const DU du;
@@ -64,14 +65,14 @@ HWY_INLINE void StoreQuantized(VF y, F8E4M3* to) {
   const VU bits = hn::BitCast(du, magnitude);
   const VU odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(du, 1));
   const VU rounded = hn::Add(hn::Add(bits, odd), hn::Set(du, 0x7ffffu));
-  // The exponent's bias goes from 127 to 7.
+  // The exponent bias changes from 127 to 7.
   const VU normal = hn::Sub(hn::ShiftRight<20>(rounded), hn::Set(du, 120u << 3));
   const VF anchored = hn::Add(magnitude, hn::Set(d, 0x1p14f));
   const VU small = hn::Sub(hn::BitCast(du, anchored), hn::BitCast(du, hn::Set(d, 0x1p14f)));
   const auto is_small = hn::RebindMask(du, hn::Lt(magnitude, hn::Set(d, 0x1p-6f)));
   const VU sign = hn::ShiftLeft<7>(hn::ShiftRight<31>(hn::BitCast(du, y)));
   const VU code = hn::Or(hn::IfThenElse(is_small, small, normal), sign);
-  // Through signed words, since that is what narrows everywhere; codes fit 8 bits.
+  // Narrowed through signed words, which every target supports; codes fit in 8 bits.
   hn::StoreU(hn::DemoteTo(D8(), hn::BitCast(DI(), code)), D8(),
              reinterpret_cast<std::uint8_t*>(to));
 }
@@ -110,7 +111,7 @@ void NarrowBf16(const float* HWY_RESTRICT x, std::size_t count, BF16* HWY_RESTRI
     const VU bits = hn::BitCast(du, value);
     const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, odd), hn::Set(du, 0x7fffu)));
-    // What FromFloat makes of NaN: quiet.
+    // FromFloat converts NaN to a quiet NaN.
     const VU quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
     const auto is_number = hn::RebindMask(du, hn::Eq(value, value));
     const auto words = hn::BitCast(DI(), hn::IfThenElse(is_number, rounded, quiet));

@@ -12,9 +12,11 @@ absl::Status CheckShapes(const LatentStoreParams& params, const KvShape& shape) 
   if (shape.num_heads == 1 && params.rope_size % 2 == 0 && params.rope_size < shape.head_size) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "latent rows of ", shape.num_heads, " heads of ", shape.head_size, " columns with ",
-      params.rope_size, " rotated: there must be 1 head, and an even number rotated, not all"));
+  return absl::InvalidArgumentError(absl::StrCat("MLA cache rows of ", shape.num_heads,
+                                                 " heads of ", shape.head_size, " columns with ",
+                                                 params.rope_size,
+                                                 " rope columns: there must be 1 head, and an even "
+                                                 "number of rope columns below the head size"));
 }
 
 absl::Status Rotate(const Backend& backend, const LatentStoreParams& params, float* x,

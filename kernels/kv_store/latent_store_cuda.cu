@@ -1,6 +1,6 @@
-// Rope and pages of latent attention: one warp for a query head's rotated columns or for the cached
-// row of a token (kv_head.cuh). A launch of its own, as qkv_store_cuda.cu. Bound by memory: the
-// rotated columns in and out, the row in and out.
+// Rope and page writes of MLA: one warp per query head (its rope columns) and one per cached row
+// (kv_head.cuh). It is a separate launch for the reason given in qkv_store_cuda.cu. Bound by
+// memory: the rope columns in and out, the row in and out.
 
 #include <cstdint>
 #include <variant>
@@ -26,7 +26,7 @@ struct LatentStoreArgs {
   const T* heads;
   const T* latents;
   T* queries;
-  kv_head::Rotation slice;  // as in a head that is the rotated columns alone
+  kv_head::Rotation rope;  // rotation of the rope columns, as if they were a head of their own
   const std::int32_t* token_rows;
   const std::int32_t* positions;
   std::uint32_t num_heads;
@@ -34,13 +34,13 @@ struct LatentStoreArgs {
 };
 
 template <typename T, typename E>
-__device__ __forceinline__ void TurnQuery(const LatentStoreArgs<T, E>& args, std::int64_t row,
-                                          std::uint32_t head) {
-  const std::uint32_t rope = args.slice.size;
+__device__ __forceinline__ void RotateQuery(const LatentStoreArgs<T, E>& args, std::int64_t row,
+                                            std::uint32_t head) {
+  const std::uint32_t rope = args.rope.size;
   const std::uint32_t columns = args.rows.head_size();
   const std::int64_t index = row * args.num_heads + head;
   kv_head::HeadValues<1> values;
-  kv_head::ReadHead<1>(args.slice, args.heads + index * (args.nope_size + rope) + args.nope_size,
+  kv_head::ReadHead<1>(args.rope, args.heads + index * (args.nope_size + rope) + args.nope_size,
                        rope, row, true, values);
   const std::uint32_t d = kv_head::FirstColumn(0);
   if (d >= rope) return;
@@ -60,11 +60,11 @@ __global__ void __launch_bounds__(kThreads)
   const std::int32_t batch_row = args.token_rows[row];
   if (batch_row < 0 || head > args.num_heads) return;
   if (head < args.num_heads) {
-    TurnQuery(args, row, head);
+    RotateQuery(args, row, head);
     return;
   }
   const std::uint32_t columns = args.rows.head_size();
-  kv_head::Rotation rotation = args.slice;
+  kv_head::Rotation rotation = args.rope;
   rotation.first = columns - rotation.size;
   kv_head::HeadValues<kRowPieces> values;
   kv_head::ReadHead<kRowPieces>(rotation, args.latents + row * columns, columns, row, true, values);
@@ -99,12 +99,12 @@ absl::Status CheckShapes(const LatentStoreParams& params, const KvShape& shape) 
       params.rope_size % kColumns != 0 || params.rope_size > kMaxLatentRope ||
       params.nope_size % kColumns != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "latent rows of ", shape.head_size, " columns with ", params.rope_size,
-        " rotated, queries with ", params.nope_size, " others: on a GPU all are multiples of ",
-        kColumns, ", the first at most ", kMaxLatentColumns, " and the second ", kMaxLatentRope));
+        "MLA cache rows of ", shape.head_size, " columns with ", params.rope_size,
+        " rope columns, queries with ", params.nope_size, " others: a GPU requires multiples of ",
+        kColumns, ", at most ", kMaxLatentColumns, " and ", kMaxLatentRope));
   }
   if (params.token_rows == nullptr || params.positions == nullptr) {
-    return absl::InvalidArgumentError("latent store on a GPU needs token_rows and positions");
+    return absl::InvalidArgumentError("LatentStore on a GPU requires token_rows and positions");
   }
   return absl::OkStatus();
 }
@@ -119,7 +119,7 @@ absl::Status LatentStoreCuda(const CudaContext& context, const LatentStoreParams
   const DType dtype = params.latents.dtype();
   const absl::Status other = absl::InvalidArgumentError(absl::StrCat(
       "latents of ", DTypeName(dtype), " with queries of ", DTypeName(params.heads.dtype()),
-      " and ", DTypeName(params.queries.dtype()), " do not go into pages of ",
+      " and ", DTypeName(params.queries.dtype()), " are not supported with pages of ",
       DTypeName(shape.dtype), " with ", shape.granularity,
       " columns per scale; supported are f32 into f32, and bf16 into bf16, f16, fp8_e4m3 and int8 "
       "with one scale per row"));

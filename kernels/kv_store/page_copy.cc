@@ -22,8 +22,8 @@ const cache::KvGeometry& GeometryOf(const AnyKvCollection& pool) {
   return std::visit([](const auto& c) -> const cache::KvGeometry& { return c.geometry(); }, pool);
 }
 
-// Calls fn(view) for K and V of each layer, where row 0 of the view's table is `source` and row 1
-// is `destination`: copies reach pages as all kernels do, through a lookup table.
+// Calls fn(view) for K and V of each layer. Row 0 of the view's lookup table is `source`, row 1 is
+// `destination`, so copies use views as all kernels do.
 template <typename Fn>
 void ForEachView(const Backend& backend, const AnyKvCollection& pool, std::uint32_t source,
                  std::uint32_t destination, Fn&& fn) {
@@ -67,8 +67,8 @@ absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
     QUIRE_RETURN_IF_ERROR(CheckPage(geometry, item.source, false));
     QUIRE_RETURN_IF_ERROR(CheckPage(geometry, item.destination, true));
     if (item.num_rows > geometry.page_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("copy of ", item.num_rows, " tokens, a page holds ", geometry.page_size));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "copy of ", item.num_rows, " tokens exceeds the page size ", geometry.page_size));
     }
   }
   if constexpr (kHasCuda) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Page copies inside one pool: the tail of a forked sequence, and clean pages. The scales of a
-// quantised pool go with the values.
+// Page copies inside one pool, for the last page of a forked sequence and for clearing pages.
+// Scales of a quantized pool are copied with the values.
 
 #include <cstdint>
 #include <span>
@@ -13,18 +13,19 @@
 namespace quire::kernels {
 
 struct PageCopyItem {
-  std::uint32_t source;       // page id; the null page gives zeros
+  std::uint32_t source;       // page id; copying the null page writes zeros
   std::uint32_t destination;  // page id, not the null page
   std::uint32_t num_rows;     // first tokens of the page to copy, at most the page size
 };
 
-// For each item, in order, the first num_rows tokens of a page, K and V of all layers; the rest of
-// the destination stays. An item sees what the items before it copied. Returns INVALID_ARGUMENT,
-// with nothing copied, for a page outside the pool, the null page as destination, or too many rows.
+// For each item, in order, copies the first num_rows tokens of a page, K and V of all layers. The
+// rest of the destination is unchanged. An item reads the results of earlier items. Returns
+// INVALID_ARGUMENT and copies nothing for a page outside the pool, the null page as destination, or
+// too many rows.
 absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,
                        std::span<const PageCopyItem> items);
 
-// Every byte of the pages' K and V in all layers, and of their scales, to zero. Errors as above.
+// Zeroes K and V of the pages in all layers, and their scales. Errors are those of CopyPages.
 absl::Status ZeroPages(const Backend& backend, const AnyKvCollection& pool,
                        std::span<const std::uint32_t> pages);
 
@@ -41,7 +42,7 @@ absl::Status ZeroPage(const Backend& backend, const AnyKvCollection& pool, std::
 
 namespace internal {
 
-// Arguments have been checked.
+// The arguments have been checked.
 absl::Status CopyPagesCuda(const CudaContext& context, const AnyKvCollection& pool,
                            std::span<const PageCopyItem> items);
 absl::Status ZeroPagesCuda(const CudaContext& context, const AnyKvCollection& pool,

@@ -1,7 +1,7 @@
-// Page copies: the items of a launch are a kernel argument, so that nothing is staged. A page is
-// (K, V) x layers runs of page_size rows, of which the first rows are copied; blocks go over (item,
-// run) and their threads along the run. Grid and block are small: a copy runs beside decode and
-// must not starve it.
+// Page copies. The items of a launch are a kernel argument, so nothing is staged. A page consists
+// of (K, V) x layers runs of page_size rows, and the first rows of each run are copied. Each block
+// copies one run of one item. Grid and blocks are small, because a copy runs concurrently with
+// decode and must not delay it.
 
 #include <algorithm>
 #include <array>
@@ -26,11 +26,11 @@ struct CopyList {
   std::uint32_t count;
 };
 
-// Values or scales of a pool, in bytes.
+// Byte layout of the values or the scales of a pool.
 struct CopyLayout {
   std::byte* base;  // page 0 of layer 0's K
   std::int64_t page_stride;
-  std::int64_t run_stride;  // one layer's K or V of a page
+  std::int64_t run_stride;  // distance between K or V of adjacent layers in a page
   std::int64_t row_bytes;
   std::uint32_t num_runs;  // kv_dim x layers
 };
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Rows, runs and pages are multiples of Unit.
+// REQUIRES: sizes of rows, runs and pages are multiples of Unit.
 template <typename Unit>
 absl::Status LaunchCopy(const CudaContext& context, const CopyList& list, const CopyLayout& layout,
                         bool zero) {
@@ -98,7 +98,7 @@ absl::Status LaunchList(const CudaContext& context, const AnyKvCollection& pool,
       pool);
 }
 
-// Whether `item` may not run beside those of the list.
+// True if `item` must not run in the same launch as the items of the list.
 bool DependsOn(const PageCopyItem& item, const CopyList& list) {
   return std::any_of(
       list.items.begin(), list.items.begin() + list.count, [&](const PageCopyItem& other) {
@@ -133,7 +133,7 @@ absl::Status ZeroPagesCuda(const CudaContext& context, const AnyKvCollection& po
     for (const std::uint32_t page :
          pages.subspan(at, std::min<std::size_t>(kMaxItems, pages.size() - at))) {
       const PageCopyItem item = {page, page, rows};
-      if (!DependsOn(item, list)) list.items[list.count++] = item;  // once is enough
+      if (!DependsOn(item, list)) list.items[list.count++] = item;  // duplicates are skipped
     }
     QUIRE_RETURN_IF_ERROR(LaunchList(context, pool, list, true));
   }

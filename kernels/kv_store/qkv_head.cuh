@@ -1,7 +1,8 @@
 #pragma once
 
-// A head of the QKV product on its way to attention, by a warp: normed where the model does,
-// rotated in f32, a q head written back in place, a k or v head into its page (kv_head.cuh).
+// One warp processes a head between the QKV product and attention. The head is normalized if the
+// model requires it and rotated in f32. A q head is written back in place, a k or v head is written
+// into its page (kv_head.cuh).
 
 #include <cstdint>
 
@@ -12,7 +13,7 @@
 
 namespace quire::kernels::kv_head {
 
-// Pieces of 32 lanes x 4 columns that a head may have.
+// Maximum number of pieces of 32 lanes x 4 columns per head.
 inline constexpr std::uint32_t kQkvPieces = 2;
 
 template <typename T, typename E>
@@ -29,7 +30,7 @@ struct QkvStoreArgs {
   std::uint32_t num_heads;
 };
 
-// What QkvStore makes of the parameters.
+// Converts the parameters of QkvStore.
 template <typename T, typename E>
 QkvStoreArgs<T, E> QkvArgsOf(const QkvStoreParams& params, const KvView<E>& keys,
                              const KvView<E>& values) {
@@ -45,8 +46,8 @@ QkvStoreArgs<T, E> QkvArgsOf(const QkvStoreParams& params, const KvView<E>& keys
           params.num_heads};
 }
 
-// Head `head` of row `row`, counting those of q, k and v; padding and heads that there are not stay
-// as they are.
+// Processes head `head` of row `row`; heads of q, k and v are numbered consecutively. Padding rows
+// and nonexistent heads are skipped.
 template <typename T, typename E>
 __device__ __forceinline__ void StoreQkvHead(const QkvStoreArgs<T, E>& args, std::int64_t row,
                                              std::uint32_t head) {

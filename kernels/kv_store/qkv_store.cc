@@ -16,7 +16,7 @@ absl::Status QkvStore(const Backend& backend, const QkvStoreParams& params) {
   float* const k = q + std::int64_t{params.num_heads} * shape.head_size;
   float* const v = k + std::int64_t{shape.num_heads} * shape.head_size;
   if (params.rotary_size > 0) {
-    // Heads of q and k lie side by side, so one call rotates both.
+    // Heads of q and k are adjacent, so one call rotates both.
     QUIRE_RETURN_IF_ERROR(Rope(backend, {.x = q,
                                          .cosines = params.cosines,
                                          .sines = params.sines,

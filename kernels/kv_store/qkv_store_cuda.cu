@@ -1,7 +1,7 @@
-// Between the QKV product and attention: one warp per (token, head) (qkv_head.cuh).
+// Runs between the QKV product and attention: one warp per (token, head) (qkv_head.cuh).
 //
-// Never in the kernel of attention, which would read through TMA what it wrote itself. Bound by
-// memory: a token's QKV row in, its q row and its page rows out.
+// It is a separate launch from attention, which would otherwise read through TMA what the same
+// kernel wrote. Bound by memory: a token's QKV row in, its q row and its page rows out.
 
 #include <cstdint>
 #include <variant>
@@ -46,7 +46,7 @@ namespace internal {
 absl::Status CheckQkvStore(const QkvStoreParams& params) {
   const KvShape shape = KvShapeOf(*params.keys);
   if (!(shape == KvShapeOf(*params.values))) {
-    return absl::InvalidArgumentError("key and value views differ in shape");
+    return absl::InvalidArgumentError("key and value views have different shapes");
   }
   if (shape.head_size % kColumns != 0 || shape.head_size > kMaxHeadSize) {
     return absl::InvalidArgumentError(absl::StrCat("head size ", shape.head_size,
@@ -62,11 +62,11 @@ absl::Status CheckQkvStore(const QkvStoreParams& params) {
   const std::int64_t columns =
       (std::int64_t{params.num_heads} + 2 * std::int64_t{shape.num_heads}) * shape.head_size;
   if (params.qkv_stride < columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("qkv rows are ", params.qkv_stride, " apart, heads take ", columns));
+    return absl::InvalidArgumentError(absl::StrCat("qkv_stride is ", params.qkv_stride,
+                                                   ", must be at least the heads' size ", columns));
   }
   if (params.token_rows == nullptr || params.positions == nullptr) {
-    return absl::InvalidArgumentError("qkv store on a GPU needs token_rows and positions");
+    return absl::InvalidArgumentError("QkvStore on a GPU requires token_rows and positions");
   }
   return absl::OkStatus();
 }
@@ -75,7 +75,7 @@ absl::Status QkvStoreCuda(const CudaContext& context, const QkvStoreParams& para
   const KvShape shape = KvShapeOf(*params.keys);
   if (absl::Status status = CheckQkvStore(params); !status.ok()) return status;
   const absl::Status other = absl::InvalidArgumentError(
-      absl::StrCat("qkv of ", DTypeName(params.qkv.dtype()), " does not go into pages of ",
+      absl::StrCat("qkv of ", DTypeName(params.qkv.dtype()), " is not supported with pages of ",
                    DTypeName(shape.dtype), " with ", shape.granularity,
                    " columns per scale; supported are f32 into f32, and bf16 into bf16, f16, "
                    "fp8_e4m3 and int8 with one "

@@ -1,5 +1,5 @@
-// Traffic: gathering reads and writes 4 bytes an element, adding reads 8 and writes 4. Both are
-// small beside the expert's weights, so the compiler's own vectors do.
+// Memory traffic per element: gathering reads and writes 4 bytes, adding reads 8 and writes 4. Both
+// are small compared with the experts' weights, so auto-vectorization is enough.
 
 #include "kernels/moe/expert_rows.h"
 
@@ -19,9 +19,9 @@ namespace {
 absl::Status CheckRows(absl::string_view op, std::int64_t x_stride, std::int64_t y_stride,
                        std::uint32_t columns) {
   if (std::min(x_stride, y_stride) < std::int64_t{columns}) {
-    return absl::InvalidArgumentError(absl::StrCat(op, " of ", columns, " columns has strides x ",
-                                                   x_stride, ", y ", y_stride,
-                                                   ", each must hold a row"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, " of ", columns, " columns has strides x ", x_stride, ", y ", y_stride,
+                     ", each must be at least the number of columns"));
   }
   return absl::OkStatus();
 }
@@ -37,14 +37,14 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
   std::fill_n(offsets, std::size_t{params.num_experts} + 1, 0u);
   for (std::size_t i = 0; i < count; ++i) {
     if (params.experts[i] >= params.num_experts) {
-      return absl::InvalidArgumentError(absl::StrCat("row ", i / params.top_k, " goes to expert ",
-                                                     params.experts[i], ", there are ",
-                                                     params.num_experts));
+      return absl::InvalidArgumentError(
+          absl::StrCat("row ", i / params.top_k, " selects expert ", params.experts[i],
+                       ", the number of experts is ", params.num_experts));
     }
     ++offsets[params.experts[i]];
   }
-  // offsets[e]: behind the rows of expert e. Rows are then placed from the last to the first, which
-  // leaves each offset at the first row of its expert, and rows ascending.
+  // offsets[e] is now the end of the rows of expert e. Rows are placed from the last to the first.
+  // Afterwards each offset is the first row of its expert, and rows ascend.
   for (std::uint32_t e = 1; e <= params.num_experts; ++e) offsets[e] += offsets[e - 1];
   for (std::size_t i = count; i-- > 0;) {
     const std::uint32_t at = --offsets[params.experts[i]];
@@ -56,8 +56,7 @@ absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& para
 }
 
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) {
-  QUIRE_RETURN_IF_ERROR(
-      CheckRows("gathering of rows", params.x_stride, params.y_stride, params.columns));
+  QUIRE_RETURN_IF_ERROR(CheckRows("GatherRows", params.x_stride, params.y_stride, params.columns));
   QUIRE_CHECK(backend.cuda() == nullptr);
   backend.ParallelFor(params.num_rows, static_cast<double>(params.columns) * 0.2,
                       [&](std::int64_t begin, std::int64_t end, int) {
@@ -72,7 +71,7 @@ absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params) 
 
 absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params) {
   QUIRE_RETURN_IF_ERROR(
-      CheckRows("weighted sum of rows", params.x_stride, params.y_stride, params.columns));
+      CheckRows("AddWeightedRows", params.x_stride, params.y_stride, params.columns));
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::AddWeightedRowsCuda(*backend.cuda(), params);
   }
@@ -91,7 +90,7 @@ absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams
 
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params) {
   QUIRE_RETURN_IF_ERROR(
-      CheckRows("sum of chosen rows", params.x_stride, params.y_stride, params.columns));
+      CheckRows("SumChosenRows", params.x_stride, params.y_stride, params.columns));
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::SumChosenRowsCuda(*backend.cuda(), params);
   }

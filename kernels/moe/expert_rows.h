@@ -1,12 +1,12 @@
 #pragma once
 
-// The way of rows to their experts and back: rows sorted by expert, the rows of one expert side by
-// side for its matrices, and their results added up where they came from.
+// Moves rows to their experts and back. Rows are sorted by expert, so that the rows of one expert
+// are adjacent, and the results are added to the original rows.
 //
-// A mixture of experts computes, one expert after the other in ascending order, y[row] += weight *
-// expert(x[row]). Each row's sum therefore has the order of its own experts, whatever rows are
-// beside it, and memory is needed for the rows of one expert only. Where all experts are computed
-// at once, SumChosenRows adds in that order.
+// MoE computes y[row] += weight * expert(x[row]), one expert after the other in ascending order. So
+// the sum of a row has the order of its own experts, whatever other rows there are, and memory is
+// needed for the rows of one expert only. Where all experts are computed at once, SumChosenRows
+// adds in the same order.
 
 #include <cstdint>
 
@@ -16,7 +16,7 @@
 namespace quire::kernels {
 
 struct SortByExpertParams {
-  const std::uint32_t* experts;  // [num_rows, top_k], distinct in a row; Router
+  const std::uint32_t* experts;  // [num_rows, top_k], distinct within a row (Router)
   const float* weights;          // [num_rows, top_k]
   std::uint32_t* offsets;        // [num_experts + 1]
   std::uint32_t* rows;           // [num_rows * top_k]
@@ -24,65 +24,67 @@ struct SortByExpertParams {
   std::uint32_t num_rows;
   std::uint32_t top_k;
   std::uint32_t num_experts;
-  std::uint32_t* places = nullptr;  // [num_rows, top_k]; null: not wanted
+  std::uint32_t* places = nullptr;  // [num_rows, top_k]; null: not computed
 };
 
-// Expert e computes rows[offsets[e]] .. rows[offsets[e + 1] - 1], ascending, and their weights lie
-// at the same places of row_weights; places says which place each choice has. Returns
-// INVALID_ARGUMENT that names the row for an expert beyond num_experts, on the CPU only: a GPU's
-// router makes none.
+// Expert e computes rows[offsets[e]] .. rows[offsets[e + 1] - 1], ascending; row_weights has their
+// weights at the same indices. places[m][j] is the index of choice j of row m. Returns
+// INVALID_ARGUMENT and names the row if an expert is not below num_experts. A GPU does not check
+// this, because its router never produces such experts.
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
 
 struct GatherRowsParams {
   const float* x;             // rows x_stride apart
   const std::uint32_t* rows;  // [num_rows]
-  float* y;                   // [num_rows, columns], rows y_stride apart; does not overlap x
+  float* y;                   // [num_rows, columns], rows y_stride apart; must not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;
   std::uint32_t num_rows;
   std::uint32_t columns;
 };
 
-// y[i] = x[rows[i]]. Returns INVALID_ARGUMENT for a stride below columns. REQUIRES: the CPU;
-// GroupedLinear finds rows by their numbers.
+// y[i] = x[rows[i]]. Returns INVALID_ARGUMENT for a stride below columns. REQUIRES: the CPU; on a
+// GPU GroupedLinear gathers rows itself.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
 struct AddWeightedRowsParams {
   const float* x;             // [num_rows, columns], rows x_stride apart
   const std::uint32_t* rows;  // [num_rows], distinct; null: row i
   const float* weights;       // [num_rows]
-  float* y;                   // rows y_stride apart; does not overlap x
+  float* y;                   // rows y_stride apart; must not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;
   std::uint32_t num_rows;
   std::uint32_t columns;
 };
 
-// y[rows[i]] += weights[i] * x[i], in f32, the product rounded before it is added. Errors as
-// GatherRows.
+// y[rows[i]] += weights[i] * x[i] in f32; the product is rounded before the addition. Errors are
+// those of GatherRows.
 absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params);
 
 struct SumChosenRowsParams {
-  const float* x;               // [num_rows * top_k, columns] by place, rows x_stride apart
-  const std::uint32_t* places;  // [num_rows, top_k], distinct; SortByExpert
+  const float* x;  // [num_rows * top_k, columns], indexed by place, rows x_stride apart
+  const std::uint32_t* places;  // [num_rows, top_k], distinct (SortByExpert)
   const float* weights;         // [num_rows, top_k]
-  float* y;                     // [num_rows, columns], rows y_stride apart; does not overlap x
+  float* y;                     // [num_rows, columns], rows y_stride apart; must not overlap x
   std::int64_t x_stride;
   std::int64_t y_stride;
   std::uint32_t num_rows;
   std::uint32_t top_k;
   std::uint32_t columns;
-  bool add = false;             // to what y holds
-  const float* also = nullptr;  // [num_rows, columns], rows y_stride apart, added first; null: none
+  bool add = false;  // true: add to y instead of overwriting it
+  // [num_rows, columns], rows y_stride apart; added to the sum; null: none
+  const float* also = nullptr;
 };
 
-// y[m] = sum over the choices j of m, places ascending, of weights[m][j] * x[places[m][j]]: in f32
-// from zero, each product rounded before it is added. These are the bits of AddWeightedRows on
-// zeros, expert after expert; then `also` is added; with `add` of ResidualAdd of that sum. Returns
-// INVALID_ARGUMENT for a stride below columns.
+// y[m] = sum over the choices j of row m, in ascending order of places, of weights[m][j] *
+// x[places[m][j]]. The sum starts at zero in f32, and each product is rounded before the addition.
+// These are the bits of AddWeightedRows on zeros, expert by expert. Then `also` is added, and with
+// `add` the sum is added to y as by ResidualAdd. Returns INVALID_ARGUMENT for a stride below
+// columns.
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params);
 
-// x[i] = 1 / (1 + exp(-x[i])) for `count` values of f32 in the memory of the backend.
+// x[i] = 1 / (1 + exp(-x[i])) for `count` f32 values in the backend's memory.
 absl::Status SigmoidInPlace(const Backend& backend, float* x, std::uint32_t count);
 
 namespace internal {

@@ -1,6 +1,6 @@
-// The way of rows to their experts and back: rows sorted by expert, and their results added up. A
-// warp an expert finds its rows by going over all choices, in order; the others are bound by
-// memory. Grid of those: rows by blocks of columns.
+// Moves rows to their experts and back: sorts rows by expert and adds their results. One warp per
+// expert finds the expert's rows by scanning all choices in order. The other kernels are bound by
+// memory. Their grid is rows by blocks of columns.
 
 #include <cstdint>
 
@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 
-// The warp behind the last expert writes the end of the rows.
+// The warp after the last expert writes the end offset.
 __global__ void __launch_bounds__(kThreads) SortByExpertKernel(const SortByExpertParams params) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
   *y = cuda::Add(*y, cuda::Mul(params.weights[row], params.x[row * params.x_stride + i]));
 }
 
-// The choices of a row are few: the next place is looked for among all of them.
+// A row has few choices, so each step scans all of them for the next place.
 __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenRowsParams params) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) SumChosenRowsKernel(const SumChosenR
   const std::uint32_t* const places = params.places + row * params.top_k;
   const float* const weights = params.weights + row * params.top_k;
   float sum = 0;
-  std::uint32_t least = 0;  // that the next place may be
+  std::uint32_t least = 0;  // lower bound of the next place
   for (std::uint32_t step = 0; step < params.top_k; ++step) {
     std::uint32_t place = 0xffffffffu;
     float weight = 0;

@@ -12,7 +12,7 @@ absl::Status Route(const Backend& backend, const RouteParams& params) {
   choice.logits_stride = choice.num_experts;
   QUIRE_RETURN_IF_ERROR(internal::CheckRouter(choice));
   if constexpr (kHasCuda) {
-    if (backend.cuda() != nullptr && internal::RoutesAtOnce(filled)) {
+    if (backend.cuda() != nullptr && internal::CanFuseRoute(filled)) {
       return internal::RouteCuda(*backend.cuda(), filled);
     }
   }

@@ -10,23 +10,24 @@ absl::Status CheckRouter(const RouterParams& params) {
   const std::uint32_t experts = params.num_experts;
   if (experts == 0 || params.logits_stride < std::int64_t{experts}) {
     return absl::InvalidArgumentError(
-        absl::StrCat("router of ", experts, " experts has logits in rows of ", params.logits_stride,
-                     ", a row must hold them all and at least 1"));
+        absl::StrCat("router of ", experts, " experts has logits_stride ", params.logits_stride,
+                     ", which must be at least the number of experts, and that must be positive"));
   }
   if (params.groups == 0 || experts % params.groups != 0 || params.groups_kept == 0 ||
       params.groups_kept > params.groups) {
-    return absl::InvalidArgumentError(absl::StrCat("router keeps ", params.groups_kept, " of ",
-                                                   params.groups, " groups, which must divide ",
-                                                   experts, " experts"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("router selects ", params.groups_kept, " of ", params.groups,
+                     " groups: the number of groups must divide the ", experts,
+                     " experts, and the selected number must be 1 to the number of groups"));
   }
   const std::uint32_t per_group = experts / params.groups;
   if (params.top_k == 0 || params.top_k > params.groups_kept * per_group) {
-    return absl::InvalidArgumentError(absl::StrCat("router chooses ", params.top_k,
-                                                   " experts, it must be 1 to ",
-                                                   params.groups_kept * per_group));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "router has top_k ", params.top_k, ", it must be 1 to ", params.groups_kept * per_group));
   }
   if (params.groups > 1 && params.group_score == RouterGroupScore::kTop2Sum && per_group < 2) {
-    return absl::InvalidArgumentError("router groups of one expert have no two best");
+    return absl::InvalidArgumentError(
+        "router groups have one expert each, kTop2Sum requires at least two");
   }
   return absl::OkStatus();
 }
@@ -40,7 +41,7 @@ absl::Status Router(const Backend& backend, const RouterParams& params) {
   }
   const std::size_t scratch =
       (2 * std::size_t{params.num_experts} + params.groups) * sizeof(float) + params.num_experts;
-  // An exponential for each expert, and a scan over them for each chosen one.
+  // Cost: an exponential per expert, and a scan over all experts per selected one.
   const double work = static_cast<double>(params.num_experts) * (20.0 + params.top_k);
   backend.ParallelFor(params.num_rows, work, [&](std::int64_t begin, std::int64_t end, int part) {
     internal::RouterCpu(params, begin, end, backend.workspace(part).Reserve(scratch));

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which experts of a mixture compute a row, and with what weights.
+// Selects the experts of each row in an MoE block, and their weights.
 
 #include <cstdint>
 
@@ -11,12 +11,12 @@ namespace quire::kernels {
 
 enum class RouterScore : std::uint8_t {
   kSoftmaxAll,     // softmax over the logits of all experts
-  kSoftmaxChosen,  // the logit itself chooses, softmax over the chosen ones
+  kSoftmaxChosen,  // selects by the logit; weights are a softmax over the selected logits
   kSigmoid,        // 1 / (1 + exp(-logit))
-  kSigmoidChosen,  // the logit itself chooses, then as kSigmoid
+  kSigmoidChosen,  // selects by the logit; weights are as kSigmoid
 };
 
-// How good a group of experts is, by the choice scores of its experts.
+// How the choice scores of the experts of a group are combined into the group's score.
 enum class RouterGroupScore : std::uint8_t { kMax, kTop2Sum };
 
 struct RouterParams {
@@ -29,7 +29,8 @@ struct RouterParams {
   std::uint32_t num_experts;
   std::uint32_t top_k;
   RouterScore score = RouterScore::kSoftmaxAll;
-  // Experts are in equal runs; only those of the best groups_kept groups can be chosen.
+  // Experts are split into equal consecutive groups. Only experts of the best groups_kept groups
+  // can be selected.
   std::uint32_t groups = 1;
   std::uint32_t groups_kept = 1;
   RouterGroupScore group_score = RouterGroupScore::kMax;
@@ -38,21 +39,23 @@ struct RouterParams {
   float weight_scale = 1;
 };
 
-// Row by row in f32: score of each expert; choice = score + choice_bias; groups that are not kept
-// drop out; experts[m] = the top_k experts of largest choice, best first; weights[m] = their scores
-// without the bias, renormalised if asked, times weight_scale. Ties, of groups too, go to the lower
-// number. Sums run over experts, or chosen experts, in ascending order of index, on a GPU those
-// over all experts in that of router_choice.cuh; exp is ExactExp. A NaN among the logits never
-// makes an expert appear twice. Returns INVALID_ARGUMENT for a stride below a row, no experts,
-// groups that do not divide them, a top_k, groups_kept or kTop2Sum that asks for more than there
-// is, or more experts than a GPU's shared memory holds, 1500 or so.
+// Row by row in f32: score[e] of each expert; choice[e] = score[e] + choice_bias[e]; experts of
+// groups that are not kept are excluded. experts[m] are the top_k experts with the largest choice,
+// best first. weights[m] are their scores without the bias, renormalized if requested, times
+// weight_scale. Ties between experts or groups go to the lower number.
+// Sums over experts or selected experts run in ascending index order; on a GPU, sums over all
+// experts have the order of router_choice.cuh. exp is ExactExp. A NaN among the logits never
+// selects an expert twice.
+// Returns INVALID_ARGUMENT for a stride below a row, no experts, or groups that do not divide them.
+// Also returns it for a top_k, groups_kept or kTop2Sum that needs more than there are, or for more
+// experts than fit in a GPU's shared memory (about 1500).
 // Source of the order of operations: modeling_mixtral.py, modeling_deepseek_v3.py and
 // modeling_gpt_oss.py of Hugging Face transformers.
 absl::Status Router(const Backend& backend, const RouterParams& params);
 
 namespace internal {
 
-// The errors of Router, shared memory aside.
+// The checks of Router, except for shared memory.
 absl::Status CheckRouter(const RouterParams& params);
 absl::Status RouterCuda(const CudaContext& context, const RouterParams& params);
 // Rows [row_begin, row_end). `scratch` holds 2 * num_experts + groups floats and num_experts bytes.

@@ -1,10 +1,10 @@
 #pragma once
 
-// How a warp chooses the experts of a row: the row's scores in shared memory. Lanes own every 32nd
-// expert; the best of all is the largest key of (score, falling index), so that ties go to the
-// lower number and every lane sees the same answer, NaN included. Sums over all experts are a
-// lane's own ascending, then a butterfly; what concerns the chosen few is done by one lane in their
-// order.
+// One warp selects the experts of a row, with the row's scores in shared memory. Lane l owns
+// experts l, l + 32, ... The best expert has the largest key of (score, descending index), so ties
+// go to the lower number and all lanes agree, even with NaN. Sums over all experts add each lane's
+// own values in ascending order, then reduce by a butterfly. One lane processes the selected
+// experts in their order.
 
 #include <cstdint>
 #include <limits>
@@ -16,28 +16,28 @@
 
 namespace quire::kernels::router_choice {
 
-// Floats of a warp in shared memory: scores and choice scores of the experts, and scores of groups.
-// A choice score that can no longer win is replaced by kClosed.
+// Number of floats in shared memory per warp: scores and choice scores of the experts, and group
+// scores. Closed() replaces a choice score that can no longer be selected.
 constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t groups) {
   return 2 * num_experts + groups;
 }
 
-// Closed entries have the smallest key, NaN the next. REQUIRES: index below 2^32 - 1.
+// Closed entries have the smallest key, NaN the next one. REQUIRES: index < 2^32 - 1.
 inline constexpr std::uint64_t kClosedKey = 0;
 __device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index) {
-  const std::uint32_t bits = cuda::FloatBits(cuda::Add(score, 0.0f));  // -0 counts as 0
+  const std::uint32_t bits = cuda::FloatBits(cuda::Add(score, 0.0f));  // -0 is treated as 0
   std::uint32_t rank = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   if (score != score) rank = 0;
   return std::uint64_t{rank} << 32 | (0xffffffffu - index);
 }
 
-// What marks closed entries: a NaN that no sum makes.
+// Marks closed entries: a NaN that no arithmetic produces.
 inline constexpr std::uint32_t kClosedBits = 0xffffabcdu;
 __device__ __forceinline__ float Closed() {
   return cuda::BitsFloat(kClosedBits);
 }
 
-// The index of the largest open value, in every lane. REQUIRES: one is open.
+// Returns the index of the largest open value, in every lane. REQUIRES: at least one is open.
 __device__ __forceinline__ std::uint32_t Best(const float* values, std::uint32_t count) {
   std::uint64_t best = kClosedKey;
   for (std::uint32_t i = cuda::Lane(); i < count; i += cuda::kWarpSize) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ std::uint32_t Best(const float* values, std::uint32_t
   return 0xffffffffu - static_cast<std::uint32_t>(best);
 }
 
-// The same, and no later search finds it again.
+// The same, and closes that entry.
 __device__ __forceinline__ std::uint32_t TakeBest(float* values, std::uint32_t count) {
   const std::uint32_t best = Best(values, count);
   cuda::SyncWarp();
@@ -66,7 +66,7 @@ __device__ __forceinline__ float Sigmoid(float x) {
   return cuda::Div(1.0f, cuda::Add(1.0f, ExactExp(-x)));
 }
 
-// scores[e] of all experts from their logits, and choice[e].
+// Computes scores[e] and choice[e] of all experts from their logits.
 __device__ __forceinline__ void Score(const RouterParams& params, const float* logits,
                                       float* scores, float* choice) {
   const std::uint32_t experts = params.num_experts;
@@ -114,7 +114,7 @@ __device__ __forceinline__ float GroupScoreOf(RouterGroupScore kind, const float
   return kind == RouterGroupScore::kMax ? best : cuda::Add(best, second);
 }
 
-// Closes the experts of all groups but the best.
+// Closes the experts of all but the best groups.
 __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* choice,
                                            float* groups) {
   const std::uint32_t per_group = params.num_experts / params.groups;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* ch
   cuda::SyncWarp();
 }
 
-// By one lane.
+// Called by one lane.
 __device__ __forceinline__ void Weigh(const RouterParams& params, float* weights) {
   const std::uint32_t count = params.top_k;
   if (params.score == RouterScore::kSoftmaxChosen) {
@@ -156,7 +156,8 @@ __device__ __forceinline__ void Weigh(const RouterParams& params, float* weights
   }
 }
 
-// Experts and weights of row `row`, by a warp; `scratch` is shared memory, WarpFloats of it.
+// Selects experts and weights of row `row`, by one warp. `scratch` is shared memory of WarpFloats
+// floats.
 __device__ __forceinline__ void ChooseExperts(const RouterParams& params, std::uint32_t row,
                                               float* scratch) {
   float* const scores = scratch;

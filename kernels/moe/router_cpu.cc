@@ -1,5 +1,5 @@
-// The router, row by row. A row of 128 experts takes a few microseconds, the experts it chooses
-// some milliseconds: no faster path pays.
+// The router, row by row. A row of 128 experts takes a few microseconds and the selected experts a
+// few milliseconds, so a faster version would not pay.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,15 +11,15 @@
 namespace quire::kernels::internal {
 namespace {
 
-constexpr std::uint32_t kNobody = UINT32_MAX;
+constexpr std::uint32_t kNoExpert = UINT32_MAX;
 
-// What one row is routed with.
+// Scratch memory and inputs for routing one row.
 struct Row {
   std::span<const float> logits;
   std::span<float> scores;
-  std::span<float> choice;       // scores with the bias
+  std::span<float> choice;       // scores plus bias
   std::span<float> groups;       // score of each group
-  std::span<std::uint8_t> open;  // whether an expert can still be chosen
+  std::span<std::uint8_t> open;  // 1 if the expert can still be selected
 };
 
 float Sigmoid(float x) {
@@ -65,27 +65,28 @@ float GroupScore(RouterGroupScore kind, std::span<const float> choice) {
   return best + second;
 }
 
-// The open index of the largest value, the lowest of equal ones. The first open one is compared
-// against, so that a NaN leaves an answer.
+// Returns the open index with the largest value, the lowest index among equal values. The first
+// open value is the initial best, so there is a result even with NaN.
 std::uint32_t Best(std::span<const float> values, std::span<const std::uint8_t> open) {
-  std::uint32_t best = kNobody;
+  std::uint32_t best = kNoExpert;
   for (std::uint32_t i = 0; i < values.size(); ++i) {
-    if (open[i] != 0 && (best == kNobody || values[i] > values[best])) best = i;
+    if (open[i] != 0 && (best == kNoExpert || values[i] > values[best])) best = i;
   }
   return best;
 }
 
-// Closes the experts of all groups but the best.
+// Closes the experts of all but the best groups.
 void KeepGroups(const RouterParams& params, const Row& row) {
   const std::size_t per_group = params.num_experts / params.groups;
   for (std::uint32_t g = 0; g < params.groups; ++g) {
     row.groups[g] = GroupScore(params.group_score, row.choice.subspan(g * per_group, per_group));
   }
-  // open[g] says for now whether group g can still be kept.
+  // Until the loop below, open[g] is 1 if group g can still be kept.
   const std::span<std::uint8_t> waiting = row.open.first(params.groups);
   std::fill(waiting.begin(), waiting.end(), std::uint8_t{1});
   for (std::uint32_t i = 0; i < params.groups_kept; ++i) waiting[Best(row.groups, waiting)] = 0;
-  // From the last group to the first, since the flag of a group lies at or before its experts.
+  // Iterates from the last group to the first, because the flag of a group is stored at or before
+  // its experts.
   for (std::size_t g = params.groups; g-- > 0;) {
     const std::uint8_t kept = waiting[g] == 0 ? 1 : 0;
     std::fill_n(row.open.begin() + static_cast<std::ptrdiff_t>(g * per_group), per_group, kept);

@@ -1,6 +1,6 @@
-// The router: a warp a row (router_choice.cuh).
+// The router: one warp per row (router_choice.cuh).
 //
-// A launch of some microseconds beside experts of hundreds; no target of speed.
+// The launch takes a few microseconds; the experts take hundreds. It is not optimized.
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// The plain norm, row by row and group by group in index order.
+// Plain reference of the norm: rows and groups in index order.
 
 #include <cmath>
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// `hidden` elements. A residual belongs to the only group.
+// Normalizes `hidden` elements. A residual is allowed for a single group only.
 void NormGroup(const RmsNormParams& params, const float* x, float* residual, float* y) {
   float sum = 0;
   for (std::uint32_t i = 0; i < params.hidden; ++i) {

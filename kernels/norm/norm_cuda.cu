@@ -1,13 +1,13 @@
-// The norm: one block a row, the row in registers between its two passes.
+// The norm: one block per row. The row stays in registers between the two passes.
 //
-// Thread t owns elements 4 (t + 256 j) .. + 3 for j = 0, 1, ...; it adds their squares in that
-// order, a warp adds its lanes by a butterfly, and the eight sums of the warps are added in order.
-// Nothing of that depends on the batch, on addresses or on how many elements fit into registers.
+// Thread t owns elements 4 (t + 256 j) .. + 3 for j = 0, 1, ... It adds their squares in that
+// order. Each warp then adds its lanes by a butterfly, and the eight warp sums are added in order.
+// The order does not depend on the batch, on addresses or on how many elements fit into registers.
 //
-// Groups, which are heads, have a warp each: lane l owns elements 4 (l + 32 j) .. + 3.
+// Each group (head) has one warp: lane l owns elements 4 (l + 32 j) .. + 3.
 //
-// Bound by memory: 8 bytes in and 6 (f32 results: 8) out per element with a residual, 4 and 2 (4)
-// without.
+// Bound by memory. Bytes per element: 8 in and 6 out (8 for f32 results) with a residual, 4 in and
+// 2 (4) out without.
 
 #include <cstdint>
 #include <type_traits>
@@ -23,9 +23,9 @@ namespace {
 
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
-// Groups of four elements that a thread keeps in registers: rows up to 8192. What is longer is read
-// twice.
-constexpr std::uint32_t kHeld = 8;
+// Number of 4-element vectors that a thread keeps in registers, enough for rows up to 8192. Longer
+// rows are read twice.
+constexpr std::uint32_t kRegisterVectors = 8;
 
 template <typename X, typename Y>
 struct RmsNormArgs {
@@ -40,7 +40,7 @@ struct RmsNormArgs {
   std::uint32_t hidden;
   float epsilon;
   float weight_offset;
-  bool aligned;  // every group of four may be one access
+  bool aligned;  // every 4-element vector may be one access
 };
 
 __device__ __forceinline__ float4 Load4(const float* from, std::uint32_t valid, bool aligned) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void Store4(BF16* to, float4 v, std::uint32_t valid, 
   if (valid > 3) to[3] = BF16::FromFloat(v.w);
 }
 
-// The row's pointers, and how many of a group's elements exist.
+// Pointers to the row.
 template <typename X, typename Y>
 struct NormRow {
   const X* x;
@@ -104,7 +104,7 @@ struct NormRow {
   }
 };
 
-// x + residual of a group, written back; zeros past the end of the row.
+// Returns 4 elements of x + residual and writes them back. Returns zeros past the end of the row.
 template <typename X, typename Y>
 __device__ __forceinline__ float4 ReadGroup(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,
                                             std::uint32_t at) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void WriteGroup(const RmsNormArgs<X, Y>& args, const 
   Store4(row.y + at, v, valid, args.aligned);
 }
 
-// The sum over the block, the same bits in every thread.
+// Sum over the block, with the same bits in every thread.
 __device__ __forceinline__ float BlockSum(float sum) {
   auto* const sums = reinterpret_cast<float*>(cuda::SharedMemory16());
 #pragma unroll
@@ -164,23 +164,23 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const RmsNormArgs<X, Y
   cuda::DependencyWait();
   const NormRow<X, Y> row(args, cuda::BlockX());
   const std::uint32_t first = 4 * cuda::ThreadIndex();
-  float4 held[kHeld];
+  float4 vectors[kRegisterVectors];
   float sum = 0.0f;
 #pragma unroll
-  for (std::uint32_t j = 0; j < kHeld; ++j) {
-    held[j] = ReadGroup(args, row, first + j * kStripe);
-    sum = AddSquares(held[j], sum);
+  for (std::uint32_t j = 0; j < kRegisterVectors; ++j) {
+    vectors[j] = ReadGroup(args, row, first + j * kStripe);
+    sum = AddSquares(vectors[j], sum);
   }
-  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+  for (std::uint32_t at = first + kRegisterVectors * kStripe; at < args.hidden; at += kStripe) {
     sum = AddSquares(ReadGroup(args, row, at), sum);
   }
   const float mean = cuda::Div(BlockSum(sum), static_cast<float>(args.hidden));
   const float inverse = cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, args.epsilon)));
 #pragma unroll
-  for (std::uint32_t j = 0; j < kHeld; ++j) {
-    WriteGroup(args, row, first + j * kStripe, held[j], inverse);
+  for (std::uint32_t j = 0; j < kRegisterVectors; ++j) {
+    WriteGroup(args, row, first + j * kStripe, vectors[j], inverse);
   }
-  for (std::uint32_t at = first + kHeld * kStripe; at < args.hidden; at += kStripe) {
+  for (std::uint32_t at = first + kRegisterVectors * kStripe; at < args.hidden; at += kStripe) {
     const std::uint32_t valid = args.hidden - at;
     const bool summed = std::is_same_v<X, float> && row.residual != nullptr;
     WriteGroup(args, row, at,
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const RmsNormArgs<X, Y
   }
 }
 
-// Group g of row m: a warp. There is no residual.
+// One warp normalizes group g of row m, without a residual.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     GroupNormKernel(const RmsNormArgs<T, T> args, const std::uint32_t groups) {
@@ -264,7 +264,7 @@ absl::Status RmsNormCuda(const CudaContext& context, const RmsNormParams& params
     return absl::InvalidArgumentError(absl::StrCat(
         "norm of ", params.groups, " groups from ", DTypeName(params.x.dtype()), " to ",
         DTypeName(params.y.dtype()), params.row_indices == nullptr ? "" : " with row indices",
-        ", on a GPU both types are one and rows are not gathered"));
+        ": a GPU requires equal types and no row indices"));
   }
   if (params.x.is_f32() && params.y.is_f32()) return LaunchRmsNorm<float, float>(context, params);
   if (params.x.is_f32() && to_bf16) return LaunchRmsNorm<float, BF16>(context, params);
@@ -274,7 +274,7 @@ absl::Status RmsNormCuda(const CudaContext& context, const RmsNormParams& params
   return absl::InvalidArgumentError(
       absl::StrCat("norm of ", DTypeName(params.x.dtype()), " to ", DTypeName(params.y.dtype()),
                    params.residual == nullptr ? "" : " with a residual",
-                   ", on a GPU it is f32 to f32 or bf16, or bf16 to bf16 without a residual"));
+                   ": a GPU supports f32 to f32 or bf16, and bf16 to bf16 without a residual"));
 }
 
 }  // namespace internal

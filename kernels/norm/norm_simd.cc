@@ -1,5 +1,5 @@
-// Traffic: 8 bytes in and 4 out per element with a residual, 4 and 4 without; a row stays in L1
-// between the two passes. The residual sum is fused because the row is read here anyway.
+// Memory traffic per element: 8 bytes in and 4 out with a residual, 4 and 4 without. A row stays in
+// L1 between the two passes. The residual addition is fused because the row is read here anyway.
 
 #include <cmath>
 #include <cstddef>
@@ -51,12 +51,12 @@ HWY_INLINE float AddAndSquare(const float* x, float* residual, float* y, std::si
   return SumLanes(lanes);
 }
 
-// `hidden` elements, with the residual of the only group.
+// Normalizes `hidden` elements, with the residual of the only group.
 HWY_NOINLINE void NormGroup(const RmsNormParams& params, const float* x, float* residual,
                             float* y) {
   const DF d;
   const std::size_t hidden = params.hidden;
-  // Stores of y might change params, as far as the compiler knows.
+  // Local copies, because for the compiler a store to y might change params.
   const float* const weights = params.weight;
   const float weight_offset = params.weight_offset;
   const VF offset = hn::Set(d, weight_offset);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Rotary position embedding: angles once per step, rotation once per layer. Scaling kinds are
-// already in the table (inv_freq and the attention factor); kernels know nothing of them.
+// Rotary position embedding: angles are computed once per step, rotation once per layer. Scaling is
+// already included in inv_freq and the attention factor, so kernels do not know its kind.
 
 #include <cstdint>
 
@@ -20,12 +20,12 @@ struct RopeAnglesParams {
   float attention_factor = 1;
 };
 
-// angle = float(position) * inv_freq[i] in f32; cosines = cos(angle) * attention_factor, sines
-// likewise. Returns INVALID_ARGUMENT for a negative position. On a GPU positions are not looked at
-// here, and cos and sin are within 1.5e-7 for every angle below 2^31 (exact_math.h).
+// angle = float(position) * inv_freq[i] in f32; cosines = cos(angle) * attention_factor; sines
+// likewise. Returns INVALID_ARGUMENT for a negative position on the CPU; a GPU does not check
+// positions. On a GPU cos and sin are within 1.5e-7 for every angle below 2^31 (exact_math.h).
 absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params);
 
-// Which two columns form a pair: (i, i + r/2), or (2i, 2i + 1); r is the rotary size.
+// Columns that form a pair: (i, i + r/2), or (2i, 2i + 1), where r is the rotary size.
 enum class RopeStyle : std::uint8_t { kHalf, kInterleaved };
 
 struct RopeParams {
@@ -34,16 +34,16 @@ struct RopeParams {
   const float* sines;    // [num_rows, rotary_size / 2]
   std::int64_t x_stride;
   std::uint32_t num_rows;
-  std::uint32_t num_heads;  // Q and K heads that lie side by side are rotated by one call
+  std::uint32_t num_heads;  // adjacent Q and K heads are rotated by one call
   std::uint32_t head_size;
-  std::uint32_t rotary_size;       // even; the other columns pass unchanged
+  std::uint32_t rotary_size;       // even; other columns are unchanged
   std::uint32_t rotary_first = 0;  // first rotated column
   RopeStyle style = RopeStyle::kHalf;
 };
 
-// For each pair: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, products rounded one by one in f32.
-// Returns INVALID_ARGUMENT for an odd or too large rotary size, or a stride below the heads; on a
-// GPU always, since there QkvStore rotates.
+// For each pair: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, with every product rounded in f32.
+// Returns INVALID_ARGUMENT for an odd or too large rotary size, or a stride below the heads. Always
+// returns it on a GPU, where QkvStore rotates.
 absl::Status Rope(const Backend& backend, const RopeParams& params);
 
 namespace internal {

@@ -1,5 +1,5 @@
-// 8 bytes read and written per rotated element, from L1. Less than 1 % of a layer, so the
-// compiler's own vectors do.
+// 8 bytes read and written per rotated element, from L1. This is less than 1 % of a layer, so
+// auto-vectorization is enough.
 
 #include <cmath>
 #include <cstddef>
@@ -9,7 +9,8 @@
 namespace quire::kernels::internal {
 namespace {
 
-// `stride` apart lie the first columns of two pairs, `other` after a pair's first its second.
+// Rotates the pairs of one head. First columns of adjacent pairs are `stride` apart; the second
+// column of a pair is `other` after its first.
 void RotateHead(float* x, const float* cosines, const float* sines, std::size_t pairs,
                 std::size_t stride, std::size_t other) {
   for (std::size_t i = 0; i < pairs; ++i) {

@@ -21,8 +21,8 @@ using internal::DeviceRow;
 using internal::DeviceSampled;
 using internal::SamplerState;
 
-// Offsets in bytes. The slots lie at the start of device and pinned memory alike; the rest is on
-// the device only.
+// Offsets in bytes. The slots are at the start of both device and pinned memory; everything else is
+// on the device only.
 struct Layout {
   std::int64_t results;  // in a slot
   std::int64_t tops;     // in a slot
@@ -35,7 +35,7 @@ struct Layout {
   std::int64_t total;
 };
 
-// Entries of a call's lists, or of a slot's.
+// Numbers of list entries of a call or a slot.
 struct ListSizes {
   std::uint32_t history = 0;
   std::uint32_t bias = 0;
@@ -52,11 +52,11 @@ ListSizes Sum(const ListSizes& a, const ListSizes& b) {
           .tops = a.tops + b.tops};
 }
 
-// Where a call's input lies in pinned memory.
+// The input of a call in pinned memory.
 struct Staged {
   std::byte* begin;
   DeviceRow* rows;
-  SamplerState* states;  // zero, so that the copy of the input is what clears them on the device
+  SamplerState* states;  // zero, so that copying the input also clears them on the device
   TokenCount* history;
   LogitBias* bias;
   std::int32_t* banned;
@@ -94,7 +94,7 @@ Layout LayoutFor(const DeviceSamplerLimits& limits) {
     return std::exchange(at, (at + bytes + kAlign - 1) / kAlign * kAlign);
   };
   Layout layout{};
-  // Each call may round up once.
+  // Each call rounds up its size at most once.
   const ListSizes lists{.history = limits.max_history,
                         .bias = limits.max_bias,
                         .banned = limits.max_banned,
@@ -116,7 +116,7 @@ Layout LayoutFor(const DeviceSamplerLimits& limits) {
 absl::Status CheckLimit(absl::string_view what, std::uint64_t value, std::uint64_t limit) {
   if (value <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("sampler slot gets ", value, " ", what, ", it holds ", limit));
+      absl::StrCat("sampler slot has ", value, " ", what, ", the limit is ", limit));
 }
 
 bool HasPenalties(const SamplingRow& row) {
@@ -124,7 +124,7 @@ bool HasPenalties(const SamplingRow& row) {
          row.presence_penalty != 0.0f;
 }
 
-// What a row takes of the slot's lists; penalties that are off take nothing.
+// List entries that a row needs. Disabled penalties need none.
 ListSizes ListsOf(const SamplingRow& row) {
   return {.history = HasPenalties(row) ? row.history_size : 0,
           .bias = row.bias_size,
@@ -133,11 +133,11 @@ ListSizes ListsOf(const SamplingRow& row) {
           .tops = static_cast<std::uint32_t>(std::max(row.num_logprobs, 0))};
 }
 
-// Equal tokens side by side, in their order: the first of them adds them all.
+// Makes equal tokens adjacent and keeps their order: the first of them adds all biases.
 void StageBias(const SamplingRow& row, LogitBias* to) {
   std::copy_n(row.bias, row.bias_size, to);
   const auto below = [](const LogitBias& a, const LogitBias& b) { return a.token < b.token; };
-  // Insertion, since a stable sort may allocate and the lists are short and mostly in order.
+  // Insertion sort, because a stable sort may allocate and the lists are short and mostly sorted.
   for (LogitBias* at = to; at != to + row.bias_size; ++at) {
     std::rotate(std::upper_bound(to, at, *at, below), at, at + 1);
   }
@@ -146,7 +146,7 @@ void StageBias(const SamplingRow& row, LogitBias* to) {
 }  // namespace
 
 struct DeviceSampler::State {
-  struct Asked {
+  struct LogprobRequest {
     std::uint32_t first_top;
     std::int32_t num_logprobs;
     bool processed;
@@ -154,10 +154,10 @@ struct DeviceSampler::State {
   struct Slot {
     std::int64_t input_used = 0;
     ListSizes used;
-    std::vector<SampledRow> samples;  // results are filled in when they are read
+    std::vector<SampledRow> samples;  // results are filled in by samples()
     std::vector<TokenLogprob> logprobs;
-    // By index of the result: samples from 0 on, logprobs from max_samples on.
-    std::vector<Asked> asked;
+    // Indexed by result: samples from 0 on, logprobs from max_samples on.
+    std::vector<LogprobRequest> requests;
     std::vector<TopLogprob> tops;
   };
 
@@ -192,7 +192,8 @@ struct DeviceSampler::State {
   const DeviceSampled& Sampled(int slot, std::size_t index) const {
     return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
   }
-  // What a SampledRow and a TokenLogprob have in common, from result `index` and its best ids.
+  // Fills in the fields that SampledRow and TokenLogprob share, from result `index` and its best
+  // ids.
   template <typename Result>
   void Finish(int slot, std::size_t index, Result& result);
 };
@@ -204,7 +205,7 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
     if (row.text_vocab != text_vocab || row.has_text != text_table()) {
       return absl::InvalidArgumentError(
           absl::StrCat("sampling row has ", row.text_vocab,
-                       " ids with text or a table of its own, this sampler was made for ",
+                       " ids with text or another has_text table, this sampler was created with ",
                        text_vocab, " and its own table"));
     }
     const ListSizes lists = ListsOf(row);
@@ -219,7 +220,7 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
   return CheckLimit("samples", slot.samples.size() + rows.size(), limits.max_samples);
 }
 
-// How many of the first rows find room for their lists, and what these take.
+// Returns how many of the first rows fit with their lists, and the size of these lists.
 std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows, const Slot& slot,
                                                ListSizes* sizes) const {
   *sizes = {};
@@ -238,7 +239,7 @@ std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows
   return count;
 }
 
-// Waits until the lists of earlier calls have been read, so that their memory is free.
+// Waits until the lists of earlier calls have been read, so that their memory can be reused.
 absl::Status DeviceSampler::State::FreeLists(Slot* slot) const {
   QUIRE_RETURN_IF_ERROR(backend.cuda()->stream->Synchronize());
   slot->input_used = 0;
@@ -263,7 +264,8 @@ Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& size
   return staged;
 }
 
-// Everything of a sample but where its results go; `at` counts the call's lists.
+// Stages a sample except for the destination of its results. `at` counts the list entries of the
+// call.
 void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, ListSizes& at,
                                        const Staged& staged) const {
   to = {};
@@ -300,7 +302,7 @@ void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, Li
   to.num_logprobs = std::max(row.num_logprobs, -1);
   std::copy_n(row.history, to.history_size, staged.history + at.history);
   StageBias(row, staged.bias + at.bias);
-  // Each once: no two threads write the same logit.
+  // Keeps each id once, so that no two threads write the same logit.
   std::int32_t* const banned = staged.banned + at.banned;
   std::int32_t* banned_end = banned;
   for (const std::int32_t id : std::span(row.banned, row.banned_size)) {
@@ -333,7 +335,7 @@ absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
   return absl::OkStatus();
 }
 
-// Copies a call's input, runs it group by group, and copies its results back.
+// Copies the input of a call to the device, runs it group by group, and copies the results back.
 absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const DeviceRow> rows,
                                            const ListSizes& sizes, int slot) {
   const Stream& stream = *backend.cuda()->stream;
@@ -381,14 +383,14 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<const
 template <typename Result>
 void DeviceSampler::State::Finish(int slot, std::size_t index, Result& result) {
   Slot& of = slots[static_cast<std::size_t>(slot)];
-  const Asked& asked = of.asked[index];
+  const LogprobRequest& request = of.requests[index];
   const DeviceSampled& sampled = Sampled(slot, index);
   result.logprob = 0;
   result.rank = 0;
   result.num_top = 0;
   result.non_finite = sampled.non_finite != 0;
-  result.top = of.tops.data() + asked.first_top;
-  if (sampled.token < 0 || asked.num_logprobs < 0) return;
+  result.top = of.tops.data() + request.first_top;
+  if (sampled.token < 0 || request.num_logprobs < 0) return;
   const double log_sum = std::log(sampled.sum);
   const auto logprob = [&](float logit) {
     return static_cast<float>(static_cast<double>(logit) - static_cast<double>(sampled.max) -
@@ -398,7 +400,7 @@ void DeviceSampler::State::Finish(int slot, std::size_t index, Result& result) {
   result.rank = sampled.rank;
   result.num_top = sampled.num_top;
   const auto* const logits =
-      reinterpret_cast<const TopLogprob*>(host(slot) + layout.tops) + asked.first_top;
+      reinterpret_cast<const TopLogprob*>(host(slot) + layout.tops) + request.first_top;
   for (std::uint32_t i = 0; i < sampled.num_top; ++i) {
     result.top[i] = {logits[i].token, logprob(logits[i].logprob)};
   }
@@ -419,7 +421,7 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
     const Backend& backend, const DeviceSamplerLimits& limits,
     std::span<const std::uint8_t> has_text, std::uint32_t text_vocab) {
   if (backend.cuda() == nullptr) {
-    return absl::InvalidArgumentError("a device sampler needs a GPU");
+    return absl::InvalidArgumentError("a device sampler requires a GPU");
   }
   if (limits.vocab == 0 || limits.vocab > (1u << 30) ||
       limits.max_logprobs > internal::kMaxDeviceLogprobs) {
@@ -443,7 +445,7 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
     const std::size_t rows = std::size_t{limits.max_samples} + limits.max_prompt_logprobs;
     slot.samples.reserve(limits.max_samples);
     slot.logprobs.reserve(limits.max_prompt_logprobs);
-    slot.asked.resize(rows);
+    slot.requests.resize(rows);
     slot.tops.resize(rows * limits.max_logprobs);
   }
   if (!has_text.empty()) {
@@ -456,7 +458,7 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   return std::unique_ptr<DeviceSampler>(new DeviceSampler(std::move(state)));
 }
 
-// REQUIRES: the rows' lists fit.
+// REQUIRES: the lists of the rows fit.
 absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> rows,
                                                  const ListSizes& sizes, std::int32_t* tokens,
                                                  int slot, std::span<const std::uint32_t> places) {
@@ -470,7 +472,7 @@ absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> ro
     to.token = tokens + (places.empty() ? i : places[i]);
     to.result = static_cast<std::uint32_t>(of.samples.size());
     to.top = top;
-    of.asked[to.result] = {to.top, to.num_logprobs, to.processed};
+    of.requests[to.result] = {to.top, to.num_logprobs, to.processed};
     of.samples.emplace_back();
   }
   of.used = Sum(of.used, sizes);
@@ -525,7 +527,7 @@ absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens
     to.num_logprobs = tokens[i].num_logprobs;
     to.result = limits.max_samples + static_cast<std::uint32_t>(of.logprobs.size());
     to.top = top;
-    of.asked[to.result] = {top, to.num_logprobs, false};
+    of.requests[to.result] = {top, to.num_logprobs, false};
     top += static_cast<std::uint32_t>(to.num_logprobs);
     of.logprobs.push_back(tokens[i]);
   }
@@ -550,7 +552,7 @@ std::span<const SampledRow> DeviceSampler::samples(int slot) {
     samples[i].token = sampled.token;
     samples[i].no_survivor = sampled.no_survivor != 0;
     samples[i].processed_logprob =
-        sampled.token >= 0 && state_->slots[static_cast<std::size_t>(slot)].asked[i].processed
+        sampled.token >= 0 && state_->slots[static_cast<std::size_t>(slot)].requests[i].processed
             ? internal::ProcessedLogprob(sampled.x, sampled.x_max, sampled.mass)
             : 0.0f;
     state_->Finish(slot, i, samples[i]);

@@ -1,17 +1,18 @@
 #pragma once
 
-// The sampler of a GPU: what Sample and ComputeLogprobs of sampling.h do, enqueued on the backend's
-// stream. Sampled tokens, ranks, best ids and log-probabilities are those of the CPU, to the bit
-// where the CPU has a fused multiply-add.
+// Enqueues Sample and ComputeLogprobs of sampling.h on the stream of a GPU backend. Sampled tokens,
+// ranks, best ids and log-probabilities equal those of the CPU, bit for bit if the CPU has fused
+// multiply-add.
 //
-// Place:      beside the ops; used by a runner whose backend is a GPU.
+// Place:      beside the ops; used by runners with a GPU backend.
 // Invariants: nothing is allocated after Create. Results of a row depend on that row only.
-// Threads:    one at a time.
-// Lifetime:   backend and has_text outlive it; what it enqueued has ended when it is destroyed.
+// Threads:    one call at a time.
+// Lifetime:   backend and has_text outlive it; its enqueued work has completed before it is
+//             destroyed.
 //
-// A slot is one step's worth of results: while those of one are read, the other may be filled.
-//   Reset, Sample and ComputeLogprobs any number of times, wait for the stream, then samples
-//   and logprobs.
+// A slot holds the results of one step, so that one slot can be read while the other is filled.
+// Call Reset, then Sample and ComputeLogprobs any number of times, then wait for the stream, then
+// samples and logprobs.
 
 #include <cstdint>
 #include <memory>
@@ -24,9 +25,9 @@
 
 namespace quire::kernels {
 
-// What one slot holds between two Resets. Of the four lists it is what the slot holds at a time:
-// any single row must fit; a step whose rows do not fit together is sampled in pieces, with a wait
-// for the stream between them.
+// Capacity of a slot between two Resets. For the four lists it is the capacity at any one time:
+// every single row must fit, and a step whose rows do not fit together is sampled in parts, with a
+// wait for the stream between them.
 struct DeviceSamplerLimits {
   std::uint32_t max_samples = 0;
   std::uint32_t max_prompt_logprobs = 0;
@@ -49,27 +50,27 @@ class DeviceSampler {
   // Pinned memory that Create allocates.
   static std::int64_t PinnedBytesFor(const DeviceSamplerLimits& limits);
 
-  // `has_text` [vocab] is host memory; empty: every id below text_vocab has text. Returns
-  // INVALID_ARGUMENT for a backend that is no GPU, an empty vocabulary, too many log-probabilities,
-  // or a has_text of another size; otherwise what allocation and copy say.
+  // `has_text` [vocab] is host memory; if it is empty every id below text_vocab has text. Returns
+  // INVALID_ARGUMENT for a CPU backend, an empty vocabulary, too many log-probabilities, or a
+  // has_text of another size. Also returns errors of allocation and copy.
   static absl::StatusOr<std::unique_ptr<DeviceSampler>> Create(
       const Backend& backend, const DeviceSamplerLimits& limits,
       std::span<const std::uint8_t> has_text, std::uint32_t text_vocab);
 
-  // Enqueues samples. `logits` of a row are device memory; history, bias, banned ids and masks are
-  // host memory, read before the call returns. tokens [rows.size()] is device memory and receives
-  // the ids, -1 where there is none. Returns INVALID_ARGUMENT, with nothing enqueued, as Sample, or
-  // when a limit is exceeded or a row's text_vocab or has_text is not that of Create.
-  // With `places` the token of row i goes to tokens[places[i]] instead of tokens[i].
+  // Enqueues samples. `logits` of a row are device memory. History, bias, banned ids and masks are
+  // host memory and are read before the call returns. tokens [rows.size()] is device memory and
+  // receives the ids, or -1 if a row has no token. If `places` is not empty, the token of row i is
+  // written to tokens[places[i]]. Returns INVALID_ARGUMENT and enqueues nothing for the reasons of
+  // Sample, if a limit is exceeded, or if text_vocab or has_text differ from those of Create.
   absl::Status Sample(std::span<const SamplingRow> rows, std::int32_t* tokens, int slot,
                       std::span<const std::uint32_t> places = {});
-  // The same for tokens that are known; `top` of a token is not looked at.
+  // The same for tokens that are already known. `top` of a token is ignored.
   absl::Status ComputeLogprobs(std::span<const TokenLogprob> tokens, int slot);
 
-  // Forgets the slot's results. REQUIRES: what was enqueued in the slot has ended.
+  // Discards the results of the slot. REQUIRES: work enqueued in the slot has completed.
   void Reset(int slot);
-  // Results since the slot's Reset, in order of the calls; `top` points into the sampler. Valid
-  // until the slot's Reset. REQUIRES: what was enqueued in the slot has ended.
+  // Results since the slot's Reset, in the order of the calls. `top` points into the sampler. Valid
+  // until the slot's Reset. REQUIRES: work enqueued in the slot has completed.
   std::span<const SampledRow> samples(int slot);
   std::span<const TokenLogprob> logprobs(int slot);
 

@@ -1,7 +1,7 @@
-// Raw log-probabilities of rows whose token is known: the sum of exponentials in the order of the
-// CPU (parts of 4096 logits, 16 virtual lanes, parts in order in f64), the token's rank, and the n
-// best ids by the digit search of the samples. The logarithm is taken on the host, so the figures
-// are those of the CPU to the bit.
+// Raw log-probabilities of rows whose token is known. The sum of exponentials has the order of the
+// CPU (parts of 4096 logits, 16 virtual lanes, parts added in order in f64). The token's rank and
+// the n best ids use the digit search of the samples. The host takes the logarithm, so results
+// equal those of the CPU bit for bit.
 
 #include <cstdint>
 
@@ -15,11 +15,11 @@ namespace {
 using last_block::ArrivesLast;
 
 constexpr std::uint32_t kVirtualLanes = 16;
-// A warp a block, so that the few parts of a row are spread over many multiprocessors.
+// One warp per block, so that the few parts of a row are spread over many multiprocessors.
 constexpr std::uint32_t kSumThreads = cuda::kWarpSize;
 constexpr std::uint32_t kPartsPerBlock = kSumThreads / kVirtualLanes;
 
-__device__ __forceinline__ bool Asked(const DeviceRow& row, const SamplerState& state) {
+__device__ __forceinline__ bool WantsLogprobs(const DeviceRow& row, const SamplerState& state) {
   return row.num_logprobs >= 0 && state.token >= 0;
 }
 
@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(kSumThreads)
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   const SamplerState& state = args.states[cuda::BlockY()];
-  if (!Asked(row, state)) return;
+  if (!WantsLogprobs(row, state)) return;
   if (row.num_logprobs > 0) {
     ClearBuckets(args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
   }
-  constexpr std::uint32_t kAtOnce = 8;  // loads under way
+  constexpr std::uint32_t kAtOnce = 8;  // pending loads per thread
   const float* const logits = row.logits;
   const float max = KeyValue(state.raw_max);
   const std::uint32_t lane = cuda::ThreadIndex() % kVirtualLanes;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kSumThreads)
 #pragma unroll
       for (std::uint32_t j = 0; j < kAtOnce; ++j) {
         const std::uint32_t i = first + j * kVirtualLanes;
-        values[j] = i < end ? logits[i] : kMinusInfinity;  // whose exponential is 0
+        values[j] = i < end ? logits[i] : kMinusInfinity;  // its exponential is 0
       }
 #pragma unroll
       for (const float value : values) sum = cuda::Add(sum, ExactExp(cuda::Sub(value, max)));
@@ -63,24 +63,24 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-// What a block that looks for the best ids shares.
+// Shared memory of the search for the best ids.
 struct TopSearch {
   DigitSearch digits;
   std::uint64_t best[kMaxDeviceLogprobs];
   std::uint32_t num_best;
 };
 
-// The n best ids, best first: the border, what lies above it in any order, and each one's place by
-// counting.
+// Writes the n best ids, best first: finds the cutoff, collects the keys above it in any order, and
+// places each by counting the larger ones.
 __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, const DeviceRow& row,
                                                    TopSearch& search, std::uint32_t count) {
   const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
-  const std::uint64_t border =
-      FindBorder(search.digits, keys, count, 0, static_cast<double>(row.num_logprobs), OfOne{});
+  const std::uint64_t cutoff = FindCutoff(search.digits, keys, count, 0,
+                                          static_cast<double>(row.num_logprobs), CountWeight{});
   if (cuda::ThreadIndex() == 0) search.num_best = 0;
   cuda::SyncBlock();
   for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
-    if (keys[i] >= border) search.best[cuda::AtomicAdd(&search.num_best, 1)] = keys[i];
+    if (keys[i] >= cutoff) search.best[cuda::AtomicAdd(&search.num_best, 1)] = keys[i];
   }
   cuda::SyncBlock();
   const std::uint32_t num_best = search.num_best;
@@ -93,7 +93,8 @@ __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, cons
   return num_best;
 }
 
-// What the host makes log-probabilities of; one thread calls it, when all that is counted is there.
+// Writes the values from which the host computes log-probabilities. One thread calls it, after all
+// counts are complete.
 __device__ __forceinline__ void FinishLogprob(const SamplerArgs& args, const DeviceRow& row,
                                               const SamplerState& state, std::uint32_t num_top) {
   const float* const parts = args.part_sums + std::int64_t{cuda::BlockY()} * args.num_parts;
@@ -105,15 +106,15 @@ __device__ __forceinline__ void FinishLogprob(const SamplerArgs& args, const Dev
   result.num_top = num_top;
 }
 
-// Ids that are likelier than the token, and counts by the first digit where best ids are asked for;
-// where they are not the last block finishes the row.
+// Counts the ids that are likelier than the token. If best ids are requested, counts keys by the
+// first digit; otherwise the last block finishes the row.
 __global__ void __launch_bounds__(kSamplerThreads)
     LogprobRankKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   SamplerState& state = args.states[cuda::BlockY()];
-  if (!Asked(row, state)) return;
+  if (!WantsLogprobs(row, state)) return;
   auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
   const bool counts = row.num_logprobs > 0;
   if (counts) ClearSums(search);
@@ -138,18 +139,19 @@ __global__ void __launch_bounds__(kSamplerThreads)
     PublishBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
     return;
   }
-  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.votes.flag)) return;
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.reduction.flag)) return;
   if (cuda::ThreadIndex() == 0) FinishLogprob(args, row, state, 0);
 }
 
-// The keys from the border's bucket on, to the row's list, of which the last block takes the best.
+// Appends the keys from the cutoff's bucket on to the row's list; the last block selects the best
+// ones.
 __global__ void __launch_bounds__(kSamplerThreads)
     LogprobKeepKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   SamplerState& state = args.states[cuda::BlockY()];
-  if (!Asked(row, state) || row.num_logprobs == 0) return;
+  if (!WantsLogprobs(row, state) || row.num_logprobs == 0) return;
   auto& search = *reinterpret_cast<TopSearch*>(cuda::SharedMemory16());
   const std::uint64_t* const buckets =
       args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
                 }
                 AppendKeys(keep, own, keys, &state.top_kept);
               });
-  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.digits.votes.flag)) return;
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.digits.reduction.flag)) return;
   const std::uint32_t num_top = WriteTops(args, row, search, state.top_kept);
   if (cuda::ThreadIndex() == 0) FinishLogprob(args, row, state, num_top);
 }

@@ -18,19 +18,20 @@
 namespace quire::kernels {
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// Below the best candidate by this much a token has mass 0 in top-p and cannot win the sample: its
+// A token this far below the best candidate has mass 0 in top-p and cannot win the sample: its
 // weight is at most 7e-13, the smallest e is 2^-33, and the best candidate's e is at most 23.
 constexpr float kReach = 28.0f;
 
-// Up to this many tokens a border is looked for one by one.
+// With at most this many tokens a cutoff is searched token by token.
 constexpr std::size_t kFewTokens = 256;
-// A round makes the range of values a quarter; more do not help where values are equal.
+// Each round reduces the range of values to a quarter. More rounds do not help where values are
+// equal.
 constexpr int kMaxRounds = 8;
 
-// Some tokens in order of ascending id; arrays lie in a workspace.
+// A set of tokens in order of ascending id. The arrays are in a workspace.
 struct Candidates {
   std::int32_t* ids;
   float* x;
@@ -39,7 +40,7 @@ struct Candidates {
   std::size_t count;
 };
 
-// u32 that grows with x, and is equal for 0 and -0.
+// Maps x to a u32 that increases with x; 0 and -0 have the same key.
 std::uint32_t OrderedKey(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -49,17 +50,17 @@ float ValueOfKey(std::uint32_t key) {
   return std::bit_cast<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// floor(w * 2^40): sums of these have no order.
+// floor(w * 2^40): integer sums do not depend on order.
 std::uint64_t Mass(float w) {
   return static_cast<std::uint64_t>(w * 0x1p40f);
 }
 
-// Rank in order of (x descending, id ascending), as one number; larger comes first.
+// Key in order of (x descending, id ascending): a larger key comes first.
 std::uint64_t OrderKey(float x, std::int32_t id) {
   return std::uint64_t{OrderedKey(x)} << 32 | ~static_cast<std::uint32_t>(id);
 }
 
-// Keeps the k first in order. REQUIRES: 0 < k <= count.
+// Keeps the first k tokens in order. REQUIRES: 0 < k <= count.
 internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
   for (std::size_t i = 0; i < c.count; ++i) c.keys[i] = OrderKey(c.x[i], c.ids[i]);
   std::nth_element(c.keys, c.keys + (k - 1), c.keys + c.count, std::greater<>());
@@ -76,7 +77,7 @@ internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
           static_cast<std::int32_t>(~static_cast<std::uint32_t>(last))};
 }
 
-// Step 7. A running k-th best drops nearly everything while the row is read.
+// Step 7. The running k-th best value rejects nearly all tokens while the row is read.
 internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
                              internal::Prefix reach, Candidates& c) {
   constexpr std::size_t kChunk = 512;
@@ -91,10 +92,10 @@ internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
   return c.count >= k ? KeepFirst(c, k) : reach;
 }
 
-// Where the mass of the first candidates reaches a target, by radix digits of the ordered key, so
-// that equal sums come from any order of addition. `above` is the mass of what comes before all
-// candidates. REQUIRES: the mass of all candidates reaches the target.
-internal::Prefix FindBorder(const Candidates& c, double target, std::uint64_t above) {
+// Finds the token at which the mass of the first candidates reaches a target, by radix digits of
+// the ordered key, so that results do not depend on the order of additions. `above` is the mass of
+// the tokens before all candidates. REQUIRES: the mass of all candidates reaches the target.
+internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t above) {
   constexpr int kBits = 11;
   const auto reached = [target](std::uint64_t mass) { return static_cast<double>(mass) >= target; };
   std::array<std::uint64_t, 1 << kBits> sums;
@@ -112,19 +113,19 @@ internal::Prefix FindBorder(const Candidates& c, double target, std::uint64_t ab
     prefix |= bucket << shift;
     mask |= digit << shift;
   }
-  internal::Prefix border{ValueOfKey(prefix), -1};
+  internal::Prefix cutoff{ValueOfKey(prefix), -1};
   for (std::size_t i = 0; i < c.count; ++i) {
     if (OrderedKey(c.x[i]) != prefix) continue;
-    border.last_tie = c.ids[i];
+    cutoff.last_tie = c.ids[i];
     above += Mass(c.w[i]);
     if (reached(above)) break;
   }
-  return border;
+  return cutoff;
 }
 
-// Step 8 over the values of `from` from `low` on, of which `max` is the best. `c` takes the tokens
-// around the border; it may hold `from`. Sets of tokens above one value are nested, and masses have
-// no order, so the border is closed in on by values before anything is sorted.
+// Step 8 over the values of `from` that are at least `low`; `max` is the largest. `c` receives the
+// tokens around the cutoff and may alias `from`. Sets of tokens above a value are nested and masses
+// are order-independent, so the cutoff is narrowed by values before anything is sorted.
 internal::Prefix ReachMass(float top_p, internal::ValueRange values,
                            const internal::IdsAndValues& from, Candidates& c) {
   const float max = values.high;
@@ -134,7 +135,7 @@ internal::Prefix ReachMass(float top_p, internal::ValueRange values,
   const double target = static_cast<double>(top_p) * static_cast<double>(masses.back());
   std::uint64_t above = 0;
   internal::ValueRange range{-kLargest};
-  // The first set that reaches the target holds the border, the one before it does not.
+  // The first set that reaches the target contains the cutoff, the set before it does not.
   const auto narrow = [&] {
     std::size_t set = 0;
     while (set + 1 < cuts.size() && static_cast<double>(above + masses[set]) < target) ++set;
@@ -155,7 +156,7 @@ internal::Prefix ReachMass(float top_p, internal::ValueRange values,
     c.count = internal::CollectBetween({c.ids, 0, c.x, c.count}, range, c.ids, c.x);
   }
   internal::ExpMinus(c.x, c.count, max, c.w);
-  return FindBorder(c, target, above);
+  return FindCutoff(c, target, above);
 }
 
 bool HasFilter(const SamplingRow& row) {
@@ -168,7 +169,7 @@ internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t voca
   internal::Prefix prefix{std::max(max - kReach, -kLargest)};
   if (row.top_n_sigma > 0.0f) {
     const internal::Moments moments = internal::MomentsOf(x, vocab);
-    prefix.x = std::max(prefix.x, internal::SigmaBorder(moments, max, row.top_n_sigma));
+    prefix.x = std::max(prefix.x, internal::SigmaCutoff(moments, max, row.top_n_sigma));
   }
   const float low = prefix.x;
   internal::IdsAndValues survivors{nullptr, 0, x, vocab};
@@ -185,7 +186,7 @@ internal::Prefix Filter(const SamplingRow& row, const float* x, std::size_t voca
   return prefix;
 }
 
-// Of the tokens of the prefix.
+// Mass of the tokens of the prefix.
 std::uint64_t MassOf(const internal::Prefix& prefix, const float* x, std::size_t vocab, float max) {
   internal::MassCuts cuts;
   cuts.fill(prefix.x);
@@ -202,7 +203,7 @@ struct Drawn {
   float processed_logprob = 0;
 };
 
-// XTC of step 9. `c` takes the tokens of the prefix that are left. Returns the largest x of them.
+// XTC of step 9. `c` receives the remaining tokens of the prefix. Returns their largest x.
 float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
                  const internal::IdsAndValues& from, float max, Candidates& c) {
   c.count = internal::CollectBetween(from, {prefix.x}, c.ids, c.x);
@@ -234,7 +235,7 @@ float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
   return ValueOfKey(static_cast<std::uint32_t>(first >> 32));
 }
 
-// Step 10 behind XTC.
+// Step 10 after XTC.
 Drawn SampleBelowTop(const SamplingRow& row, float max, const internal::RaceKey& key,
                      Candidates& c) {
   const internal::IdsAndValues left{c.ids, 0, c.x, c.count};
@@ -257,7 +258,7 @@ Drawn Sample(const SamplingRow& row, const float* x, std::size_t vocab, float ma
     return SampleBelowTop(row, ExcludeTop(row, prefix, {nullptr, 0, x, vocab}, max, c), key, c);
   }
   const auto race = [&] {
-    // Without a filter nearly all tokens are in.
+    // Without a filter nearly all tokens are included.
     if (HasFilter(row)) {
       c.count = internal::CollectBetween({nullptr, 0, x, vocab}, {prefix.x}, c.ids, c.x);
       if (c.count < vocab / 4) {
@@ -278,8 +279,8 @@ bool HasText(std::uint32_t token, std::uint32_t text_vocab, const std::uint8_t* 
   return token < text_vocab && (has_text == nullptr || has_text[token] != 0);
 }
 
-// Calls `act` for the ids below `count` that have no text: few, so the mask is searched, not
-// walked.
+// Calls `act` for the ids below `count` that have no text. There are few, so the mask is searched
+// with memchr.
 template <typename Act>
 void ForEachWithoutText(const std::uint8_t* has_text, std::size_t count, Act act) {
   if (has_text == nullptr) return;
@@ -297,7 +298,7 @@ bool HasPenalties(const SamplingRow& row) {
                          row.presence_penalty != 0.0f);
 }
 
-// Steps 2 and 3 of one token.
+// Steps 2 and 3 for one token.
 void Penalise(const SamplingRow& row, const TokenCount& seen, float* z) {
   float& value = z[seen.token];
   value = value > 0.0f ? value / row.repetition_penalty : value * row.repetition_penalty;
@@ -309,7 +310,7 @@ void Penalise(const SamplingRow& row, const TokenCount& seen, float* z) {
   value = std::min(value, kLargest);
 }
 
-// Steps 2 and 3 of the whole history.
+// Steps 2 and 3 for the whole history.
 void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
   const std::int32_t in_flight = internal::SampleInFlight(row, vocab);
   bool is_new = in_flight >= 0;
@@ -324,17 +325,17 @@ void PenaliseHistory(const SamplingRow& row, std::uint32_t vocab, float* z) {
   if (is_new) Penalise(row, {.token = in_flight, .output_count = 1}, z);
 }
 
-// Words are mostly all ones or all zeros.
+// Most words are all ones or all zeros.
 void ApplyMask(const std::uint32_t* allowed, std::uint32_t vocab, float* z) {
   for (std::uint32_t begin = 0; begin < vocab; begin += 32) {
     const std::uint32_t size = std::min(32u, vocab - begin);
     std::uint32_t masked = ~allowed[begin / 32];
     if (masked == ~0u) {
-      std::fill_n(z + begin, size, kNothing);
+      std::fill_n(z + begin, size, kMinusInfinity);
       continue;
     }
     if (size < 32) masked &= (1u << size) - 1;
-    for (; masked != 0; masked &= masked - 1) z[begin + std::countr_zero(masked)] = kNothing;
+    for (; masked != 0; masked &= masked - 1) z[begin + std::countr_zero(masked)] = kMinusInfinity;
   }
 }
 
@@ -345,14 +346,14 @@ void Adjust(const SamplingRow& row, std::uint32_t vocab, float* z) {
     float& value = z[row.bias[i].token];
     value = std::min(value + row.bias[i].bias, kLargest);
   }
-  for (std::uint32_t i = 0; i < row.banned_size; ++i) z[row.banned[i]] = kNothing;
+  for (std::uint32_t i = 0; i < row.banned_size; ++i) z[row.banned[i]] = kMinusInfinity;
   if (row.allowed != nullptr) ApplyMask(row.allowed, vocab, z);
-  if (row.text_vocab < vocab) std::fill(z + row.text_vocab, z + vocab, kNothing);
+  if (row.text_vocab < vocab) std::fill(z + row.text_vocab, z + vocab, kMinusInfinity);
   ForEachWithoutText(row.has_text, std::min(row.text_vocab, vocab),
-                     [z](std::size_t token) { z[token] = kNothing; });
+                     [z](std::size_t token) { z[token] = kMinusInfinity; });
 }
 
-// Into the n best so far, by logit; equal ones stay behind the lower ids before them.
+// Inserts into the n best so far, by logit. Among equal logits the lower id stays first.
 void InsertTop(TopLogprob entry, std::uint32_t n, TopLogprob* top, std::uint32_t* count) {
   if (*count == n && !(entry.logprob > top[n - 1].logprob)) return;
   std::uint32_t at = *count < n ? (*count)++ : n - 1;
@@ -360,7 +361,7 @@ void InsertTop(TopLogprob entry, std::uint32_t n, TopLogprob* top, std::uint32_t
   top[at] = entry;
 }
 
-// Raw log-probabilities of one row: step 1.
+// Raw log-probabilities of one row (step 1).
 class RawRow {
  public:
   RawRow(const float* logits, std::uint32_t vocab, float max, std::uint32_t text_vocab,
@@ -387,7 +388,7 @@ class RawRow {
     return static_cast<std::int32_t>(better) + 1;
   }
 
-  // The n best ids with text and a finite logit, best first; returns how many there are.
+  // Writes the n best ids with text and a finite logit, best first, and returns their number.
   std::uint32_t Top(std::uint32_t n, TopLogprob* top) const {
     constexpr std::size_t kChunk = 64;
     std::array<std::int32_t, kChunk> ids;
@@ -417,8 +418,8 @@ class RawRow {
   const double log_sum_;
 };
 
-// The greedy token without a copy of the row: the best logit, when only masks apply and they spare
-// it. -1: not known this way.
+// Returns the greedy token without copying the row: the best logit, if only masks apply and they
+// allow it. Otherwise returns -1.
 std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max) {
   if (HasPenalties(row) || row.bias_size > 0) return -1;
   const auto best = static_cast<std::int32_t>(internal::FindFirst(row.logits, vocab, max));
@@ -430,8 +431,8 @@ std::int32_t BestUnmasked(const SamplingRow& row, std::uint32_t vocab, float max
   return best;
 }
 
-// Steps 2 to 10; -1 when nothing survives. `x` [vocab] and `c` have room for all tokens; `max` is
-// the best logit.
+// Steps 2 to 10. Returns token -1 if nothing survives. `x` [vocab] and `c` have room for all
+// tokens; `max` is the best logit.
 Drawn Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x, Candidates& c) {
   const bool greedy = row.temperature < 0.001f;
   if (greedy) {
@@ -442,15 +443,15 @@ Drawn Choose(const SamplingRow& row, std::uint32_t vocab, float max, float* x, C
   Adjust(row, vocab, x);
   if (greedy) {
     const float best = internal::ScanLogits(x, vocab).max;
-    if (best == kNothing) return {};
+    if (best == kMinusInfinity) return {};
     return {static_cast<std::int32_t>(internal::FindFirst(x, vocab, best))};
   }
   const float best = internal::ScaleLogits(x, vocab, 1.0f / row.temperature);
-  if (best == kNothing) return {};
+  if (best == kMinusInfinity) return {};
   return Sample(row, x, vocab, best, c);
 }
 
-// Keys, a copy of the logits, and ids, x and w of the candidates, which are at most all tokens.
+// Keys, a copy of the logits, and ids, x and w of at most all tokens.
 std::size_t SampleScratchBytes(std::uint32_t vocab) {
   return std::size_t{vocab} * (8 + 4 * 4);
 }
@@ -459,7 +460,7 @@ void SampleRow(const SamplingRow& row, std::uint32_t vocab, Workspace& workspace
                SampledRow& sampled) {
   sampled = {.top = sampled.top};
   const internal::LogitScan scan = internal::ScanLogits(row.logits, vocab);
-  if (scan.non_finite || scan.max == kNothing) {
+  if (scan.non_finite || scan.max == kMinusInfinity) {
     sampled.non_finite = true;
     return;
   }
@@ -548,7 +549,7 @@ absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab) {
   QUIRE_RETURN_IF_ERROR(CheckToken("prompt", token.token, vocab));
   if (token.num_logprobs >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(token.num_logprobs, " log-probabilities are asked for, it must be 0 or more"));
+      absl::StrCat(token.num_logprobs, " log-probabilities are requested, it must be 0 or more"));
 }
 
 }  // namespace internal
@@ -558,7 +559,7 @@ namespace {
 absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
   if (num_logprobs <= 0 || top != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(num_logprobs, " log-probabilities are asked for without room for them"));
+      absl::StrCat(num_logprobs, " log-probabilities are requested, but top is null"));
 }
 
 }  // namespace
@@ -596,7 +597,7 @@ absl::Status ComputeLogprobs(const Backend& backend, const LogprobParams& params
         token.rank = 0;
         token.num_top = 0;
         const internal::LogitScan scan = internal::ScanLogits(token.logits, params.vocab);
-        token.non_finite = scan.non_finite || scan.max == kNothing;
+        token.non_finite = scan.non_finite || scan.max == kMinusInfinity;
         if (token.non_finite) return;
         const RawRow raw(token.logits, params.vocab, scan.max, params.text_vocab, params.has_text);
         token.logprob = raw.LogProb(token.logits[token.token]);

@@ -1,35 +1,35 @@
 #pragma once
 
 // From logits to tokens: penalties, bias, masks, temperature, top-n-sigma, top-k, top-p, min-p,
-// XTC, the sample, and raw log-probabilities. A sampled token is a pure function of its
-// SamplingRow; nothing else enters, least of all the other rows of the call.
+// XTC, the sample, and raw log-probabilities. A sampled token is a pure function of its SamplingRow
+// and does not depend on other rows of the call.
 //
-// One row, all in f32 unless said otherwise; z starts as the logits:
-//   0 check        NaN or +inf anywhere, or nothing but -inf: non_finite, and no token
-//   1 raw          logprob(i) = z(i) - max z - ln(sum exp(z - max z)), only when asked for
+// Steps of one row, in f32 unless stated otherwise; z starts as the logits:
+//   0 check        NaN or +inf anywhere, or all -inf: non_finite, and no token
+//   1 raw          logprob(i) = z(i) - max z - ln(sum exp(z - max z)), only if requested
 //   2 repetition   tokens of the history and the sample in flight: z = z > 0 ? z / r : z * r
 //   3 frequency, presence   output tokens: z = z - f * count, then z = z - p
 //   4 bias         z = z + bias, in the order of the list
 //   5 masks        z = -inf for banned ids, for ids whose bit of `allowed` is 0 and for ids without
-//                  text; nothing left: no_survivor
+//                  text; if none is left: no_survivor
 //   6 temperature  below 0.001 the largest z wins, ties by lower id; else x = z * (1 / T)
 //   7 top-n-sigma  x >= max x - n * sigma, the standard deviation of all finite x. 0: off
-//     top-k        the k largest x; equal x at the border: lower ids first. 0: off
+//     top-k        the k largest x; among equal x lower ids first. 0: off
 //   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
 //                  p * total, compared in f64. 1: off
 //                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
 //   9 min-p        x >= max x + ln(min_p). 0: off
-//     XTC          with its probability, tokens without mass leave, and of those whose mass is
-//                  threshold * total at least, all but the last in the order of step 8; max x is
-//                  then the largest that survives
+//     XTC          with its probability, removes tokens without mass and, of the tokens whose mass
+//                  is at least threshold * total, all but the last in the order of step 8; max x
+//                  becomes the largest survivor
 //  10 sample         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
 //                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
-//                  {token / 4, position, choice, 0} as counter. XTC happens where u of the first
-//                  word of {0, position, choice, 1} is below its probability
+//                  {token / 4, position, choice, 0} as counter. XTC applies if u of the first word
+//                  of {0, position, choice, 1} is below its probability
 //
-// Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts add up in
-// order, in f64. exp is the polynomial of cpu/simd_math-inl.h at every instruction set. The sums
-// behind sigma are those of sigma.h.
+// Sums of exponentials run in parts of 4096 logits with 16 virtual lanes each; parts are added in
+// order in f64. exp is the polynomial of cpu/simd_math-inl.h for every instruction set. sigma.h has
+// the sums for sigma.
 //
 // Sources: Minh et al., "Turning Up the Heat: Min-p Sampling", ICLR 2025; Tang et al., "Top-nsigma:
 // Not All Logits Are You Need", 2024; XTC is by P. E. Weidmann (oobabooga/text-generation-webui,
@@ -46,7 +46,7 @@ namespace quire::kernels {
 // A token that occurs in prompt or output, once per distinct token.
 struct TokenCount {
   std::int32_t token;
-  std::int32_t output_count;  // occurrences in the output; 0: in the prompt only
+  std::int32_t output_count;  // occurrences in the output; 0: only in the prompt
 };
 
 struct LogitBias {
@@ -54,13 +54,13 @@ struct LogitBias {
   float bias;
 };
 
-// Words of a mask with one bit a token.
+// Number of words of a mask with one bit per token.
 constexpr std::uint32_t MaskWords(std::uint32_t vocab) {
   return vocab / 32 + (vocab % 32 != 0);
 }
 
-// One sample; plain data, pointers are owned by the caller until the call returns. Token ids lie in
-// [0, vocab).
+// Parameters of one sample. The caller owns the pointers, which must be valid until the call
+// returns. Token ids are in [0, vocab).
 struct SamplingRow {
   const float* logits = nullptr;  // [vocab], never written
   float temperature = 1;          // [0, 100]; below 0.001 greedy
@@ -68,7 +68,7 @@ struct SamplingRow {
   float min_p = 0;                // [0, 1]; 0: off
   float top_n_sigma = 0;          // >= 0 and finite; 0: off
   float xtc_probability = 0;      // [0, 1]; 0: off
-  float xtc_threshold = 0;        // [0, 1]; above 0.5 no two tokens reach it
+  float xtc_threshold = 0;        // [0, 1]; off above 0.5, which no two tokens reach
   float repetition_penalty = 1;   // > 0; 1: off
   float presence_penalty = 0;     // 0: off
   float frequency_penalty = 0;    // 0: off
@@ -78,21 +78,21 @@ struct SamplingRow {
   std::uint32_t position = 0;           // absolute index of the token being sampled
   const TokenCount* history = nullptr;  // [history_size] distinct tokens of prompt and output
   std::uint32_t history_size = 0;
-  // One more token of the output, which the history does not count yet. It is read in the backend's
-  // own memory when the row is computed, so that the step that samples it may be in flight before.
-  // Null, or outside [0, vocab): none.
+  // One more output token that the history does not count yet, in the backend's memory. It is read
+  // when the row is computed, so the step that samples it may still be in flight. Null, or a value
+  // outside [0, vocab): none.
   const std::int32_t* sample_in_flight = nullptr;
-  const LogitBias* bias = nullptr;  // [bias_size], a token may be there more than once
+  const LogitBias* bias = nullptr;  // [bias_size], a token may occur more than once
   std::uint32_t bias_size = 0;
-  const std::int32_t* banned = nullptr;  // [banned_size] held back, such as EOS before min_tokens
+  const std::int32_t* banned = nullptr;  // [banned_size] excluded, such as EOS before min_tokens
   std::uint32_t banned_size = 0;
   // [MaskWords(vocab)] host memory: token t is allowed where bit t % 32 of word t / 32 is 1. Bits
-  // from vocab on are not looked at. Null: every id is allowed, and no mask is read.
+  // from vocab on are ignored. Null: every id is allowed.
   const std::uint32_t* allowed = nullptr;
-  std::uint32_t text_vocab = 0;  // ids from here on have no text and are masked: usually vocab
+  std::uint32_t text_vocab = 0;  // ids from here on have no text and are masked; usually vocab
   // [vocab], 0: masked; null: every id below text_vocab has text.
   const std::uint8_t* has_text = nullptr;
-  // -1: none; 0: of the token alone; n: of the n best ids with text and a finite logit, too.
+  // -1: none; 0: the token only; n: also the n best ids with text and a finite logit.
   std::int32_t num_logprobs = -1;
   bool wants_processed_logprob = false;
 };
@@ -102,16 +102,16 @@ struct TopLogprob {
   float logprob;
 };
 
-// `top` points at room for num_logprobs entries; the rest is written by Sample.
+// `top` has room for num_logprobs entries; Sample writes the other fields.
 struct SampledRow {
   std::int32_t token = -1;  // -1 when non_finite or no_survivor
-  float logprob = 0;        // raw; 0 unless asked for
-  // ln P(token) among the survivors of step 9, of which it was drawn; 0 when greedy, or unless
-  // asked for. Masses add up as in step 8.
+  float logprob = 0;        // raw; 0 unless requested
+  // ln P(token) among the survivors of step 9; 0 when greedy or not requested. Masses are added as
+  // in step 8.
   float processed_logprob = 0;
-  // 1 + ids with text that are likelier, ties by lower id; 0 unless asked for.
+  // 1 + number of ids with text that are likelier, ties by lower id; 0 unless requested.
   std::int32_t rank = 0;
-  bool non_finite = false;    // the logits hold NaN or +inf, or nothing but -inf
+  bool non_finite = false;    // the logits contain NaN or +inf, or are all -inf
   bool no_survivor = false;   // penalties, bias and masks left no finite value
   std::uint32_t num_top = 0;  // entries of `top`, best first
   TopLogprob* top = nullptr;
@@ -119,22 +119,22 @@ struct SampledRow {
 
 struct SampleParams {
   std::span<const SamplingRow> rows;
-  std::span<SampledRow> sampled;  // as many as rows
+  std::span<SampledRow> sampled;  // same size as rows
   std::uint32_t vocab;            // rows of the output matrix
 };
 
-// Samples one token per row. Returns INVALID_ARGUMENT, with nothing written, when sizes differ or a
-// row names a token outside the vocabulary or a parameter outside its range.
+// Samples one token per row. Returns INVALID_ARGUMENT and writes nothing if sizes differ, a token
+// is outside the vocabulary, or a parameter is outside its range.
 absl::Status Sample(const Backend& backend, const SampleParams& params);
 
-// What the model thinks of a token that is already known.
+// A request for the log-probability of a known token, and its result.
 struct TokenLogprob {
-  // In.
+  // Input.
   std::int32_t token = 0;         // [0, vocab)
   std::int32_t num_logprobs = 0;  // n best to report
   const float* logits = nullptr;  // [vocab], the row that predicts the token
   TopLogprob* top = nullptr;      // room for num_logprobs entries
-  // Out, as in SampledRow; 0 when non_finite.
+  // Output, as in SampledRow; 0 when non_finite.
   float logprob = 0;
   std::int32_t rank = 0;
   bool non_finite = false;
@@ -144,30 +144,30 @@ struct TokenLogprob {
 struct LogprobParams {
   std::span<TokenLogprob> tokens;
   std::uint32_t vocab;
-  std::uint32_t text_vocab;      // as SamplingRow
-  const std::uint8_t* has_text;  // as SamplingRow
+  std::uint32_t text_vocab;      // see SamplingRow
+  const std::uint8_t* has_text;  // see SamplingRow
 };
 
-// Raw log-probability, rank and n best of given tokens: the same bits that Sample reports for them.
+// Computes raw log-probability, rank and n best ids of given tokens, with the same bits as Sample.
 // Returns INVALID_ARGUMENT for a token outside the vocabulary.
 absl::Status ComputeLogprobs(const Backend& backend, const LogprobParams& params);
 
 namespace internal {
 
-// Whether XTC happens to the row: its coin is a function of seed, position and choice.
+// True if XTC applies to the row. The decision is a function of seed, position and choice.
 bool HasXtc(const SamplingRow& row);
-// What Sample checks of a row, apart from the room for its results.
+// The checks of Sample for a row, except for the size of its results.
 absl::Status CheckSamplingRow(const SamplingRow& row, std::uint32_t vocab);
-// The sample in flight of a row whose memory the host can read; -1: none.
+// Returns the sample in flight of a row in host memory, or -1.
 inline std::int32_t SampleInFlight(const SamplingRow& row, std::uint32_t vocab) {
   if (row.sample_in_flight == nullptr) return -1;
   const std::int32_t token = *row.sample_in_flight;
   return static_cast<std::uint32_t>(token) < vocab ? token : -1;
 }
-// Of a token with the adjusted and scaled logit x, of whose survivors max is the largest and
-// mass * 2^-40 the sum of exp(x - max).
+// Log-probability of a token with the adjusted and scaled logit x. Among the survivors, max is the
+// largest x and mass * 2^-40 the sum of exp(x - max).
 float ProcessedLogprob(float x, float max, std::uint64_t mass);
-// What ComputeLogprobs checks of a token.
+// The checks of ComputeLogprobs for a token.
 absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab);
 
 }  // namespace internal

@@ -1,5 +1,5 @@
-// Plain reference: every step over the whole vocabulary, one sort, exponentials and logarithms in
-// f64.
+// Plain reference: every step runs over the whole vocabulary, with one sort, and with exponentials
+// and logarithms in f64.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 std::vector<TokenCount> WholeHistory(const SamplingRow& row, std::uint32_t vocab) {
@@ -44,13 +44,14 @@ std::vector<float> Adjusted(const SamplingRow& row, std::uint32_t vocab) {
     value = std::min(value + row.bias[i].bias, kLargest);
   }
   for (std::uint32_t i = 0; i < row.banned_size; ++i) {
-    z[static_cast<std::size_t>(row.banned[i])] = kNothing;
+    z[static_cast<std::size_t>(row.banned[i])] = kMinusInfinity;
   }
   for (std::uint32_t i = 0; i < vocab && row.allowed != nullptr; ++i) {
-    if ((row.allowed[i / 32] >> (i % 32) & 1) == 0) z[i] = kNothing;
+    if ((row.allowed[i / 32] >> (i % 32) & 1) == 0) z[i] = kMinusInfinity;
   }
   for (std::uint32_t i = 0; i < vocab; ++i) {
-    if (i >= row.text_vocab || (row.has_text != nullptr && row.has_text[i] == 0)) z[i] = kNothing;
+    if (i >= row.text_vocab || (row.has_text != nullptr && row.has_text[i] == 0))
+      z[i] = kMinusInfinity;
   }
   return z;
 }
@@ -59,11 +60,11 @@ std::uint64_t Mass(double w) {
   return static_cast<std::uint64_t>(w * 0x1p40);
 }
 
-double RelativeDistance(double value, double border) {
-  return std::abs(value - border) / std::max(std::abs(border), 1e-300);
+double RelativeDistance(double value, double cutoff) {
+  return std::abs(value - cutoff) / std::max(std::abs(cutoff), 1e-300);
 }
 
-// The first part of step 7 over survivors in order.
+// The first part of step 7, over survivors in order.
 void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample) {
   const auto x_of = [&](std::int32_t id) { return double{x[static_cast<std::size_t>(id)]}; };
   const auto count = static_cast<double>(sample.survivors.size());
@@ -73,16 +74,16 @@ void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample
   for (const std::int32_t id : sample.survivors) {
     variance += (x_of(id) - mean) * (x_of(id) - mean) / count;
   }
-  const double border = x_of(sample.survivors.front()) - double{n} * std::sqrt(variance);
+  const double cutoff = x_of(sample.survivors.front()) - double{n} * std::sqrt(variance);
   for (const std::int32_t id : sample.survivors) {
-    // The best token is in whatever the border is rounded to.
+    // The best token always survives, however the cutoff is rounded.
     if (id == sample.survivors.front()) continue;
-    sample.margin = std::min(sample.margin, RelativeDistance(x_of(id), border));
+    sample.margin = std::min(sample.margin, RelativeDistance(x_of(id), cutoff));
   }
-  std::erase_if(sample.survivors, [&](std::int32_t id) { return x_of(id) < border; });
+  std::erase_if(sample.survivors, [&](std::int32_t id) { return x_of(id) < cutoff; });
 }
 
-// Step 8 over survivors in order.
+// Step 8, over survivors in order.
 void KeepTopP(float top_p, const std::vector<double>& w, ReferenceSample& sample) {
   std::uint64_t total = 0;
   for (const std::int32_t id : sample.survivors) total += Mass(w[static_cast<std::size_t>(id)]);
@@ -105,7 +106,7 @@ void KeepMinP(float min_p, const std::vector<float>& x, float max, ReferenceSamp
                 [&](std::int32_t id) { return !(x[static_cast<std::size_t>(id)] >= threshold); });
 }
 
-// The second part of step 9 over survivors in order. Returns the largest x that is left.
+// The second part of step 9, over survivors in order. Returns the largest remaining x.
 float ExcludeTop(float threshold, const std::vector<double>& w, const std::vector<float>& x,
                  ReferenceSample& sample) {
   const auto w_of = [&](std::int32_t id) { return w[static_cast<std::size_t>(id)]; };
@@ -158,9 +159,9 @@ void Race(const SamplingRow& row, const std::vector<double>& w, ReferenceSample&
 ReferenceSample SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
   ReferenceSample sample;
   const float top = *std::max_element(row.logits, row.logits + vocab);
-  sample.non_finite = top == kNothing || std::any_of(row.logits, row.logits + vocab, [](float z) {
-                        return std::isnan(z) || z > kLargest;
-                      });
+  sample.non_finite =
+      top == kMinusInfinity || std::any_of(row.logits, row.logits + vocab,
+                                           [](float z) { return std::isnan(z) || z > kLargest; });
   if (sample.non_finite) return sample;
   double sum = 0;
   for (std::uint32_t i = 0; i < vocab; ++i) sum += std::exp(double{row.logits[i]} - double{top});
@@ -171,14 +172,14 @@ ReferenceSample SampleCpu(const SamplingRow& row, std::uint32_t vocab) {
   std::vector<float> x = Adjusted(row, vocab);
   const bool greedy = row.temperature < 0.001f;
   for (float& value : x) {
-    if (!greedy && value != kNothing) {
+    if (!greedy && value != kMinusInfinity) {
       value = std::clamp(value * (1.0f / row.temperature), -kLargest, kLargest);
     }
   }
   sample.survivors.resize(vocab);
   std::iota(sample.survivors.begin(), sample.survivors.end(), 0);
   std::erase_if(sample.survivors,
-                [&](std::int32_t id) { return x[static_cast<std::size_t>(id)] == kNothing; });
+                [&](std::int32_t id) { return x[static_cast<std::size_t>(id)] == kMinusInfinity; });
   if (sample.survivors.empty()) {
     sample.no_survivor = true;
     return sample;

@@ -1,17 +1,17 @@
-// Samples: steps 0 and 2 to 10 of sampling.h without a sort. Blocks share a row where all of it is
-// read, 16 bytes a load and four loads of a thread under way; what they find meets in SamplerState
-// by maxima and integer sums, so no result depends on their number or order. The last of a row's
-// blocks to arrive goes on with what takes one block, so a row has no launch of its own for it.
+// Samples: steps 0 and 2 to 10 of sampling.h without a sort. Several blocks share a row where all
+// of it is read, with 16-byte loads and four pending loads per thread. Their results are combined
+// in SamplerState by maxima and integer sums, so they depend neither on the number nor on the order
+// of blocks. The last block of a row to finish does the single-block part, which saves a launch.
 //
-//   scan       the logits, once from memory: flags, maximum, masks; scaled x to scratch (L2); then
-//              penalties, bias and banned ids, which are few
-//   scale      the edited rows' temperature, and the moments that top-n-sigma asks for
+//   scan       reads the logits once: flags, maximum, masks, scaled x to scratch (L2); then applies
+//              penalties, bias and banned ids
+//   scale      temperature of edited rows, and the moments for top-n-sigma
 //   buckets    top-k or top-p: counts or masses by the first 11 bits of the ordered key
-//   keep       without filters the race itself; with them a short list, keys from the border's
-//              bucket on; then exact borders of top-k, top-p, min-p and XTC on it, and the race
+//   keep       without filters runs the race; with filters lists the keys from the cutoff's bucket
+//              on, then finds exact cutoffs of top-k, top-p, min-p and XTC, and runs the race
 //
-// The launch that finds a row's token writes it: scan where nothing is drawn or edited, scale where
-// edits are all there is, and else keep.
+// The token of a row is written by scan if it is greedy and not edited, by scale if it is greedy
+// and edited, and by keep otherwise.
 
 #include <cstdint>
 
@@ -25,7 +25,7 @@ namespace {
 
 using last_block::ArrivesLast;
 
-// As in sampling.cc: below the best candidate by this much a token cannot win.
+// A token this far below the best candidate cannot win (see sampling.cc).
 constexpr float kReach = 28.0f;
 constexpr std::uint32_t kPurposeSample = 0;
 
@@ -34,20 +34,20 @@ __device__ __forceinline__ float ScaleLogit(float z, float factor) {
   return z == kMinusInfinity ? z : scaled;
 }
 
-// Whether the row still takes part in a sample.
-__device__ __forceinline__ bool Alive(const SamplerState& state) {
+// True if the row can still be sampled.
+__device__ __forceinline__ bool CanSample(const SamplerState& state) {
   return state.non_finite == 0 && state.best != 0;
 }
 
-// floor(w * 2^40) of a key.
-struct OfMass {
+// Weight function: floor(w * 2^40) of a key.
+struct MassWeight {
   float max;
   __device__ __forceinline__ std::uint64_t operator()(std::uint64_t key) const {
     return static_cast<std::uint64_t>(cuda::Mul(ExactExp(cuda::Sub(KeyValue(key), max)), 0x1p40f));
   }
 };
 
-// Smallest (score, id) of what a thread has seen.
+// The smallest (score, id) that this thread has seen.
 class Race {
  public:
   __device__ __forceinline__ Race(const DeviceRow& row, float max)
@@ -72,9 +72,9 @@ class Race {
     lost_ = ~key;
     best_ = score;
   }
-  // All threads call it.
-  __device__ __forceinline__ void Publish(BlockVotes& votes, SamplerState& state) const {
-    const std::uint64_t lost = BlockMax(votes, lost_);
+  // All threads must call it.
+  __device__ __forceinline__ void Publish(BlockReduction& reduction, SamplerState& state) const {
+    const std::uint64_t lost = BlockMax(reduction, lost_);
     if (cuda::ThreadIndex() == 0) cuda::AtomicMax(&state.race, lost);
     if (!processed_) return;
     const std::uint64_t mass = WarpSum(mass_);
@@ -88,11 +88,11 @@ class Race {
   const bool processed_;
   const float max_;
   float best_ = std::numeric_limits<float>::infinity();
-  std::uint64_t lost_ = 0;  // complement of the key
+  std::uint64_t lost_ = 0;  // complement of the best key
   std::uint64_t mass_ = 0;
 };
 
-// Steps 2 to 4 of one token; NaN, which only infinite penalties make, cannot be sampled.
+// Steps 2 to 4 for one token. NaN can result from infinite penalties only and is never sampled.
 __device__ __forceinline__ float Penalised(const DeviceRow& row, const TokenCount& seen, float z) {
   z = z > 0.0f ? cuda::Div(z, row.repetition_penalty) : cuda::Mul(z, row.repetition_penalty);
   if (seen.output_count > 0) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ float Penalised(const DeviceRow& row, const TokenCoun
   return cuda::Min(z, kLargestLogit);
 }
 
-// Penalties, bias and banned ids, by one block.
+// Applies penalties, bias and banned ids. One block calls it.
 __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow& row,
                                         SamplerState& state, float* x) {
   const std::int32_t in_flight = row.sample_in_flight == nullptr ? -1 : *row.sample_in_flight;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow
   cuda::SyncBlock();
   const LogitBias* const bias = args.bias + row.bias_begin;
   for (std::uint32_t i = cuda::ThreadIndex(); i < row.bias_size; i += kSamplerThreads) {
-    // The first of equal tokens adds them all, in order.
+    // The first of equal tokens adds all their biases, in order.
     if (i > 0 && bias[i - 1].token == bias[i].token) continue;
     const std::int32_t token = bias[i].token;
     if (!HasText(args, static_cast<std::uint32_t>(token))) continue;
@@ -141,8 +141,7 @@ __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow
   }
 }
 
-// What a result has of its row, and the token to where it is wanted; one thread calls it, when all
-// that finds the token is done.
+// Writes the result of a row and its token. One thread calls it, after all work on the row is done.
 __device__ __forceinline__ void FinishRow(const SamplerArgs& args, const DeviceRow& row,
                                           SamplerState& state) {
   DeviceSampled result{};
@@ -178,12 +177,12 @@ __global__ void __launch_bounds__(kSamplerThreads)
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   SamplerState& state = args.states[cuda::BlockY()];
-  auto& votes = *reinterpret_cast<BlockVotes*>(cuda::SharedMemory16());
+  auto& reduction = *reinterpret_cast<BlockReduction*>(cuda::SharedMemory16());
   float* const x = args.x + cuda::BlockY() * args.x_stride;
   const bool edited = row.edited;
   const bool greedy = row.greedy;
   const float factor = row.factor;
-  // Edits of a masked logit leave it -infinity, so the mask may come before them.
+  // Edits keep a masked logit at -infinity, so the mask may be applied before them.
   const std::uint32_t* const mask =
       row.mask < 0 ? nullptr : args.masks + std::int64_t{row.mask} * args.mask_words;
   const LogitLoads logits(args, row.logits);
@@ -207,7 +206,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
       const bool allowed = (four.mask >> (i % 32 + c) & 1) != 0;
       z[c] = allowed && HasText(args, four, i, c) ? logit : kMinusInfinity;
       if (!greedy && !edited) z[c] = ScaleLogit(z[c], factor);
-      // Of equal ones the first stays, and NaN is not larger.
+      // Among equal values the first is kept; NaN never compares larger.
       if (z[c] > best) {
         best = z[c];
         best_id = i + c;
@@ -216,17 +215,17 @@ __global__ void __launch_bounds__(kSamplerThreads)
     if (!greedy || edited) *reinterpret_cast<float4*>(x + i) = {z[0], z[1], z[2], z[3]};
   });
   if (row.filtered) ClearBuckets(args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
-  // NaN beside larger logits leaves no trace in the maximum.
-  const std::uint64_t largest = BlockMax(votes, bad ? ~0u : OrderedKey(raw_max));
+  // NaN beside larger logits does not show in the maximum, so it is passed on as the largest key.
+  const std::uint64_t largest = BlockMax(reduction, bad ? ~0u : OrderedKey(raw_max));
   const std::uint64_t order =
-      BlockMax(votes, best > kMinusInfinity ? OrderKey(best, best_id) : std::uint64_t{0});
+      BlockMax(reduction, best > kMinusInfinity ? OrderKey(best, best_id) : std::uint64_t{0});
   if (cuda::ThreadIndex() == 0) {
     if (largest > OrderedKey(kLargestLogit)) cuda::AtomicOr(&state.non_finite, 1);
     cuda::AtomicMax(&state.raw_max, static_cast<std::uint32_t>(largest));
     if (!edited) cuda::AtomicMax(&state.best, order);
   }
   if (!edited && !greedy) return;
-  if (!ArrivesLast(&state.arrived, cuda::GridX(), &votes.flag)) return;
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &reduction.flag)) return;
   if (edited) {
     EditRow(args, row, state, x);
   } else if (cuda::ThreadIndex() == 0) {
@@ -236,12 +235,13 @@ __global__ void __launch_bounds__(kSamplerThreads)
 
 // Shared memory of the scale kernel.
 struct ScaleShared {
-  BlockVotes votes;
+  BlockReduction reduction;
   double sums[kSamplerWarps];
   double squares[kSamplerWarps];
 };
 
-// What all threads of the block have added up, as the moments of its stripe. All threads call it.
+// Adds up the moments of all threads and stores them as those of the block's stripe. All threads
+// must call it.
 __device__ __forceinline__ void PublishMoments(ScaleShared& shared, const Moments& own,
                                                Moments& stripe) {
   const std::uint32_t warp = cuda::Warp();
@@ -266,7 +266,8 @@ __device__ __forceinline__ void PublishMoments(ScaleShared& shared, const Moment
   stripe.squares = total_squares;
 }
 
-// A thread takes every 256th id and no four neighbours, since the sums have that order (sigma.h).
+// A thread processes every 256th id instead of four adjacent ones, because that is the order of the
+// sums (sigma.h).
 __global__ void __launch_bounds__(kSamplerThreads)
     SamplerScaleKernel(const __grid_constant__ SamplerArgs args) {
   cuda::DependencyLaunch();
@@ -310,15 +311,15 @@ __global__ void __launch_bounds__(kSamplerThreads)
       }
     }
   }
-  best = BlockMax(shared.votes, best);
+  best = BlockMax(shared.reduction, best);
   if (cuda::ThreadIndex() == 0) cuda::AtomicMax(&state.best, best);
   if (adds) PublishMoments(shared, own, state.stripes[cuda::BlockX()]);
-  if (!greedy || !ArrivesLast(&state.arrived, cuda::GridX(), &shared.votes.flag)) return;
+  if (!greedy || !ArrivesLast(&state.arrived, cuda::GridX(), &shared.reduction.flag)) return;
   if (cuda::ThreadIndex() == 0) FinishRow(args, row, state);
 }
 
-// The lowest key that can be sampled: below reach a token cannot win, below the border of
-// top-n-sigma it may not. REQUIRES: something survived.
+// The lowest key that can be sampled, given kReach and the cutoff of top-n-sigma. REQUIRES: there
+// are survivors.
 __device__ __forceinline__ std::uint32_t LowestKey(const DeviceRow& row,
                                                    const SamplerState& state) {
   const float max = KeyValue(state.best);
@@ -331,7 +332,7 @@ __device__ __forceinline__ std::uint32_t LowestKey(const DeviceRow& row,
       all.squares += state.stripes[s].squares;
       all.count += state.stripes[s].count;
     }
-    lowest = cuda::Max(lowest, SigmaBorder(all, max, row.top_n_sigma));
+    lowest = cuda::Max(lowest, SigmaCutoff(all, max, row.top_n_sigma));
   }
   return OrderedKey(lowest);
 }
@@ -342,11 +343,11 @@ __global__ void __launch_bounds__(kSamplerThreads)
   cuda::DependencyWait();
   const DeviceRow& row = args.rows[cuda::BlockY()];
   const SamplerState& state = args.states[cuda::BlockY()];
-  if ((row.top_k == 0 && row.top_p >= 1.0) || !Alive(state)) return;
+  if ((row.top_k == 0 && row.top_p >= 1.0) || !CanSample(state)) return;
   auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
   ClearSums(search);
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
-  const OfMass mass{KeyValue(state.best)};
+  const MassWeight mass{KeyValue(state.best)};
   const std::uint32_t lowest = LowestKey(row, state);
   const bool counts = row.top_k > 0;
   const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
@@ -366,12 +367,12 @@ __global__ void __launch_bounds__(kSamplerThreads)
   PublishBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
 }
 
-// Mass that top-p asks for of `total`.
+// Mass that top-p must reach, given the total.
 __device__ __forceinline__ double TopPTarget(const DeviceRow& row, std::uint64_t total) {
   return row.top_p * static_cast<double>(total);
 }
 
-// Sum of the row's buckets. All threads call it.
+// Sum of the row's buckets. All threads must call it.
 __device__ __forceinline__ std::uint64_t SumOfBuckets(DigitSearch& search,
                                                       const std::uint64_t* buckets) {
   std::uint64_t own = 0;
@@ -385,14 +386,15 @@ __device__ __forceinline__ std::uint32_t MinPKey(const DeviceRow& row, float max
   return row.log_min_p == kMinusInfinity ? 0 : OrderedKey(cuda::Add(max, row.log_min_p));
 }
 
-// Of a row without filters: the race over everything from the key on.
+// Rows without filters: runs the race over all keys from `lowest` on.
 __device__ __forceinline__ void RaceOverStripe(const SamplerArgs& args, const DeviceRow& row,
-                                               SamplerState& state, BlockVotes& votes,
+                                               SamplerState& state, BlockReduction& reduction,
                                                std::uint32_t lowest) {
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   Race race(row, KeyValue(state.best));
   const auto load = [x](std::uint32_t i) { return LoadX(x, i); };
-  // Two, since the code of the race is long and there as often.
+  // Two loads at once instead of four, because the code of the race is long and is unrolled as
+  // often.
   VisitStripe<2>(args.vocab, load, [&](std::uint32_t i, const FourValues& four) {
     bool takes_part[4];
     bool any = false;
@@ -409,10 +411,10 @@ __device__ __forceinline__ void RaceOverStripe(const SamplerArgs& args, const De
     }
   });
   cuda::SyncWarp();
-  race.Publish(votes, state);
+  race.Publish(reduction, state);
 }
 
-// Of a row with filters: keys from the border's bucket on, to the row's list.
+// Rows with filters: appends the keys from the cutoff's bucket on to the row's list.
 __device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRow& row,
                                          SamplerState& state, DigitSearch& search,
                                          std::uint32_t lowest) {
@@ -421,8 +423,8 @@ __device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRo
         args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets;
     const double target = row.top_k > 0 ? static_cast<double>(row.top_k)
                                         : TopPTarget(row, SumOfBuckets(search, buckets));
-    const std::uint32_t border = FindBucket(search, buckets, 0, target).index << 21;
-    lowest = lowest < border ? border : lowest;
+    const std::uint32_t cutoff = FindBucket(search, buckets, 0, target).index << 21;
+    lowest = lowest < cutoff ? cutoff : lowest;
   }
   const float* const x = args.x + cuda::BlockY() * args.x_stride;
   std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
@@ -439,13 +441,14 @@ __device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRo
   });
 }
 
-// XTC over the keys of the list from `border` on: the largest key that stays. All threads call it.
+// XTC over the keys of the list that are at least `cutoff`: returns the largest key that is kept.
+// All threads must call it.
 __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::uint64_t* keys,
-                                                std::uint32_t count, std::uint64_t border,
-                                                const OfMass& mass, float threshold) {
+                                                std::uint32_t count, std::uint64_t cutoff,
+                                                const MassWeight& mass, float threshold) {
   std::uint64_t total = 0;
   for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
-    if (keys[i] >= border) total += mass(keys[i]);
+    if (keys[i] >= cutoff) total += mass(keys[i]);
   }
   total = BlockScan(search, total).total;
   const double target = static_cast<double>(threshold) * static_cast<double>(total);
@@ -453,7 +456,7 @@ __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::
   cuda::SyncBlock();
   std::uint64_t last = 0;  // complement of the smallest key that reaches the target
   for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
-    const std::uint64_t of_key = keys[i] >= border ? mass(keys[i]) : 0;
+    const std::uint64_t of_key = keys[i] >= cutoff ? mass(keys[i]) : 0;
     if (of_key > 0 && Reached(of_key, target) && ~keys[i] > last) last = ~keys[i];
   }
   cuda::SyncWarp();
@@ -463,39 +466,40 @@ __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::
   return search.above == 0 ? ~std::uint64_t{0} : ~search.above;
 }
 
-// Of a row with filters, by one block: exact borders on the list, and the race over what they keep.
+// Rows with filters: finds the exact cutoffs on the list and runs the race over the remaining keys.
+// One block calls it.
 __device__ __forceinline__ void Choose(const SamplerArgs& args, const DeviceRow& row,
                                        SamplerState& state, DigitSearch& search) {
   const std::uint64_t* const keys = args.keys + std::int64_t{cuda::BlockY()} * args.vocab;
   const std::uint32_t count = state.kept;
-  const OfMass mass{KeyValue(state.best)};
-  std::uint64_t border = 0;
+  const MassWeight mass{KeyValue(state.best)};
+  std::uint64_t cutoff = 0;
   if (row.top_k > 0) {
-    border = FindBorder(search, keys, count, 0, static_cast<double>(row.top_k), OfOne{});
+    cutoff = FindCutoff(search, keys, count, 0, static_cast<double>(row.top_k), CountWeight{});
   }
   if (row.top_p < 1.0) {
     std::uint64_t total = 0;
     if (row.top_k > 0) {
       for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
-        if (keys[i] >= border) total += mass(keys[i]);
+        if (keys[i] >= cutoff) total += mass(keys[i]);
       }
       total = BlockScan(search, total).total;
     } else {
       total = SumOfBuckets(search, args.buckets + std::int64_t{cuda::BlockY()} * kSamplerBuckets);
     }
-    border = FindBorder(search, keys, count, border, TopPTarget(row, total), mass);
+    cutoff = FindCutoff(search, keys, count, cutoff, TopPTarget(row, total), mass);
   }
   const std::uint64_t min_p = std::uint64_t{MinPKey(row, mass.max)} << 32;
-  border = border < min_p ? min_p : border;
+  cutoff = cutoff < min_p ? min_p : cutoff;
   std::uint64_t first = ~std::uint64_t{0};
   if (row.xtc) {
-    first = XtcKey(search, keys, count, border, mass, row.xtc_threshold);
+    first = XtcKey(search, keys, count, cutoff, mass, row.xtc_threshold);
     if (cuda::ThreadIndex() == 0 && ~first != 0) state.best = first;
   }
   Race race(row, ~first != 0 ? KeyValue(first) : mass.max);
   for (std::uint32_t i = cuda::ThreadIndex(); i < count; i += kSamplerThreads) {
     const std::uint64_t key = keys[i];
-    if (key < border || key > first || (row.xtc && mass(key) == 0)) continue;
+    if (key < cutoff || key > first || (row.xtc && mass(key) == 0)) continue;
     const std::uint32_t id = KeyId(key);
     const auto words = race.Words(id);
     const std::uint32_t low = id % 2 == 0 ? words[0] : words[1];
@@ -503,7 +507,7 @@ __device__ __forceinline__ void Choose(const SamplerArgs& args, const DeviceRow&
     race.Add(KeyValue(key), id, id % 4 < 2 ? low : high);
   }
   cuda::SyncWarp();
-  race.Publish(search.votes, state);
+  race.Publish(search.reduction, state);
   cuda::SyncBlock();
 }
 
@@ -515,10 +519,10 @@ __global__ void __launch_bounds__(kSamplerThreads)
   SamplerState& state = args.states[cuda::BlockY()];
   if (row.token_logprob >= 0 || row.greedy) return;
   auto& search = *reinterpret_cast<DigitSearch*>(cuda::SharedMemory16());
-  const bool alive = Alive(state);
-  if (alive) {
+  const bool can_sample = CanSample(state);
+  if (can_sample) {
     std::uint32_t lowest = LowestKey(row, state);
-    // A token below min-p has a mass for top-p, but no part in anything else.
+    // A token below min-p contributes to the total mass of top-p only.
     if (row.top_p >= 1.0) {
       const std::uint32_t min_p = MinPKey(row, KeyValue(state.best));
       lowest = lowest < min_p ? min_p : lowest;
@@ -526,11 +530,11 @@ __global__ void __launch_bounds__(kSamplerThreads)
     if (row.filtered) {
       KeepKeys(args, row, state, search, lowest);
     } else {
-      RaceOverStripe(args, row, state, search.votes, lowest);
+      RaceOverStripe(args, row, state, search.reduction, lowest);
     }
   }
-  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.votes.flag)) return;
-  if (alive && row.filtered) Choose(args, row, state, search);
+  if (!ArrivesLast(&state.arrived, cuda::GridX(), &search.reduction.flag)) return;
+  if (can_sample && row.filtered) Choose(args, row, state, search);
   if (cuda::ThreadIndex() == 0) FinishRow(args, row, state);
 }
 
@@ -541,7 +545,7 @@ absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
   const cuda::LaunchShape scan{.blocks_x = BlocksOfRow(args),
                                .blocks_y = args.num_rows,
                                .threads = kSamplerThreads,
-                               .shared_bytes = sizeof(BlockVotes),
+                               .shared_bytes = sizeof(BlockReduction),
                                .programmatic = true};
   QUIRE_RETURN_IF_ERROR(cuda::Launch(context, "sampler_scan", SamplerScanKernel, scan, args));
   if (needs.edits) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// Device functions of the sampler's kernels: order keys, and selection by digits without a sort.
-// The idea of keys whose integer order is that of the floats, searched digit by digit with
-// histograms, is radix selection as in RadiK (Li et al., ICS 2024) and the top-k kernels of RAFT.
+// Device functions of the sampler's kernels: order keys, and digit-wise selection without a sort.
+// The integer order of keys is that of the floats. Searching keys digit by digit with histograms is
+// radix selection as in RadiK (Li et al., ICS 2024) and the top-k kernels of RAFT.
 
 #include <cstdint>
 #include <limits>
@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kSamplerWarps = kSamplerThreads / cuda::kWarpSize
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 inline constexpr float kLargestLogit = std::numeric_limits<float>::max();
 
-// u32 that grows with x, and is equal for 0 and -0.
+// Maps x to a u32 that increases with x; 0 and -0 have the same key.
 __device__ __forceinline__ std::uint32_t OrderedKey(float x) {
   const std::uint32_t bits = cuda::FloatBits(cuda::Add(x, 0.0f));
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -29,7 +29,7 @@ __device__ __forceinline__ std::uint32_t OrderedKey(float x) {
 __device__ __forceinline__ float KeyValue(std::uint32_t key) {
   return cuda::BitsFloat((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
-// Rank in order of (x descending, id ascending): larger comes first.
+// Key in order of (x descending, id ascending): a larger key comes first.
 __device__ __forceinline__ std::uint64_t OrderKey(float x, std::uint32_t id) {
   return std::uint64_t{OrderedKey(x)} << 32 | ~id;
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool HasText(const SamplerArgs& args, std::uint32_t i
 
 static_assert(kSigmaLanes == kSamplerThreads && kSigmaGroup == cuda::kWarpSize);
 
-// The ids of this block: a stripe of its row, whose bounds are multiples of 4.
+// The ids of this block: a stripe of its row. Bounds are multiples of 4.
 struct IdStripe {
   std::uint32_t begin;
   std::uint32_t end;
@@ -58,18 +58,19 @@ __device__ __forceinline__ IdStripe BlockStripe(std::uint32_t vocab) {
   return {begin < vocab ? begin : vocab, end < vocab ? end : vocab};
 }
 
-// Values of ids i to i + 3, and what is read beside them; -infinity where there is no id.
+// Values of ids i to i + 3 and related data. Values are -infinity where there is no id.
 struct FourValues {
   float values[4] = {kMinusInfinity, kMinusInfinity, kMinusInfinity, kMinusInfinity};
-  std::uint32_t text = 0x01010101;  // their bytes of has_text
-  std::uint32_t mask = ~0u;         // the word of the mask that holds their bits
+  std::uint32_t text = 0x01010101;  // bytes of has_text for the four ids
+  std::uint32_t mask = ~0u;         // mask word that contains the bits of the four ids
 };
-// In place of an id, in threads beyond the end of the block's stripe.
+// Replaces the id in threads beyond the end of the block's stripe.
 inline constexpr std::uint32_t kNoId = ~0u;
 
-// Calls visit(i, load(i)) in all lanes together, for every fourth id of the block's stripe, and as
-// often as the longest thread needs with kNoId and FourValues{}. Ids of a thread ascend. The loads
-// of kAtOnce calls are under way together, so `load` must not look at what it loads.
+// Calls visit(i, load(i)) in all lanes together for every fourth id of the block's stripe; ids of a
+// thread ascend. Threads with fewer ids get kNoId and FourValues{} until the longest thread has
+// finished. The loads of kAtOnce calls are pending at the same time, so `load` must not use the
+// loaded values.
 template <std::uint32_t kAtOnce = 4, typename Load, typename Visit>
 __device__ __forceinline__ void VisitStripe(std::uint32_t vocab, Load load, Visit visit) {
   constexpr std::uint32_t kStep = 4 * kSamplerThreads;
@@ -89,13 +90,13 @@ __device__ __forceinline__ void VisitStripe(std::uint32_t vocab, Load load, Visi
   }
 }
 
-// Of a row of `x`, which is aligned and padded with -infinity to a multiple of 4.
+// Loads from a row of `x`, which is aligned and padded with -infinity to a multiple of 4.
 __device__ __forceinline__ FourValues LoadX(const float* x, std::uint32_t i) {
   const float4 v = *reinterpret_cast<const float4*>(x + i);
   return {.values = {v.x, v.y, v.z, v.w}};
 }
 
-// Of a row of logits, which is neither.
+// Loads from a row of logits, which may be unaligned and has no padding.
 class LogitLoads {
  public:
   __device__ __forceinline__ LogitLoads(const SamplerArgs& args, const float* logits)
@@ -114,7 +115,7 @@ class LogitLoads {
         if (i + c < vocab_) four.values[c] = logits_[i + c];
       }
     }
-    // Padded to a multiple of 4.
+    // has_text is padded to a multiple of 4.
     if (has_text_ != nullptr) four.text = *reinterpret_cast<const std::uint32_t*>(has_text_ + i);
     return four;
   }
@@ -126,13 +127,13 @@ class LogitLoads {
   const bool aligned_;
 };
 
-// As HasText, of id i + c of the four.
+// HasText for id i + c of the four.
 __device__ __forceinline__ bool HasText(const SamplerArgs& args, const FourValues& four,
                                         std::uint32_t i, std::uint32_t c) {
   return i + c < args.text_vocab && (four.text >> (8 * c) & 0xff) != 0;
 }
 
-// Largest over the warp, in all lanes.
+// Maximum over the warp, in all lanes.
 template <typename T>
 __device__ __forceinline__ T WarpMax(T value) {
 #pragma unroll
@@ -143,7 +144,7 @@ __device__ __forceinline__ T WarpMax(T value) {
   return value;
 }
 
-// Sum over the warp, in all lanes: the order of sigma.h for f64.
+// Sum over the warp, in all lanes. For f64 the order is that of sigma.h.
 template <typename T>
 __device__ __forceinline__ T WarpSum(T value) {
 #pragma unroll
@@ -153,32 +154,32 @@ __device__ __forceinline__ T WarpSum(T value) {
   return value;
 }
 
-// Shared memory of a block that agrees with itself, and with the others of its row.
-struct BlockVotes {
-  std::uint64_t of_warps[kSamplerWarps];
-  std::uint32_t flag;  // of ArrivesLast
+// Shared memory for reductions within a block and between the blocks of a row.
+struct BlockReduction {
+  std::uint64_t per_warp[kSamplerWarps];
+  std::uint32_t flag;  // used by ArrivesLast
 };
 
-// Largest over the block, in all threads. All threads call it.
-__device__ __forceinline__ std::uint64_t BlockMax(BlockVotes& votes, std::uint64_t value) {
+// Maximum over the block, in all threads. All threads must call it.
+__device__ __forceinline__ std::uint64_t BlockMax(BlockReduction& reduction, std::uint64_t value) {
   value = WarpMax(value);
   cuda::SyncBlock();
-  if (cuda::Lane() == 0) votes.of_warps[cuda::ThreadIndex() / cuda::kWarpSize] = value;
+  if (cuda::Lane() == 0) reduction.per_warp[cuda::ThreadIndex() / cuda::kWarpSize] = value;
   cuda::SyncBlock();
 #pragma unroll
   for (std::uint32_t w = 0; w < kSamplerWarps; ++w) {
-    const std::uint64_t other = votes.of_warps[w];
+    const std::uint64_t other = reduction.per_warp[w];
     value = value < other ? other : value;
   }
   return value;
 }
 
-// Shared memory of the searches. A sum has 64 bits in two words, since shared memory adds words of
-// 32 bits by itself and longer ones in a loop that spins while others change them.
+// Shared memory of the searches. A 64-bit sum is stored as two words, because 64-bit atomics on
+// shared memory are compare-and-swap loops.
 struct DigitSearch {
   std::uint32_t low[kSamplerBuckets];
   std::uint32_t high[kSamplerBuckets];
-  BlockVotes votes;
+  BlockReduction reduction;
   std::uint64_t above;
   std::uint64_t sum;
   std::uint32_t bucket;
@@ -199,8 +200,8 @@ __device__ __forceinline__ void ClearSums(DigitSearch& search) {
 __device__ __forceinline__ void CountInBucket(DigitSearch& search, std::uint32_t bucket) {
   cuda::AtomicAdd(&search.low[bucket], 1u);
 }
-// Of two atomics the second is rare, for most masses are below 2^32. In any order of the values the
-// low word wraps once for each 2^32 of their low words' sum.
+// The second atomic is rare, because most masses are below 2^32. In any order of additions, the low
+// word wraps once per 2^32 of the sum of the low words.
 __device__ __forceinline__ void AddToBucket(DigitSearch& search, std::uint32_t bucket,
                                             std::uint64_t mass) {
   const auto low = static_cast<std::uint32_t>(mass);
@@ -210,7 +211,7 @@ __device__ __forceinline__ void AddToBucket(DigitSearch& search, std::uint32_t b
   if (high != 0) cuda::AtomicAdd(&search.high[bucket], high);
 }
 
-// Adds what is not 0 to a row's buckets in device memory. All threads call it.
+// Adds nonzero sums to a row's buckets in device memory. All threads must call it.
 __device__ __forceinline__ void PublishBuckets(const DigitSearch& search, std::uint64_t* buckets) {
   cuda::SyncBlock();
   for (std::uint32_t i = cuda::ThreadIndex(); i < kSamplerBuckets; i += kSamplerThreads) {
@@ -218,7 +219,7 @@ __device__ __forceinline__ void PublishBuckets(const DigitSearch& search, std::u
   }
 }
 
-// Sets this block's share of a row's buckets to 0.
+// Zeroes this block's share of a row's buckets.
 __device__ __forceinline__ void ClearBuckets(std::uint64_t* buckets) {
   const std::uint32_t threads = cuda::BlockThreads();
   for (std::uint32_t i = cuda::BlockX() * threads + cuda::ThreadIndex(); i < kSamplerBuckets;
@@ -227,7 +228,7 @@ __device__ __forceinline__ void ClearBuckets(std::uint64_t* buckets) {
   }
 }
 
-// Sum of `value` over the threads before this one, and over all. All threads call it.
+// Sum of `value` over the preceding threads, and over all threads. All threads must call it.
 struct ScanResult {
   std::uint64_t before;
   std::uint64_t total;
@@ -240,14 +241,14 @@ __device__ __forceinline__ ScanResult BlockScan(DigitSearch& search, std::uint64
     if (cuda::Lane() >= delta) sum += lower;
   }
   const std::uint32_t warp = cuda::Warp();
-  if (cuda::Lane() == cuda::kWarpSize - 1) search.votes.of_warps[warp] = sum;
+  if (cuda::Lane() == cuda::kWarpSize - 1) search.reduction.per_warp[warp] = sum;
   cuda::SyncBlock();
   ScanResult result{sum - value, 0};
 #pragma unroll
   for (std::uint32_t w = 0; w < kSamplerWarps; ++w) {
-    const std::uint64_t of_warp = search.votes.of_warps[w];
-    if (w < warp) result.before += of_warp;
-    result.total += of_warp;
+    const std::uint64_t warp_sum = search.reduction.per_warp[w];
+    if (w < warp) result.before += warp_sum;
+    result.total += warp_sum;
   }
   cuda::SyncBlock();
   return result;
@@ -257,9 +258,10 @@ __device__ __forceinline__ bool Reached(std::uint64_t sum, double target) {
   return static_cast<double>(sum) >= target;
 }
 
-// Largest bucket at which `above` and the sums from the top on reach the target, and what is above
-// it; bucket 0 when they never do. `sums` has kSamplerBuckets entries: the search itself, or a
-// pointer to device memory. All threads call it.
+// Finds the largest bucket at which `above` plus the sums from the top bucket down to it reach the
+// target, and the sum above it. Returns bucket 0 if the target is never reached. `sums` has
+// kSamplerBuckets entries: the search itself, or a pointer to device memory. All threads must call
+// it.
 struct Bucket {
   std::uint64_t above;
   std::uint64_t sum;
@@ -272,8 +274,8 @@ __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const Sums& su
   const std::uint32_t thread = cuda::ThreadIndex();
   const std::uint32_t top = kSamplerBuckets - 1 - thread * kPer;
   std::uint64_t own = 0;
-  // Each lane begins elsewhere in its run, so that the lanes of a warp meet in no bank of shared
-  // memory. In device memory it makes no difference: every load is one of 8 bytes.
+  // Each lane starts at another offset in its run, to avoid shared-memory bank conflicts. For
+  // device memory the offset makes no difference.
 #pragma unroll
   for (std::uint32_t j = 0; j < kPer; ++j) own += sums[top - (j + thread / 4) % kPer];
   std::uint64_t running = above + BlockScan(search, own).before;
@@ -291,7 +293,7 @@ __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const Sums& su
   return bucket;
 }
 
-// Adds keys to a list in device memory, those whose `keep` is set; all lanes of the warp call it.
+// Appends the keys with `keep` set to a list in device memory. All lanes of the warp must call it.
 __device__ __forceinline__ void AppendKeys(const bool (&keep)[4], const std::uint64_t (&four)[4],
                                            std::uint64_t* keys, std::uint32_t* count) {
   std::uint32_t lanes[4];
@@ -313,14 +315,14 @@ __device__ __forceinline__ void AppendKeys(const bool (&keep)[4], const std::uin
   }
 }
 
-// In place of a mass, where keys are counted.
-struct OfOne {};
+// Weight function that counts keys instead of adding masses.
+struct CountWeight {};
 
-// The smallest key of the shortest prefix, in order of the keys in the list from `lowest` on, whose
-// weights reach the target; 0 when all of them do not. Six digits: three of the value, three of the
-// id. All threads call it.
+// Returns the smallest key of the shortest prefix whose weights reach the target, among the keys of
+// the list that are at least `lowest`. Returns 0 if all of them do not reach it. Searches six
+// digits: three of the value, three of the id. All threads must call it.
 template <typename Weight>
-__device__ __forceinline__ std::uint64_t FindBorder(DigitSearch& search, const std::uint64_t* keys,
+__device__ __forceinline__ std::uint64_t FindCutoff(DigitSearch& search, const std::uint64_t* keys,
                                                     std::uint32_t count, std::uint64_t lowest,
                                                     double target, Weight weight) {
   std::uint64_t prefix = 0;
@@ -335,7 +337,7 @@ __device__ __forceinline__ std::uint64_t FindBorder(DigitSearch& search, const s
       const std::uint64_t key = keys[i];
       if (key < lowest || (key & mask) != prefix) continue;
       const auto bucket = static_cast<std::uint32_t>((key >> shift) & digit);
-      if constexpr (std::is_same_v<Weight, OfOne>) {
+      if constexpr (std::is_same_v<Weight, CountWeight>) {
         CountInBucket(search, bucket);
       } else {
         AddToBucket(search, bucket, weight(key));
@@ -346,8 +348,10 @@ __device__ __forceinline__ std::uint64_t FindBorder(DigitSearch& search, const s
     above = bucket.above;
     prefix |= std::uint64_t{bucket.index} << shift;
     mask |= digit << shift;
-    // Counts: when all keys with this prefix are in, the rest of the digits are 0.
-    if (std::is_same_v<Weight, OfOne> && static_cast<double>(above + bucket.sum) == target) break;
+    // When counting, all keys with this prefix are included if their number equals the target. The
+    // remaining digits are then 0.
+    if (std::is_same_v<Weight, CountWeight> && static_cast<double>(above + bucket.sum) == target)
+      break;
   }
   return prefix;
 }

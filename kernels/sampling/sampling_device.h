@@ -1,7 +1,7 @@
 #pragma once
 
-// What the host side of DeviceSampler and its kernels share: rows of a call as the device reads
-// them, scratch, results, and the launches in their order.
+// Definitions that the host side of DeviceSampler and its kernels share: rows in the form that the
+// device reads, scratch memory, results, and the launches.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,19 +13,19 @@
 
 namespace quire::kernels::internal {
 
-// Rows that are worked on at a time: scratch is per row.
+// Rows that are processed at a time; scratch memory is per row.
 inline constexpr std::uint32_t kSamplerRows = 32;
-// Buckets of the first digit of the ordered key.
+// Number of buckets of the first digit of the ordered key.
 inline constexpr std::uint32_t kSamplerBuckets = 2048;
-// Logits whose exponentials are summed in f32 before the sums add up in f64.
+// Number of logits whose exponentials are summed in f32 before the sums are added in f64.
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
 inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
 // A sample, or a prompt logprob when token_logprob is not -1.
 struct DeviceRow {
-  const float* logits;                   // [vocab]
-  std::int32_t* token;                   // where the sampled token goes; null for a prompt logprob
-  const std::int32_t* sample_in_flight;  // as SamplingRow
+  const float* logits;  // [vocab]
+  std::int32_t* token;  // destination of the sampled token; null for a prompt logprob
+  const std::int32_t* sample_in_flight;  // see SamplingRow
   std::uint64_t seed;
   double top_p;       // 1: off
   float factor;       // 1 / temperature
@@ -38,54 +38,54 @@ struct DeviceRow {
   std::uint32_t top_k;  // 0: off
   std::uint32_t choice;
   std::uint32_t position;
-  std::uint32_t history_begin;  // into the call's arrays; sizes are 0 where nothing is to be done
+  std::uint32_t history_begin;  // index into the call's arrays; sizes are 0 if there is no work
   std::uint32_t history_size;
-  std::uint32_t bias_begin;  // equal tokens lie together, in the caller's order
+  std::uint32_t bias_begin;  // equal tokens are adjacent, in the caller's order
   std::uint32_t bias_size;
   std::uint32_t banned_begin;
   std::uint32_t banned_size;
   std::int32_t mask;  // index of its mask; -1: none
   std::int32_t token_logprob;
   std::int32_t num_logprobs;
-  std::uint32_t result;  // index of its result
-  std::uint32_t top;     // index of its first best id
+  std::uint32_t result;  // index of the result
+  std::uint32_t top;     // index of the first best id
   bool greedy;
-  bool edited;     // history, bias or banned ids change logits, or top-n-sigma asks for moments
+  bool edited;     // history, bias or banned ids change logits, or top-n-sigma needs moments
   bool filtered;   // top-k, top-p or XTC
-  bool xtc;        // it happens
-  bool processed;  // the mass of the survivors is asked for
+  bool xtc;        // XTC applies to this sample
+  bool processed;  // the mass of the survivors is requested
 };
 
-// Of a row while it is worked on; zero at the start. What blocks share is a maximum or an integer
-// sum, so the order in which they arrive does not matter.
+// State of a row while it is processed; initially zero. Blocks share only maxima and integer sums,
+// so their order does not matter.
 struct SamplerState {
-  std::uint64_t best;  // largest order key of x, in the end of what XTC left; 0: nothing survived
+  std::uint64_t best;  // largest order key of x, finally the largest that XTC kept; 0: no survivors
   std::uint64_t race;  // complement of the smallest (score, id)
-  std::uint64_t mass;  // of the survivors, where it is asked for
+  std::uint64_t mass;  // mass of the survivors, if requested
   std::uint32_t raw_max;  // largest ordered key of the logits
   std::uint32_t non_finite;
-  std::uint32_t kept;      // keys that were kept for the sample
-  std::uint32_t top_kept;  // and for the best ids
-  std::uint32_t better;    // ids with text that are likelier than the token
+  std::uint32_t kept;      // number of keys kept for the sample
+  std::uint32_t top_kept;  // number of keys kept for the best ids
+  std::uint32_t better;    // number of ids with text that are likelier than the token
   std::int32_t token;
-  std::uint32_t in_history;        // the history holds the sample in flight
-  std::uint32_t arrived;           // blocks of a launch whose last one goes on
-  Moments stripes[kSigmaStripes];  // of x, where top-n-sigma asks for them
+  std::uint32_t in_history;        // 1 if the history contains the sample in flight
+  std::uint32_t arrived;           // blocks that have finished; the last one continues
+  Moments stripes[kSigmaStripes];  // moments of x, for top-n-sigma
 };
 
-// What the host makes log-probabilities of.
+// Results from which the host computes log-probabilities.
 struct DeviceSampled {
   std::int32_t token;  // -1: none
   std::uint32_t non_finite;
   std::uint32_t no_survivor;
   std::int32_t rank;
-  double sum;  // of exp(logit - max)
+  double sum;  // sum of exp(logit - max)
   float max;
   float logit;
   std::uint32_t num_top;
-  float x;             // where the mass is asked for: of the token, after step 6
-  std::uint64_t mass;  // of the survivors
-  float x_max;         // their largest
+  float x;             // x of the token after step 6, if the mass is requested
+  std::uint64_t mass;  // mass of the survivors
+  float x_max;         // largest x of the survivors
   std::uint32_t unused;
 };
 
@@ -103,7 +103,7 @@ struct SamplerArgs {
   std::uint64_t* keys;           // [kSamplerRows, vocab] kept order keys
   float* part_sums;              // [kSamplerRows, num_parts]
   DeviceSampled* results;
-  TopLogprob* tops;       // logits in place of log-probabilities
+  TopLogprob* tops;       // holds logits; the host converts them to log-probabilities
   std::int64_t x_stride;  // vocab rounded up to a multiple of 4; x is -infinity from vocab on
   std::uint32_t vocab;
   std::uint32_t text_vocab;
@@ -112,7 +112,7 @@ struct SamplerArgs {
   std::uint32_t num_rows;
 };
 
-// Which kernels a group needs.
+// The kernels that a group needs.
 struct SamplerNeeds {
   bool edits = false;
   bool moments = false;  // rows with top-n-sigma
@@ -122,18 +122,19 @@ struct SamplerNeeds {
   bool tops = false;
 };
 
-// Blocks that share a row where all of it is read: with few rows enough to fill a GPU, but none
-// without a load of 16 bytes for each of its 256 threads.
+// Number of blocks per row in kernels that read the whole row: enough to fill a GPU with few rows,
+// but at least one 16-byte load for each of the 256 threads.
 inline std::uint32_t BlocksOfRow(const SamplerArgs& args) {
   constexpr std::uint32_t kBlocks = 128, kFewest = 8, kMost = 64;
   const std::uint32_t wanted = std::clamp(kBlocks / args.num_rows, kFewest, kMost);
   return std::min(wanted, args.vocab / 1024 + 1);
 }
 
-// Steps 0 and 2 to 10 of sampling.h; results hold tokens and flags. states are zero.
+// Runs steps 0 and 2 to 10 of sampling.h and writes tokens and flags to results. REQUIRES: states
+// are zero.
 absl::Status LaunchSamples(const CudaContext& context, const SamplerArgs& args,
                            const SamplerNeeds& needs);
-// Sums, ranks and best ids of rows that asked for log-probabilities, after LaunchSamples.
+// Computes sums, ranks and best ids of rows that requested log-probabilities, after LaunchSamples.
 absl::Status LaunchLogprobs(const CudaContext& context, const SamplerArgs& args,
                             const SamplerNeeds& needs);
 

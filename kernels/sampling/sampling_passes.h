@@ -1,7 +1,7 @@
 #pragma once
 
-// The passes of the sampler that touch a whole row of the vocabulary, one function each, compiled
-// per instruction set. Results do not depend on the width of a register.
+// The passes of the sampler over a whole row, compiled once per instruction set. Results do not
+// depend on the vector width.
 
 #include <array>
 #include <cstddef>
@@ -13,29 +13,31 @@
 namespace quire::kernels::internal {
 
 struct LogitScan {
-  float max;        // -infinity when there is nothing else; unspecified when non_finite
-  bool non_finite;  // NaN or +infinity is present
+  float max;        // -infinity if all logits are; unspecified if non_finite
+  bool non_finite;  // true if there is a NaN or +infinity
 };
 LogitScan ScanLogits(const float* z, std::size_t count);
 
-// sum exp(z - max) in parts of 4096 with 16 virtual lanes, parts added in f64 in order.
+// Computes sum exp(z - max) in parts of 4096 with 16 virtual lanes; parts are added in order in
+// f64.
 double SumOfExp(const float* z, std::size_t count, float max);
 
-// x = x * factor, kept finite unless x was -infinity; returns the largest.
+// x = x * factor, clamped to finite values unless x is -infinity. Returns the maximum.
 float ScaleLogits(float* x, std::size_t count, float factor);
 
-// In the order of sigma.h.
+// Computes the moments in the order of sigma.h.
 Moments MomentsOf(const float* x, std::size_t count);
 
-// The first index with x == value; count when there is none.
+// Returns the first index with x == value, or count.
 std::size_t FindFirst(const float* x, std::size_t count, float value);
 
-// How many x are larger than `value`, those that are equal and stand before `before` included.
+// Returns how many x are larger than `value`, plus how many are equal and have an index below
+// `before`.
 std::size_t CountBefore(const float* x, std::size_t count, float value, std::size_t before);
 
-// Values in [low, high) of `values`, in order, with their ids; returns how many. `ids` null: the
-// places of the values, counted from `first_id`. The outputs may be the inputs, and need room for
-// `count`.
+// Collects the values in [low, high) in order, with their ids, and returns their number. If `ids`
+// is null, ids are the indices of the values plus `first_id`. Outputs may alias inputs and must
+// have room for `count` elements.
 struct ValueRange {
   float low;
   float high = std::numeric_limits<float>::infinity();
@@ -49,8 +51,7 @@ struct IdsAndValues {
 std::size_t CollectBetween(const IdsAndValues& from, ValueRange range, std::int32_t* ids,
                            float* values);
 
-// Sums of floor(exp(x - max) * 2^40) over the x at or above each cut. REQUIRES: max is the largest
-// x.
+// For each cut, sums floor(exp(x - max) * 2^40) over all x >= cut. REQUIRES: max is the largest x.
 inline constexpr std::size_t kMassCuts = 4;
 using MassCuts = std::array<float, kMassCuts>;
 using Masses = std::array<std::uint64_t, kMassCuts>;
@@ -59,14 +60,15 @@ Masses MassesAtLeast(const float* x, std::size_t count, float max, const MassCut
 // w = exp(x - max).
 void ExpMinus(const float* x, std::size_t count, float max, float* w);
 
-// The first tokens in order of (x descending, id ascending).
+// The first tokens in order of (x descending, id ascending): all with a larger x, and those with an
+// equal x up to last_tie.
 struct Prefix {
-  float x;                                                           // everything above is in,
-  std::int32_t last_tie = std::numeric_limits<std::int32_t>::max();  // and equal ones up to this id
+  float x;
+  std::int32_t last_tie = std::numeric_limits<std::int32_t>::max();
 };
 
-// Step 10 of sampling.h among the tokens of the prefix. REQUIRES: there are some, prefix.x is
-// finite, and max is the largest x.
+// Runs step 10 of sampling.h among the tokens of the prefix. REQUIRES: the prefix is not empty,
+// prefix.x is finite, and max is the largest x.
 struct RaceKey {
   std::uint64_t seed;
   std::uint32_t position;
@@ -74,8 +76,8 @@ struct RaceKey {
 };
 std::int32_t Race(const float* x, std::size_t count, float max, const Prefix& prefix,
                   const RaceKey& key);
-// The same among `from`, ids ascending and not null, which holds the whole prefix. A token costs
-// four times as much here, since four neighbours of a row share their random words.
+// The same among `from`, which has ascending ids (not null) and contains the whole prefix. A token
+// costs four times as much here, because four adjacent tokens of a row share their random words.
 std::int32_t RaceAmong(const IdsAndValues& from, float max, const Prefix& prefix,
                        const RaceKey& key);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The sampler by full sort and in double precision: what the fast one is tested against.
+// Reference sampler with a full sort and double precision, for tests of the fast one.
 
 #include <cstdint>
 #include <vector>
@@ -14,14 +14,15 @@ struct ReferenceSample {
   bool non_finite = false;
   bool no_survivor = false;
   std::vector<std::int32_t> survivors;  // after step 9, best first
-  // How near the nearest decision was, relative: top-p and min-p borders and the race. The fast
-  // sampler may differ when this is within its rounding of exp, 1e-6.
+  // Relative distance of the closest decision (top-p and min-p thresholds, the race). If it is
+  // within the rounding error of exp, 1e-6, the fast sampler may differ.
   double margin = 1;
   std::vector<double> logprobs;  // [vocab] raw
-  double processed_logprob = 0;  // of the token among the survivors; 0 when greedy
+  double processed_logprob = 0;  // log-probability of the token among the survivors; 0 when greedy
 };
 
-// The row's steps 0 to 10. Penalties, bias and temperature are the f32 operations of the contract.
+// Runs steps 0 to 10 for a row. Penalties, bias and temperature are the f32 operations of the
+// contract.
 ReferenceSample SampleCpu(const SamplingRow& row, std::uint32_t vocab);
 
 }  // namespace quire::kernels::internal

@@ -1,5 +1,5 @@
-// Each pass reads the row once, 4 bytes per token: from L2 after the first one for vocabularies up
-// to about 128 000.
+// Each pass reads the row once, 4 bytes per token. After the first pass it is in L2 for
+// vocabularies up to about 128 000.
 
 #include <algorithm>
 #include <cstddef>
@@ -97,8 +97,8 @@ float Scale(float* x, std::size_t count, float factor) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(max, y)));
 }
 
-// Lanes of a stripe side by side, which the compiler turns into vectors; a product of two floats is
-// exact in f64, so that it does not matter whether the sum takes it by a fused operation.
+// Adjacent lanes of a stripe, which the compiler vectorizes. The product of two floats is exact in
+// f64, so fused and separate operations give the same sum.
 internal::Moments StripeMoments(const float* x, std::size_t count) {
   constexpr std::size_t kStep = internal::kSigmaLanes;
   constexpr std::size_t kGroupLanes = internal::kSigmaGroup;
@@ -155,34 +155,34 @@ std::size_t Find(const float* x, std::size_t count, float value) {
 
 std::size_t Before(const float* x, std::size_t count, float value, std::size_t before) {
   const DF d;
-  const VF border = hn::Set(d, value);
+  const VF cutoff = hn::Set(d, value);
   std::size_t found = 0;
   std::size_t i = 0;
   for (; i + kLanes <= before; i += kLanes) {
-    found += hn::CountTrue(d, hn::Ge(hn::LoadU(d, x + i), border));
+    found += hn::CountTrue(d, hn::Ge(hn::LoadU(d, x + i), cutoff));
   }
   for (; i < before; ++i) found += x[i] >= value ? 1 : 0;
   for (; i + kLanes <= count; i += kLanes) {
-    found += hn::CountTrue(d, hn::Gt(hn::LoadU(d, x + i), border));
+    found += hn::CountTrue(d, hn::Gt(hn::LoadU(d, x + i), cutoff));
   }
   for (; i < count; ++i) found += x[i] > value ? 1 : 0;
   return found;
 }
 
-// Writes the lanes in `keep`, and leaves anything in the kLanes places behind them; returns how
-// many.
+// Writes the lanes in `keep` and returns their number. May overwrite the kLanes elements after
+// them.
 HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std::int32_t* ids,
                                    float* values) {
   const DF d;
   const DI di;
 #if HWY_TARGET <= HWY_AVX3
-  // In a register first: a compressing store takes hundreds of cycles on Zen 4.
+  // Compresses in a register first, because a compressing store takes hundreds of cycles on Zen 4.
   hn::StoreU(hn::Compress(x, keep), d, values);
   hn::StoreU(hn::Compress(id, hn::RebindMask(di, keep)), di, ids);
   return hn::CountTrue(d, keep);
 #else
-  // Highway's Compress would do, but g++ 12 copies its table of permutations to the stack each
-  // time.
+  // Highway's Compress is not used here, because g++ 12 copies its permutation table to the stack
+  // on each call.
   HWY_ALIGN float x_lanes[kLanes];
   HWY_ALIGN std::int32_t id_lanes[kLanes];
   HWY_ALIGN std::int32_t kept_lanes[kLanes];
@@ -199,7 +199,8 @@ HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std:
 #endif
 }
 
-// What AppendLanes overwrites has been read, since the outputs never pass the inputs.
+// AppendLanes overwrites only values that have been read, because the outputs never pass the
+// inputs.
 std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange range,
                     std::int32_t* ids, float* values) {
   const DF d;
@@ -228,14 +229,14 @@ std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange ran
   return kept;
 }
 
-// An integer below 2^23 as such.
+// Converts an integral float below 2^23 to an integer.
 HWY_INLINE hn::Vec<DI> ToInteger(VF whole) {
   const DI di;
   return hn::And(hn::BitCast(di, hn::Add(whole, hn::Set(DF(), 0x1p23f))), hn::Set(di, 0x7fffff));
 }
 
-// Of kSumPart values at most. floor(w * 2^40) = a * 2^22 + b with a = floor(w * 2^18), in 32-bit
-// lanes.
+// Handles at most kSumPart values. floor(w * 2^40) = a * 2^22 + b with a = floor(w * 2^18), in
+// 32-bit lanes.
 HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
                           const internal::MassCuts& cuts, internal::Masses& masses) {
   constexpr std::size_t kCarry =
@@ -307,11 +308,11 @@ void ExpOf(const float* x, std::size_t count, float max, float* w) {
   std::copy(tail, tail + (count - i), w + i);
 }
 
-// Tokens that one call of RandomWords serves.
+// Number of tokens per call of RandomWords.
 constexpr std::size_t kGroup = 4 * kLanes;
 
-// The random words of kGroup tokens from a multiple of kGroup on; and those of kLanes tokens
-// anywhere.
+// RandomWords computes the random words of kGroup tokens, starting at a multiple of kGroup.
+// RandomWordsOf computes those of kLanes arbitrary tokens.
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE void RandomWords(std::uint32_t first, const internal::RaceKey& key,
                             std::uint32_t* HWY_RESTRICT words) {
@@ -324,7 +325,7 @@ HWY_INLINE VU RandomWordsOf(VU tokens, const internal::RaceKey& key) {
   return hn::Set(DU(), four[token % 4]);
 }
 #else
-// Both halves of the 64-bit products with a constant.
+// Computes both halves of the 64-bit products with a constant.
 HWY_INLINE void MultiplyWide(VU a, std::uint32_t factor, VU& high, VU& low) {
   const DU du;
   const hn::RepartitionToWide<DU> dw;
@@ -335,7 +336,7 @@ HWY_INLINE void MultiplyWide(VU a, std::uint32_t factor, VU& high, VU& low) {
   low = hn::OddEven(hn::BitCast(du, hn::ShiftLeft<32>(odd)), hn::BitCast(du, even));
 }
 
-// base/philox.h with one counter per lane: c0 is its first word.
+// base/philox.h with one counter per lane; c0 is the first word of the counter.
 HWY_INLINE void PhiloxLanes(const internal::RaceKey& key, VU& c0, VU& c1, VU& c2, VU& c3) {
   const DU du;
   c1 = hn::Set(du, key.position);
@@ -381,8 +382,8 @@ struct Best {
   std::int32_t token = -1;
 };
 
-// One register of tokens. -ln u >= 1 - u, so most tokens lose without a logarithm; the bound is 0.1
-// % lower, which is more than all roundings of it and of the score together.
+// Runs the race for one vector of tokens. -ln u >= 1 - u, so most tokens lose without a logarithm.
+// The bound is lowered by 0.1 %, which covers all rounding errors of the bound and of the score.
 HWY_INLINE void RaceLanes(const float* HWY_RESTRICT x, const std::uint32_t* HWY_RESTRICT tokens,
                           VU words, float max, const internal::Prefix& prefix, Best& best) {
   const DF d;
@@ -392,7 +393,7 @@ HWY_INLINE void RaceLanes(const float* HWY_RESTRICT x, const std::uint32_t* HWY_
   const VF w = Exp(hn::Sub(value, hn::Set(d, max)));
   const VU rest = hn::ShiftRight<1>(hn::Not(words));
   const VF bound = hn::Mul(hn::ConvertTo(d, hn::BitCast(di, rest)), hn::Set(d, 0.999f * 0x1p-31f));
-  // In this sense a NaN, from an infinite score and a weight of 0, does not lose.
+  // A NaN (infinite score times weight 0) does not count as losing.
   const auto loses = hn::Gt(bound, hn::Mul(hn::Set(d, best.score), w));
   const auto open = hn::AndNot(loses, hn::Ge(value, hn::Set(d, prefix.x)));
   if (hn::AllFalse(d, open)) return;
@@ -410,16 +411,16 @@ HWY_INLINE void RaceLanes(const float* HWY_RESTRICT x, const std::uint32_t* HWY_
   }
 }
 
-// Of the kGroup tokens from `first` on.
+// Runs the race for the kGroup tokens from `first` on.
 HWY_INLINE void RaceGroup(const float* HWY_RESTRICT x, std::uint32_t first, float max,
                           const internal::Prefix& prefix, const internal::RaceKey& key,
                           Best& best) {
   const DF d;
   const DU du;
-  const VF border = hn::Set(d, prefix.x);
-  auto any = hn::Ge(hn::LoadU(d, x), border);
+  const VF cutoff = hn::Set(d, prefix.x);
+  auto any = hn::Ge(hn::LoadU(d, x), cutoff);
   for (std::size_t i = kLanes; i < kGroup; i += kLanes) {
-    any = hn::Or(any, hn::Ge(hn::LoadU(d, x + i), border));
+    any = hn::Or(any, hn::Ge(hn::LoadU(d, x + i), cutoff));
   }
   if (hn::AllFalse(d, any)) return;
   HWY_ALIGN std::uint32_t words[kGroup];

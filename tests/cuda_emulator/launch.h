@@ -14,6 +14,7 @@ cudaError_t EnqueueKernel(cudaStream_t stream, KernelLaunch launch);
 // How many blocks of so many threads and bytes of dynamic shared memory a multiprocessor has room
 // for, at least one; registers are not known here. cudaErrorInvalidValue for more than a block may
 // have.
-cudaError_t BlocksAtOnce(std::uint32_t threads, std::uint32_t shared_bytes, std::uint32_t* blocks);
+cudaError_t MaxBlocksPerSm(std::uint32_t threads, std::uint32_t shared_bytes,
+                           std::uint32_t* blocks);
 
 }  // namespace quire::cuda_emulator

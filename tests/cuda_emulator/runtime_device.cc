@@ -132,8 +132,8 @@ cudaError_t CheckDevice(const Runtime& runtime, int device) {
 
 }  // namespace
 
-cudaError_t emulator::BlocksAtOnce(std::uint32_t threads, std::uint32_t shared_bytes,
-                                   std::uint32_t* blocks) {
+cudaError_t emulator::MaxBlocksPerSm(std::uint32_t threads, std::uint32_t shared_bytes,
+                                     std::uint32_t* blocks) {
   return Call("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&](Runtime& runtime) {
     const std::uint32_t limit = SharedLimit(runtime);
     if (shared_bytes > limit || threads == 0) return cudaErrorInvalidValue;

@@ -237,11 +237,11 @@ TEST(AttentionPlanTest, ListsKeepTheirLaws) {
 }
 
 TEST(AttentionPlanTest, CutFollowsTheWork) {
-  EXPECT_EQ(ChooseCut(1, 132), AttentionCut::kSpan);
-  EXPECT_EQ(ChooseCut(2 * 132 - 1, 132), AttentionCut::kSpan);
-  EXPECT_EQ(ChooseCut(2 * 132, 132), AttentionCut::kGroup);
-  EXPECT_EQ(ChooseCut(MaxPartials(132), 132), AttentionCut::kGroup);
-  EXPECT_EQ(ChooseCut(MaxPartials(132) + 1, 132), AttentionCut::kWholeRow);
+  EXPECT_EQ(ChooseSplit(1, 132), AttentionSplit::kSpan);
+  EXPECT_EQ(ChooseSplit(2 * 132 - 1, 132), AttentionSplit::kSpan);
+  EXPECT_EQ(ChooseSplit(2 * 132, 132), AttentionSplit::kGroup);
+  EXPECT_EQ(ChooseSplit(MaxPartials(132), 132), AttentionSplit::kGroup);
+  EXPECT_EQ(ChooseSplit(MaxPartials(132) + 1, 132), AttentionSplit::kWholeRow);
 }
 
 // Where a row may be cut depends on the row; whether it is cut there, on the load alone. So the

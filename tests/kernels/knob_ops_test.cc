@@ -234,13 +234,13 @@ TEST(SumRowsTest, AddsTheRowsOneAfterTheOtherInAnyNumberOfCalls) {
   const BF16 narrow[2] = {};
   float sum[2];
   EXPECT_THAT(SumRows(*backend, {narrow, sum, 1, 2, true}).message(),
-              testing::HasSubstr("rows to add up are bf16"));
+              testing::HasSubstr("SumRows input is bf16"));
 }
 
 TEST(SoftcapTest, NamesWhatIsWrong) {
   const TestBackend backend(1);
   float x[4] = {};
-  EXPECT_THAT(Softcap(*backend, {x, 3, 1, 4}).message(), testing::HasSubstr("rows 3 apart"));
+  EXPECT_THAT(Softcap(*backend, {x, 3, 1, 4}).message(), testing::HasSubstr("x_stride 3"));
   EXPECT_THAT(Softcap(*backend, {x, 4, 1, 4, 1, -2}).message(), testing::HasSubstr("-2"));
 }
 

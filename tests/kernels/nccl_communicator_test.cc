@@ -320,7 +320,7 @@ TEST_F(NcclErrorsTest, NoRankRunsAhead) {
     EXPECT_TRUE(ranks.comm(1).BeginStep(1).ok());
   }
   EXPECT_EQ(ranks.comm(1).BeginStep(1),
-            absl::FailedPreconditionError("rank 1 begins 5 steps more than rank 2 has begun"));
+            absl::FailedPreconditionError("rank 1 is 5 steps ahead of rank 2, the limit is 4"));
 }
 
 TEST_F(NcclErrorsTest, GroupsThatCannotBeAreRefused) {

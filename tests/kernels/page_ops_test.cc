@@ -125,7 +125,7 @@ TEST(PageOpsErrorTest, RefusesPagesOutsideThePool) {
   EXPECT_FALSE(CopyPage(*backend, {&pool.collection(), 1, blocks, 1}).ok());
   EXPECT_FALSE(CopyPage(*backend, {&pool.collection(), blocks, 1, 1}).ok());
   EXPECT_THAT(CopyPage(*backend, {&pool.collection(), 1, 2, 17}).message(),
-              testing::HasSubstr("copy of 17 tokens, a page holds 16"));
+              testing::HasSubstr("copy of 17 tokens exceeds the page size 16"));
   EXPECT_FALSE(ZeroPage(*backend, pool.collection(), 0).ok());
   EXPECT_FALSE(ZeroPage(*backend, pool.collection(), blocks).ok());
 }
@@ -189,7 +189,7 @@ TEST(KvDispatchTest, CpuOpsRefuseFinerScales) {
   const AnyKvView keys = KeyView(*made, 0);
   const AnyKvView values = ValueView(*made, 0);
   std::vector<float> row(16 * 32);
-  const auto refusal = testing::HasSubstr("a scale per 16 columns");
+  const auto refusal = testing::HasSubstr("one scale per 16 columns");
   EXPECT_THAT(
       KvStore(*backend, {&keys, &values, row.data(), row.data(), pool.row_offsets(), 32, 32, 1})
           .message(),

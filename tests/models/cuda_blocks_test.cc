@@ -24,11 +24,11 @@ TEST(CudaBlocksTest, EmbeddingArrivesInSeveralPieces) {
   const auto uploader =
       kernels::Uploader::Create(stream, &threads, kernels::Uploader::kPieceBytes, 0);
   ASSERT_TRUE(uploader.ok()) << uploader.status();
-  backend->LendUploader(uploader->get());
+  backend->SetUploader(uploader->get());
   const BlockModel model(kRows);
   const auto weights =
       Weights::Load(model.slots, *backend, {.cuda = true, .activation = DType::kBF16});
-  backend->LendUploader(nullptr);
+  backend->SetUploader(nullptr);
   ASSERT_TRUE(weights.ok()) << weights.status();
   ASSERT_TRUE((*uploader)->Finish().ok());
   ASSERT_EQ(weights->embedding_dtype(), DType::kF16);

@@ -5,8 +5,7 @@ From the reports of ptxas that cmake/nvcc_report.sh keeps beside the objects: no
 shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 110
 kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
 are there, portable units carry PTX for later GPUs, no kernel reads or writes local memory, and the inner loops of
-products and attention issue no more instructions than the table says (machine_code.py; kernels/cuda/README.md,
-"Instructions of a tile"), and every kernel takes as many bytes of arguments as the host passes (kernel_arguments.py).
+products and attention issue no more instructions than the table says (machine_code.py), and every kernel takes as many bytes of arguments as the host passes (kernel_arguments.py).
 
     tools/checks/cuda_gate.py build/ci                         the reports
     tools/checks/cuda_gate.py build/ci --cuobjdump PATH        and the machine code

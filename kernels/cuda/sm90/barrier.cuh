@@ -1,8 +1,8 @@
 #pragma once
 
-// mbarrier: arrivals of threads and bytes of bulk copies, counted by phase. A barrier starts in
-// phase 0; BarrierWait(b, p) returns once phase p (its parity) is complete, so the first wait on
-// an "empty" barrier, which no thread has completed, uses parity 1 and returns at once.
+// mbarrier: counts arrivals of threads and bytes of bulk copies, per phase. A barrier starts in
+// phase 0. BarrierWait(b, p) returns once the phase with parity p is complete, so the first wait on
+// an "empty" barrier uses parity 1 and returns at once.
 
 #include <cuda_runtime.h>
 
@@ -10,7 +10,7 @@
 
 namespace quire::kernels::cuda {
 
-// In shared memory.
+// Located in shared memory.
 struct alignas(8) Barrier {
   std::uint64_t state;
 };
@@ -19,7 +19,7 @@ __device__ __forceinline__ void BarrierInit(Barrier* barrier, std::uint32_t arri
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
-// Makes the initial state visible to bulk copies; a SyncBlock follows.
+// Makes the initial state visible to bulk copies. SyncBlock must follow.
 __device__ __forceinline__ void BarrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -28,13 +28,13 @@ __device__ __forceinline__ void BarrierArrive(Barrier* barrier) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-// One arrival, and `bytes` more to come in this phase.
+// Arrives once and adds `bytes` to what this phase expects.
 __device__ __forceinline__ void BarrierExpect(Barrier* barrier, std::uint32_t bytes) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
                : "memory");
 }
-// One arrival when the calling thread's cp.async copies so far are done, counted as one of the
+// Arrives when the calling thread's cp.async copies so far are done. This counts as one of the
 // barrier's expected arrivals.
 __device__ __forceinline__ void BarrierArriveAfterCpAsync(Barrier* barrier) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
@@ -54,13 +54,13 @@ __device__ __forceinline__ void BarrierWait(Barrier* barrier, std::uint32_t pari
       "r"(parity)
       : "memory");
 }
-// Ordinary writes of this thread to shared memory become visible to bulk copies and wgmma; a
-// barrier between the threads follows.
+// Makes ordinary writes of this thread to shared memory visible to bulk copies and wgmma. A barrier
+// between the threads must follow.
 __device__ __forceinline__ void FenceAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Register budget of a warpgroup; all its warps call it.
+// Changes the register budget of a warpgroup; all its warps must call it.
 template <int kRegisters>
 __device__ __forceinline__ void RaiseRegisters() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -1,8 +1,8 @@
 #pragma once
 
-// Clusters: neighbouring blocks along x (LaunchShape::cluster_x) that run at the same time, each of
-// which reaches barriers and shared memory of the others by its rank, BlockX() % cluster_x. A block
-// does not end before the others are done with it: arrivals and copies need a block that runs.
+// Clusters: adjacent blocks along x (LaunchShape::cluster_x) that run at the same time. Each block
+// accesses barriers and shared memory of the others by their rank, BlockX() % cluster_x. A block
+// must not exit before the others have finished with its memory.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -14,16 +14,16 @@
 
 namespace quire::kernels::cuda {
 
-// All threads of the cluster meet. Of what they wrote only barriers in front of a BarrierInitFence
-// are seen by the other blocks: a release of all writes would wait for the memory of the device.
+// Synchronizes all threads of the cluster. It publishes only barriers that were initialized before
+// a BarrierInitFence. Releasing all writes would wait for device memory.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// BarrierArrive on the barrier of the block of this rank that lies where `barrier` lies in the
-// caller's, which may be that block. The caller's reads before are over, its writes are not
-// published to other blocks.
+// BarrierArrive on the barrier of block `rank` at the same offset as `barrier` in the caller.
+// `rank` may be the caller's. It orders the caller's earlier reads, but does not publish its writes
+// to other blocks.
 __device__ __forceinline__ void BarrierArriveIn(std::uint32_t rank, Barrier* barrier) {
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
   asm volatile(
@@ -36,8 +36,8 @@ __device__ __forceinline__ void BarrierArriveIn(std::uint32_t rank, Barrier* bar
       : "memory");
 }
 
-// TmaLoad2D to every block whose rank is a bit of `ranks`: at the same place in each, counted on
-// the barrier at the same place in each.
+// TmaLoad2D to every block whose bit is set in `ranks`. Destination and barrier have the same
+// offsets in each block.
 __device__ __forceinline__ void TmaMulticast2D(void* shared, const CUtensorMap* map,
                                                Barrier* barrier, std::int32_t x, std::int32_t y,
                                                std::uint16_t ranks) {

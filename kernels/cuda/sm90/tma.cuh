@@ -1,8 +1,8 @@
 #pragma once
 
-// Copies of the tensor memory accelerator and of the bulk copy engine. One thread issues them;
-// completion is counted in bytes on a Barrier in shared memory. Boxes that reach out of the tensor
-// are filled with zeros and count their full bytes.
+// Copies by the tensor memory accelerator and by the bulk copy engine. One thread issues them.
+// Completion is counted in bytes on a Barrier in shared memory. Parts of a box outside of the
+// tensor are zero-filled and count their full bytes.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 namespace quire::kernels::cuda {
 
-// How long L2 should keep what a copy reads.
+// L2 cache policy for the data that a copy reads.
 enum class L2Hint : std::uint64_t {
   kNormal = 0x1000000000000000,
   kEvictFirst = 0x12F0000000000000,
@@ -24,7 +24,7 @@ __device__ __forceinline__ void TmaPrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// A box at (x, y, z), fastest extent first, to 128-byte aligned shared memory (1024 for the
+// Loads a box at (x, y, z), fastest extent first. The destination is 128-byte aligned (1024 for the
 // 128-byte swizzle).
 __device__ __forceinline__ void TmaLoad3D(void* shared, const CUtensorMap* map, Barrier* barrier,
                                           std::int32_t x, std::int32_t y, std::int32_t z,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void TmaLoad2D(void* shared, const CUtensorMap* map, 
       "l"(map), "r"(on), "r"(x), "r"(y), "l"(static_cast<std::uint64_t>(hint))
       : "memory");
 }
-// A plain run of bytes, a multiple of 16, both ends 16-byte aligned.
+// Copies contiguous bytes, a multiple of 16; both ends are 16-byte aligned.
 __device__ __forceinline__ void BulkLoad(void* shared, const void* global, std::uint32_t bytes,
                                          Barrier* barrier, L2Hint hint) {
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));

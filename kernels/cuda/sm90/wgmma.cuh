@@ -1,13 +1,13 @@
 #pragma once
 
-// Warpgroup matrix products of compute capability 9.0a. A warpgroup is four neighbouring warps
-// whose first has an index that is a multiple of 4. d [64, N] f32: warp w of the group holds rows
-// 16 w .. 16 w + 15; with g = lane / 4, c = lane % 4, register 4 j + {0, 1} is row g, columns 8 j +
-// 2 c .. + 1, and 4 j + {2, 3} the same columns of row g + 8 (PTX ISA, "wgmma.mma_async m64nNk16
+// Warpgroup matrix products of compute capability 9.0a. A warpgroup is four adjacent warps; the
+// index of the first is a multiple of 4. For d [64, N] f32, warp w of the group holds rows 16 w ..
+// 16 w + 15. With g = lane / 4, c = lane % 4, register 4 j + {0, 1} is row g, columns 8 j + 2 c ..
+// + 1, and 4 j + {2, 3} are the same columns of row g + 8 (PTX ISA, "wgmma.mma_async m64nNk16
 // register fragments"). A from registers has the layout of mma.m16n8k16, per warp.
 //
-// Order: WgmmaPin and WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin; accumulators and A in
-// registers are not touched in between.
+// Required sequence: WgmmaPin, WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin. Accumulators
+// and A in registers must not be touched in between.
 
 #include <cuda_runtime.h>
 
@@ -19,12 +19,12 @@ namespace quire::kernels::cuda {
 
 enum class SharedSwizzle : std::uint64_t { k128B = 1, k64B = 2, k32B = 3 };
 
-// A matrix in shared memory (PTX ISA, "Matrix descriptor"): start address, byte offsets between
-// core matrices, swizzle. For a K-major operand with 128-byte rows (64 elements of 16 bits) under
-// the 128-byte swizzle, stride_bytes is 1024 (from 8 rows to the next 8) and leading_bytes is not
-// used; the next 16 columns of K start 32 bytes further inside the row. For an MN-major operand
-// under the 128-byte swizzle, leading_bytes is the distance from 64 columns of MN to the next 64,
-// stride_bytes from 8 rows of K to the next 8.
+// Descriptor of a matrix in shared memory (PTX ISA, "Matrix descriptor"): start address, byte
+// offsets between core matrices, swizzle. K-major operand with 128-byte rows (64 elements of 16
+// bits) and 128-byte swizzle: stride_bytes is 1024 (between groups of 8 rows), leading_bytes is not
+// used, and the next 16 columns of K start 32 bytes later in the row. MN-major operand with
+// 128-byte swizzle: leading_bytes is the distance between groups of 64 columns of MN, stride_bytes
+// between groups of 8 rows of K.
 __device__ __forceinline__ std::uint64_t WgmmaDescriptor(const void* shared,
                                                          std::uint32_t leading_bytes,
                                                          std::uint32_t stride_bytes,
@@ -46,9 +46,9 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Holds every use of the registers on its side of this place: before a fence, so that they are
-// written by then; after a wait, so that no instruction reads or overwrites them while a product is
-// under way.
+// Keeps every use of the registers on its side of this statement. Before a fence it ensures that
+// they are written; after a wait it ensures that no instruction touches them while a product is
+// pending.
 template <int kN>
 __device__ __forceinline__ void WgmmaPin(float (&registers)[kN]) {
 #pragma unroll
@@ -60,15 +60,15 @@ __device__ __forceinline__ void WgmmaPin(std::uint32_t (&registers)[kN]) {
   for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// Of a descriptor: those of further steps are computed behind this place, where the compiler would
-// keep those of a whole loop.
+// Pins a descriptor, so that the compiler computes later descriptors after this statement instead
+// of keeping those of a whole loop in registers.
 __device__ __forceinline__ void WgmmaPin(std::uint64_t& descriptor) {
   asm volatile("" : "+l"(descriptor)::"memory");
 }
 
-// d = A B, plus d when `accumulate`; A [64, 16] and B [16, kN] in shared memory, A K-major. kN is
-// 64, 128 or, of bf16, 32 or 256. kTransB 0: B is K-major (rows of N, K contiguous); 1: MN-major
-// (rows of K, N contiguous).
+// d = A B, plus d when `accumulate`. A [64, 16] and B [16, kN] are in shared memory; A is K-major.
+// kN is 64 or 128, for bf16 also 32 or 256. kTransB 0: B is K-major (rows of N, K contiguous); 1: B
+// is MN-major (rows of K, N contiguous).
 template <typename T, int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                             bool accumulate) {
@@ -192,8 +192,8 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a,
   }
 }
 
-// The same of e4m3, A [64, 32] and B [32, kN] K-major, in as many bytes; the sums keep about 14
-// bits of the largest addend.
+// The same for e4m3: A [64, 32] and B [32, kN], both K-major, with the same number of bytes. The
+// sums keep about 14 bits relative to the largest addend.
 template <int kN>
 __device__ __forceinline__ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                           bool accumulate) {

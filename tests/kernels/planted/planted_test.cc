@@ -141,7 +141,7 @@ TEST_F(PlantedDeathTest, RoutesBehindTheirProduct) {
                            .row_weights = row_weights.data(),
                            .places = places.data(),
                            .x_stride = kInputs};
-  ASSERT_TRUE(internal::RoutesAtOnce(params));
+  ASSERT_TRUE(internal::CanFuseRoute(params));
   const auto run = [&](Route route) {
     ASSERT_TRUE(route(context(), params).ok());
     cuda().Wait();

@@ -28,10 +28,11 @@ struct LaunchShape {
 };
 
 template <typename... P>
-absl::StatusOr<std::uint32_t> BlocksAtOnce(const char* name, void (*)(P...),
-                                           const LaunchShape& shape) {
+absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const char* name, void (*)(P...),
+                                             const LaunchShape& shape) {
   std::uint32_t blocks = 0;
-  const cudaError_t error = cuda_emulator::BlocksAtOnce(shape.threads, shape.shared_bytes, &blocks);
+  const cudaError_t error =
+      cuda_emulator::MaxBlocksPerSm(shape.threads, shape.shared_bytes, &blocks);
   if (error != cudaSuccess) return CudaStatus(error, name);
   return blocks;
 }
