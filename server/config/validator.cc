@@ -114,13 +114,6 @@ class Rules {
     }
   }
 
-  void CheckEngine() {
-    if (config_.engine().on_fatal() == config::v1::ON_FATAL_RESTART_ENGINE) {
-      Error("engine.on_fatal",
-            "engine.on_fatal: this version cannot build the engine again; write exit");
-    }
-  }
-
   void CheckListeners() {
     std::set<std::string> seen;
     const auto add = [&](const std::string& path, const std::string& text, bool is_admin) {

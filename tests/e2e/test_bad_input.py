@@ -171,7 +171,6 @@ def test_http_port_in_use_exits_78(tmp_path):
         ("device.tensor_parallel=2", ["device.tensor_parallel", "2", "one GPU"]),
         ("model.dtype=bf16", ["model.dtype", "bf16", "device.type"]),
         ("model.fp8_activations=true", ["model.fp8_activations", "fp8_e4m3", "no matrix of this model"]),
-        ("engine.on_fatal=restart_engine", ["engine.on_fatal", "exit"]),
         ("shutdown.drain_timeout=45", ["shutdown.drain_timeout", "unit"]),
         ("model.path=/no/such/folder", ["/no/such/folder"]),
     ],

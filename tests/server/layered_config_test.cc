@@ -129,7 +129,6 @@ TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
       {"device.ids=[64]", "64"},
       {"device.type=gpu", "auto, cpu, cuda"},
       {"model.load_mode=real", "mmap, dummy"},
-      {"engine.on_fatal=restart_engine", "cannot build the engine again"},
       {"scheduler.step_time_target=30us", "30us"},
       {"scheduler.step_time_target=11s", "10s"},
       {"server.admin.listen=[0.0.0.0:1]", "it needs tls.cert_file, and auth.mode token or mtls"},

@@ -33,8 +33,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Keys that have one legal value in this version.
-const std::set<std::string> kOneValue = {"schema_version", "device.tensor_parallel",
-                                         "engine.on_fatal"};
+const std::set<std::string> kOneValue = {"schema_version", "device.tensor_parallel"};
 
 const FieldDescriptor* FieldOf(const std::string& path) {
   const Descriptor* section = config::v1::Config::descriptor();
