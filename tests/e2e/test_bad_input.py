@@ -141,7 +141,7 @@ def test_id_of_a_live_request_is_refused(api, generation):
 
 def test_rpcs_of_later_stages_say_so(api, admin):
     with pytest.raises(grpc.RpcError) as error:
-        admin.Explain(api.ExplainRequest(request_id="x"))
+        admin.LoadAdapter(api.LoadAdapterRequest(adapter_id="x"))
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
     assert reason_of(error.value)[0] == "FEATURE_UNSUPPORTED"
 
