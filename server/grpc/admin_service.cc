@@ -28,8 +28,8 @@ namespace {
 
 using Base = v1::AdminService;
 // Requests come as bytes, so that only those of an operator are parsed (unary_call.h).
-using RawService = Base::WithRawCallbackMethod_Drain<Base::WithRawCallbackMethod_Resume<
-    Base::WithRawCallbackMethod_Pause<Base::WithRawCallbackMethod_ReloadConfig<
+using RawService = Base::WithRawCallbackMethod_Drain<
+    Base::WithRawCallbackMethod_Resume<Base::WithRawCallbackMethod_ReloadConfig<
         Base::WithRawCallbackMethod_GetConfig<Base::WithRawCallbackMethod_LoadAdapter<
             Base::WithRawCallbackMethod_UnloadAdapter<Base::WithRawCallbackMethod_FlushCache<
                 Base::WithRawCallbackMethod_AbortRequests<Base::WithRawCallbackMethod_ListRequests<
@@ -38,7 +38,7 @@ using RawService = Base::WithRawCallbackMethod_Drain<Base::WithRawCallbackMethod
                             Base::WithRawCallbackMethod_SetLogLevel<
                                 Base::WithRawCallbackMethod_StartProfile<
                                     Base::WithRawCallbackMethod_StopProfile<
-                                        Base::Service>>>>>>>>>>>>>>>>;
+                                        Base::Service>>>>>>>>>>>>>>>;
 
 constexpr int kWaitingCalls = 4;  // calls that may wait at once; more wait for these
 constexpr std::size_t kMaxQueuedCalls = 64;
@@ -271,9 +271,6 @@ class AdminService::Impl final : public RawService {
   }
 
   // Methods of later stages.
-  Reactor* Pause(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("Pause", call, request, response), "Pause");
-  }
   Reactor* LoadAdapter(Context* call, const Bytes* request, Bytes* response) override {
     return RefuseUnsupported(Unary("LoadAdapter", call, request, response), "LoadAdapter");
   }
