@@ -35,10 +35,7 @@ using RawService = Base::WithRawCallbackMethod_Drain<
                 Base::WithRawCallbackMethod_AbortRequests<Base::WithRawCallbackMethod_ListRequests<
                     Base::WithRawCallbackMethod_GetStats<Base::WithRawCallbackMethod_WatchStats<
                         Base::WithRawCallbackMethod_CheckIntegrity<
-                            Base::WithRawCallbackMethod_SetLogLevel<
-                                Base::WithRawCallbackMethod_StartProfile<
-                                    Base::WithRawCallbackMethod_StopProfile<
-                                        Base::Service>>>>>>>>>>>>>>>;
+                            Base::WithRawCallbackMethod_SetLogLevel<Base::Service>>>>>>>>>>>>>;
 
 constexpr int kWaitingCalls = 4;  // calls that may wait at once; more wait for these
 constexpr std::size_t kMaxQueuedCalls = 64;
@@ -276,12 +273,6 @@ class AdminService::Impl final : public RawService {
   }
   Reactor* UnloadAdapter(Context* call, const Bytes* request, Bytes* response) override {
     return RefuseUnsupported(Unary("UnloadAdapter", call, request, response), "UnloadAdapter");
-  }
-  Reactor* StartProfile(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("StartProfile", call, request, response), "StartProfile");
-  }
-  Reactor* StopProfile(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("StopProfile", call, request, response), "StopProfile");
   }
 
  private:
