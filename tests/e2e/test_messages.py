@@ -13,7 +13,7 @@ from smg_grpc_proto import vllm_engine_pb2
 from waiting import wait_until
 
 GARBAGE = b"\xff\xff\xff"  # a tag that never ends
-UNIMPLEMENTED = {"LoadAdapter", "UnloadAdapter", "StopProfile",
+UNIMPLEMENTED = {"LoadAdapter", "UnloadAdapter", "StartProfile", "StopProfile",
                  "Embed@VllmEngine", "FlushCache@VllmEngine"}
 
 
