@@ -171,7 +171,7 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
 engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options) const {
   const models::Model& model = loaded_->model();
   const models::ComputeDevice& device = loaded_->device();
-  engine::EngineOptions engine = EngineOptionsOn(options.engine, device.device().kind);
+  engine::EngineOptions engine = EngineOptionsFor(options.engine, device.device().kind);
   engine.model_id = ServedModelId(options);
   engine.fingerprint = model.fingerprint;
   engine.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);

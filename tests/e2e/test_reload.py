@@ -51,7 +51,7 @@ def test_a_key_that_is_not_hot_refuses_everything(live, api):
     assert {change.path for change in answer.rejected} == {"server.http.threads", "scheduler.max_running_sequences"}
     assert [change.path for change in answer.changed] == ["limits.max_choices"]
     assert len(answer.errors) == 2
-    assert "changes by a restart only" in answer.errors[0]
+    assert "can only be changed by a restart" in answer.errors[0]
     assert "is larger than its value at start (16)" in answer.errors[1]
     request = greedy(api)
     request.sampling.choice_count = 5
@@ -171,7 +171,7 @@ def test_tenants_that_can_fill_the_queue_are_named_at_start_and_by_reloads(api, 
     live = Live(api, tmp_path, {**START, "tenants.entries": open_entries})
     try:
         def named():
-            return [line["tenants"] for line in live.log_lines(level="warn", msg="a tenant can fill the queue of all")]
+            return [line["tenants"] for line in live.log_lines(level="warn", msg="a tenant can fill the queue of all tenants")]
 
         assert named() == ["acme"]
         live.set(tenants__defaults__max_running_requests="1")

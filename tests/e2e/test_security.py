@@ -154,7 +154,7 @@ def test_tls_1_1_is_refused(authority, tls_daemon, tmp_path):
         (lambda f, a: ["tls.cert_file=/no/such/cert.pem", "tls.key_file=/no/such/key.pem"],
          "tls.cert_file", "cannot be read"),
         (lambda f, a: [*f.pair(a.issue("server"))[:1], f"tls.key_file={f.folder}"], "tls.key_file", "cannot be read"),
-        (lambda f, a: f.pair(a.issue("server"))[:1], "tls.cert_file", "both go together"),
+        (lambda f, a: f.pair(a.issue("server"))[:1], "tls.cert_file", "set both or neither"),
     ],
     ids=["expired", "future", "mismatched", "nonsense", "absent", "unreadable", "alone"],
 )
