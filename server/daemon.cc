@@ -450,7 +450,7 @@ void Daemon::Impl::Housekeep() {
       if (openai_listener_ != nullptr) openai_listener_->CheckReachable();
       next_check = clock_.Now() + kCheckInterval;
     }
-    state_.SetSilentPort(SilentPort());
+    state_.SetUnresponsiveListener(SilentPort());
     UpdateHealth();
     free_memory.Tick(clock_.Now());
     drain_.Tick();
@@ -485,7 +485,7 @@ void Daemon::Impl::WaitUntil(absl::Time deadline) {
 void Daemon::Impl::Drain() {
   // A drain that ends the process has a time of its own.
   const bool was_exiting = state_.exiting();
-  state_.SetLeaving(true);
+  state_.SetDrainStarted(true);
   state_.SetExiting();
   UpdateHealth();
   notifier_.Stopping();
@@ -496,7 +496,7 @@ void Daemon::Impl::Drain() {
     const absl::Status begun = drain_.Begin(drain_.default_timeout(), /*exit_after=*/false);
     if (!begun.ok()) log::Error("server", "cannot drain", {{"error", begun.message()}});
   } else if (state_.state() == LifeState::kDraining && !was_exiting) {
-    drain_.Hasten(drain_.default_timeout());
+    drain_.ShortenDeadline(drain_.default_timeout());
   }
   if (state_.state() == LifeState::kDraining && !drain_.WaitDrained()) {
     log::Warn("server", "some requests did not end in time");
@@ -582,7 +582,7 @@ void Daemon::Impl::EndRevoked() {
   const ServedModel* served = state_.model();
   if (served == nullptr) return;
   for (const engine::RequestInfo& request : served->engine->ListRequests()) {
-    if (authenticator_->StillHolds(request.principal, Scope::kGenerate)) continue;
+    if (authenticator_->IsStillAllowed(request.principal, Scope::kGenerate)) continue;
     served->engine->Cancel(request.caller(), request.id, engine::CancelSource::kRevoked);
   }
 }
@@ -613,7 +613,7 @@ void Daemon::Impl::RunReloads() {
 void Daemon::Impl::Reload() {
   // Between the two the supervisor's own reload lasts. While the model loads, "ready" would be a
   // lie.
-  const bool is_up = state_.state() == LifeState::kReady && !state_.leaving();
+  const bool is_up = state_.state() == LifeState::kReady && !state_.drain_started();
   if (is_up) notifier_.Reloading();
   // A reload that takes effect opens the log too, under its new name.
   if (!live_.Reload(/*dry_run=*/false).ok()) {
@@ -625,7 +625,7 @@ void Daemon::Impl::Reload() {
 
 void Daemon::Impl::Dump() {
   log::Info("dump", "state",
-            {{"state", LifeStateName(state_.state())}, {"leaving", state_.leaving()}});
+            {{"state", LifeStateName(state_.state())}, {"drain_started", state_.drain_started()}});
   const ServedModel* served = state_.model();
   if (served == nullptr) return;
   const engine::EngineStats stats = served->engine->GetStats();

@@ -324,7 +324,7 @@ absl::StatusOr<Identity> Authenticator::Authenticate(const Credentials& credenti
   return identity;
 }
 
-bool Authenticator::StillHolds(absl::string_view principal, Scope needed) const {
+bool Authenticator::IsStillAllowed(absl::string_view principal, Scope needed) const {
   const std::shared_ptr<const AuthRules> rules = this->rules();
   if (rules->options.mode != AuthMode::kToken || principal == kLocalPrincipal) return true;
   if (principal.empty()) return rules->options.anonymous_scopes.Has(needed);

@@ -65,7 +65,7 @@ class Authenticator {
 
   // Whether the principal of an earlier answer would still get `needed`. False once its token was
   // taken out of the file or lost the scope: then streams under way end (docs/security.md).
-  bool StillHolds(absl::string_view principal, Scope needed) const;
+  bool IsStillAllowed(absl::string_view principal, Scope needed) const;
   // Grows with every Apply: as long as it stays, so do all answers.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
 

@@ -221,7 +221,7 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
   plan.answer = [&served, id = context.request_id, created = absl::ToUnixSeconds(context.wall_now)](
                     std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
     ordered_json data = ordered_json::array();
-    for (const double score : PairScores(served, results)) {
+    for (const double score : ComputePairScores(served, results)) {
       data.push_back({{"index", data.size()}, {"object", "score"}, {"score", score}});
     }
     return JsonText(ordered_json{{"id", absl::StrCat("score-", id)},
@@ -229,7 +229,7 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
                                  {"created", created},
                                  {"model", served.id()},
                                  {"data", std::move(data)},
-                                 {"usage", UsageObject(SumOfUsage(results).prompt_tokens)}});
+                                 {"usage", UsageObject(SumUsage(results).prompt_tokens)}});
   };
   return plan;
 }
@@ -279,10 +279,10 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
   plan.answer = [&served, id = context.request_id, most, documents = std::move(documents)](
                     std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
     ordered_json list =
-        RankedList(PairScores(served, results), static_cast<std::size_t>(most), documents);
+        RankedList(ComputePairScores(served, results), static_cast<std::size_t>(most), documents);
     return JsonText(ordered_json{{"id", absl::StrCat("rerank-", id)},
                                  {"model", served.id()},
-                                 {"usage", UsageObject(SumOfUsage(results).prompt_tokens)},
+                                 {"usage", UsageObject(SumUsage(results).prompt_tokens)},
                                  {"results", std::move(list)}});
   };
   return plan;
@@ -293,7 +293,7 @@ std::string ClassifyAnswer(const ServedModel& served, const std::string& id, std
   const Classifier& classifier = *served.description.classifier;
   ordered_json data = ordered_json::array();
   for (const EvaluationResult& result : results) {
-    const std::vector<double> probabilities = LabelProbabilities(classifier, result.pooled);
+    const std::vector<double> probabilities = ComputeLabelProbabilities(classifier, result.pooled);
     const auto best = std::max_element(probabilities.begin(), probabilities.end());
     const auto index = static_cast<std::size_t>(best - probabilities.begin());
     data.push_back({{"index", data.size()},
@@ -306,7 +306,7 @@ std::string ClassifyAnswer(const ServedModel& served, const std::string& id, std
                                {"created", created},
                                {"model", served.id()},
                                {"data", std::move(data)},
-                               {"usage", UsageObject(SumOfUsage(results).prompt_tokens)}});
+                               {"usage", UsageObject(SumUsage(results).prompt_tokens)}});
 }
 
 absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context,

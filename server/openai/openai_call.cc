@@ -93,7 +93,7 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   // The last prompt's id is the longest one. A refusal has an id, too.
   const std::size_t others = request.ok() ? request->prompts.size() - 1 : 0;
   head_.request_id =
-      UsableRequestId(head_.request_id, others == 0 ? "" : absl::StrCat("-", others));
+      ChooseRequestId(head_.request_id, others == 0 ? "" : absl::StrCat("-", others));
   head_.headers.emplace_back("x-request-id", head_.request_id);
   if (!request.ok()) return request.status();
   // A longer list could never wait as a whole.

@@ -224,7 +224,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   }
   std::string id(request.Header("x-request-id"));
   if (const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(request.path)) {
-    id = UsableRequestId(id, kLongestItemSuffix);
+    id = ChooseRequestId(id, kLongestItemSuffix);
     headers.emplace_back("x-request-id", id);
     EvaluationCall::Head head;
     head.endpoint = endpoint;

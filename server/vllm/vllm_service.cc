@@ -65,7 +65,7 @@ class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 std::string WhyNotReady(const ServingState& state) {
   if (state.is_ready()) return "";
   if (state.state() != LifeState::kReady) return std::string(LifeStateName(state.state()));
-  return state.leaving() ? "draining" : "the engine does not answer";
+  return state.drain_started() ? "draining" : "the engine does not answer";
 }
 
 // What a gateway should send for a caller who says nothing: this service adds no defaults of the
