@@ -83,7 +83,7 @@ constexpr ReasonRow kReasons[] = {
     {Reason::kTokenMissing, "TOKEN_MISSING", StatusCode::kUnauthenticated, 401, Retry::kNo,
      ErrorDetail::kNone, "no bearer token, or no client certificate"},
     {Reason::kTokenInvalid, "TOKEN_INVALID", StatusCode::kUnauthenticated, 401, Retry::kNo,
-     ErrorDetail::kNone, "the token is not known, or was revoked while the call ran"},
+     ErrorDetail::kNone, "the token is unknown, or was revoked while the call ran"},
     {Reason::kScope, "SCOPE", StatusCode::kPermissionDenied, 403, Retry::kNo, ErrorDetail::kNone,
      "the caller lacks the scope"},
     {Reason::kNonFiniteLogits, "NON_FINITE_LOGITS", StatusCode::kDataLoss, 500, Retry::kOtherServer,

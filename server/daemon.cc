@@ -55,22 +55,22 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // See GrpcListener::KeepPolling.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(250);
-// Of calls through the data port, for probes.
+// Interval of calls through the daemon's own listeners.
 constexpr absl::Duration kCheckInterval = absl::Seconds(5);
-// Beyond shutdown.force_timeout, for the step under way and for memory to be given back.
+// Added to shutdown.force_timeout, for the current step and for freeing memory.
 constexpr absl::Duration kLastSteps = absl::Seconds(10);
-// For the last lines of a log that may be stuck.
+// Time limit for the last lines of a log that may hang.
 constexpr absl::Duration kLogTime = absl::Seconds(1);
 
-// Only root can make something else of it before.
+// Before the call, only root can have created another kind of directory there.
 bool MakeRunDir(const std::string& path) {
   if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return false;
   return access(path.c_str(), W_OK | X_OK) == 0;
 }
 
-// server.admin.listen, or the first place that works when no layer of the configuration sets it.
-// `quire` looks at the same places. A folder that is there but not ours alone is an error: the
-// user who made it may want our callers.
+// Returns server.admin.listen, or the first usable path if no layer of the configuration sets it.
+// `quire` tries the same paths. An existing folder that other users can write to is an error,
+// because its owner could intercept our callers.
 absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& options) {
   if (!options.admin_listen_is_default) return options.admin_listen;
   if (MakeRunDir("/run/quire")) return options.admin_listen;
@@ -88,7 +88,8 @@ absl::StatusOr<std::vector<std::string>> AdminAddresses(const DaemonOptions& opt
           absl::StrCat("the folder of the admin socket, ", made.message()));
     }
   }
-  log::Warn("server", "no place for the admin socket", {{"last_tried", folders.back()}});
+  log::Warn("server", "cannot create a directory for the admin socket",
+            {{"last_tried", folders.back()}});
   return std::vector<std::string>();
 }
 
@@ -97,7 +98,7 @@ std::int32_t NumHttpConnections(const DaemonOptions& options) {
          (options.openai.enabled ? options.openai.max_connections : 0);
 }
 
-void WarnAboutOpenAddresses(const DaemonOptions& options) {
+void WarnAboutUnprotectedAddresses(const DaemonOptions& options) {
   const bool has_callers = options.auth.mode != AuthMode::kNone;
   std::vector<std::string> open;
   const auto look = [&](const std::string& text, bool has_tls) {
@@ -108,16 +109,17 @@ void WarnAboutOpenAddresses(const DaemonOptions& options) {
   for (const std::string& text : options.grpc_listen) look(text, options.tls.enabled());
   if (options.openai.enabled) look(options.openai.listen, options.tls.enabled());
   if (!open.empty()) {
-    log::Warn("server", "every host that reaches these addresses may use the model or read along",
+    log::Warn("server",
+              "hosts that can reach these addresses can use the model or read its traffic",
               {{"address", absl::StrJoin(open, ",")},
                {"tls", options.tls.enabled() ? "on" : "off: set tls.cert_file"},
                {"auth", has_callers ? "on" : "none: set auth.mode"}});
   }
   open.clear();
-  // Probes and metrics are often asked in plain text.
+  // Probes and scrapers often do not use TLS.
   if (options.auth.mode != AuthMode::kToken) look(options.http.listen, /*has_tls=*/false);
   if (!open.empty()) {
-    log::Warn("server", "every host that reaches this address may read metrics",
+    log::Warn("server", "hosts that can reach this address can read the metrics",
               {{"address", open[0]}, {"auth", "set auth.mode to token"}});
   }
 }
@@ -151,29 +153,29 @@ class Daemon::Impl {
   void Reload();
   absl::Status FollowConfig();
   absl::Status SetUpSecurity();
-  void EndRevoked();
+  void CancelRevokedRequests();
   std::vector<grpc::Service*> MakeDataServices();
   absl::Status Listen();
-  HttpHandlers OpsHandlers();
+  HttpHandlers MakeHandlers();
   void LogListening() const;
   void Load();
   void OnFailing(const absl::Status& status);
   void OnFatal(const absl::Status& status);
   void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsLoading();
-  const char* SilentPort() const;
+  const char* FindUnresponsiveListener() const;
   void Housekeep();
-  void WaitForEnd();
+  void WaitForStop();
   void WaitUntil(absl::Time deadline);
   void Drain();
   void StartShutdownTimer();
   void Close();
   void UpdateHealth();
 
-  ForcedExitTimer forced_exit_timer_;  // first, so that it waits for all others
+  ForcedExitTimer forced_exit_timer_;  // first member, so it is destroyed last
   probe::Registry registry_;
   LiveConfig live_;
-  const DaemonOptions& options_;  // of the start
+  const DaemonOptions& options_;  // options at start
   const absl::Time start_time_;
   MachineClock clock_;
   ServingState state_;
@@ -181,9 +183,9 @@ class Daemon::Impl {
   DrainControl drain_;
   Notifier notifier_{NotifyTargetFromEnvironment()};
   std::unique_ptr<Authenticator> authenticator_;
-  std::unique_ptr<CertificateStore> certificates_;  // null: plain text
+  std::unique_ptr<CertificateStore> certificates_;  // null without TLS
   PeerTable peers_;
-  HandlerContext context_;  // complete once Listen makes the services
+  HandlerContext context_;  // complete before Listen creates the services
 
   Mutex health_mutex_;
   std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);
@@ -191,14 +193,16 @@ class Daemon::Impl {
   Mutex mutex_;
   CondVar changed_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  bool loaded_ ABSL_GUARDED_BY(mutex_) = false;  // the loading thread is done, well or not
+  bool loaded_ ABSL_GUARDED_BY(mutex_) =
+      false;  // the loading thread has finished, with or without success
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_read_files_ ABSL_GUARDED_BY(mutex_) = false;  // tokens and certificates of the start
+  bool has_read_files_ ABSL_GUARDED_BY(mutex_) =
+      false;  // tokens and certificates were read at start
   bool reload_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_reloading_ ABSL_GUARDED_BY(mutex_) = false;
   int exit_code_ ABSL_GUARDED_BY(mutex_) = kExitOk;
 
-  // Its engine's thread calls OnFailing and OnFatal until it is gone.
+  // The engine thread calls OnFailing and OnFatal until the stack is destroyed.
   std::unique_ptr<EngineStack> stack_;
   std::unique_ptr<GenerationService> generation_;
   std::unique_ptr<VllmService> vllm_;  // null: not enabled
@@ -209,7 +213,7 @@ class Daemon::Impl {
 };
 
 int Daemon::Impl::Run() {
-  WarnAboutOpenAddresses(options_);
+  WarnAboutUnprotectedAddresses(options_);
   absl::Status listening = FollowConfig();
   if (listening.ok()) listening = SetUpSecurity();
   {
@@ -226,9 +230,9 @@ int Daemon::Impl::Run() {
   std::thread housekeeper([this] { Housekeep(); });
   std::thread loader([this] { Load(); });
   std::thread reloader([this] { RunReloads(); });
-  WaitForEnd();
-  // Loading can take minutes and holds nothing that outlives the process, so no thread waits for
-  // it; nor for files that are read again.
+  WaitForStop();
+  // Loading can take minutes and its results do not outlive the process, so shutdown waits neither
+  // for the loader nor for a reload.
   const bool is_loading = IsLoading();
   if (!is_loading) loader.join();
   Drain();
@@ -315,7 +319,7 @@ absl::Status Daemon::Impl::Listen() {
              .num_threads = options_.http.threads,
              .max_connections = options_.http.max_connections,
              .max_connections_per_address = options_.http.max_connections_per_address},
-            OpsHandlers(), options_.http.tls ? certificates_.get() : nullptr));
+            MakeHandlers(), options_.http.tls ? certificates_.get() : nullptr));
     ListenAddress address;
     QUIRE_CHECK(ParseListenAddress(http_listener_->address(), &address));
     if (openai_listener_ != nullptr) openai_listener_->AllowStatusPage(address.port);
@@ -323,11 +327,11 @@ absl::Status Daemon::Impl::Listen() {
   return absl::OkStatus();
 }
 
-HttpHandlers Daemon::Impl::OpsHandlers() {
+HttpHandlers Daemon::Impl::MakeHandlers() {
   ListenAddress address;
   const bool is_loopback =
       ParseListenAddress(options_.http.listen, &address) && address.is_loopback();
-  // Client certificates guard the other listeners; this one does not ask for them.
+  // Client certificates protect the other listeners; this one does not request them.
   const bool has_tokens = options_.auth.mode == AuthMode::kToken;
   const bool checks_host = is_loopback && !has_tokens;
   HttpHandlers handlers = MakeOpsHandlers(&state_, options_.metrics_enabled ? &registry_ : nullptr,
@@ -357,21 +361,22 @@ void Daemon::Impl::LogListening() const {
        {"version", kVersion}});
 }
 
-// On the engine's thread, before anybody has an answer.
+// Called on the engine thread before requests are answered.
 void Daemon::Impl::OnFailing(const absl::Status& status) {
-  log::Error("server", "the engine cannot go on", {{"error", status.message()}});
+  log::Error("server", "the engine has failed", {{"error", status.message()}});
   state_.SetState(LifeState::kFailed);
   UpdateHealth();
   notifier_.Status("the engine has failed");
 }
 
-// On the engine's thread, once everybody has.
+// Called on the engine thread after all requests were answered.
 void Daemon::Impl::OnFatal(const absl::Status& status) {
   MutexLock lock(&mutex_);
   Fail(status);
 }
 
-// A defect, a device that is lost or cannot be opened, or a configuration that cannot be served.
+// Sets the exit code for an internal error, a lost or unusable device, or an unusable
+// configuration.
 void Daemon::Impl::Fail(const absl::Status& status) {
   exit_code_ = kExitConfig;
   if (absl::IsInternal(status)) exit_code_ = kExitEngine;
@@ -392,8 +397,8 @@ void Daemon::Impl::Load() {
     if (!followed.ok()) stack = followed;
   }
   {
-    // Asked to stop meanwhile: the drain is over or does not know of this model, so no caller
-    // gets to see it.
+    // If a stop was requested meanwhile, the drain is over or ignores this model, so do not publish
+    // it.
     MutexLock lock(&mutex_);
     if (stop_) {
       loaded_ = true;
@@ -432,27 +437,27 @@ void Daemon::Impl::Load() {
   changed_.NotifyAll();
 }
 
-// The name of a port for calls that does not answer, or null.
-const char* Daemon::Impl::SilentPort() const {
+// Returns the name of a listener that does not answer (a string literal), or null.
+const char* Daemon::Impl::FindUnresponsiveListener() const {
   if (!data_listener_->is_reachable()) return "gRPC";
   if (openai_listener_ != nullptr && !openai_listener_->is_reachable()) return "OpenAI";
   return nullptr;
 }
 
-// Until the process closes: health, drains that run out of time, a stopped engine.
+// Runs until the process closes: updates health, ends drains at their deadline, watches the engine.
 void Daemon::Impl::Housekeep() {
   SetThreadName("housekeeper");
   absl::Time next_poll = absl::InfinitePast(), next_check = absl::InfinitePast();
-  FreeMemory free_memory;
+  MemoryTrimmer memory_trimmer;
   for (;;) {
     if (clock_.Now() >= next_check) {
       data_listener_->CheckReachable();
       if (openai_listener_ != nullptr) openai_listener_->CheckReachable();
       next_check = clock_.Now() + kCheckInterval;
     }
-    state_.SetUnresponsiveListener(SilentPort());
+    state_.SetUnresponsiveListener(FindUnresponsiveListener());
     UpdateHealth();
-    free_memory.Tick(clock_.Now());
+    memory_trimmer.Tick(clock_.Now());
     drain_.Tick();
     if (state_.is_live()) notifier_.KeepAlive(clock_.Now());
     if (clock_.Now() >= next_poll) {
@@ -467,7 +472,7 @@ void Daemon::Impl::Housekeep() {
   }
 }
 
-void Daemon::Impl::WaitForEnd() {
+void Daemon::Impl::WaitForStop() {
   MutexLock lock(&mutex_);
   while (!stop_) changed_.Wait(&mutex_);
 }
@@ -483,7 +488,7 @@ void Daemon::Impl::WaitUntil(absl::Time deadline) {
 }
 
 void Daemon::Impl::Drain() {
-  // A drain that ends the process has a time of its own.
+  // A drain that exits the process has its own deadline.
   const bool was_exiting = state_.exiting();
   state_.SetDrainStarted(true);
   state_.SetExiting();
@@ -491,7 +496,7 @@ void Daemon::Impl::Drain() {
   notifier_.Stopping();
   if (state_.state() == LifeState::kReady) {
     const absl::Duration delay = live_.options()->shutdown.pre_drain_delay;
-    log::Info("server", "not ready any more, still admitting", {{"for", delay}});
+    log::Info("server", "not ready, still admitting requests", {{"for", delay}});
     WaitUntil(clock_.Now() + delay);
     const absl::Status begun = drain_.Begin(drain_.default_timeout(), /*exit_after=*/false);
     if (!begun.ok()) log::Error("server", "cannot drain", {{"error", begun.message()}});
@@ -499,18 +504,18 @@ void Daemon::Impl::Drain() {
     drain_.ShortenDeadline(drain_.default_timeout());
   }
   if (state_.state() == LifeState::kDraining && !drain_.WaitDrained()) {
-    log::Warn("server", "some requests did not end in time");
+    log::Warn("server", "requests are still live after the drain timeout");
   }
 }
 
-// What must end now ends when its step does; a step that hangs is not waited for.
+// Bounds the rest of the shutdown, because a step may hang.
 void Daemon::Impl::StartShutdownTimer() {
   MutexLock lock(&mutex_);
   forced_exit_timer_.Arm(clock_.Now() + live_.options()->shutdown.force_timeout + kLastSteps,
                          exit_code_ == kExitOk ? kExitEngine : exit_code_);
 }
 
-// The housekeeper has ended: no other thread uses the listeners any more.
+// REQUIRES: the housekeeper has ended, so that no other thread uses the listeners.
 void Daemon::Impl::Close() {
   const absl::Time deadline = clock_.Now() + live_.options()->shutdown.force_timeout;
   data_listener_->Shutdown(deadline);
@@ -526,13 +531,13 @@ void Daemon::Impl::UpdateHealth() {
 
 void Daemon::Impl::RequestStop() {
   MutexLock lock(&mutex_);
-  // Main's thread may wait for a file; no caller has been let in yet.
+  // The main thread may be blocked reading a file. No listener is open yet.
   if (!has_read_files_) std::_Exit(kExitOk);
   stop_ = true;
   changed_.NotifyAll();
 }
 
-// The parts of the daemon itself; the model follows when it is loaded.
+// Subscribes the daemon's own components; the model subscribes when it is loaded.
 absl::Status Daemon::Impl::FollowConfig() {
   QUIRE_RETURN_IF_ERROR(live_.Subscribe(
       "logging", [](const DaemonOptions& next) { return log::PrepareConfigure(next.logging); }));
@@ -550,8 +555,8 @@ absl::Status Daemon::Impl::FollowConfig() {
                          });
 }
 
-// Before anybody can call. Later the files are read again by every reload, certificates by their
-// own clock too.
+// Called before any listener opens. Every reload reads the files again; certificates are also read
+// again periodically.
 absl::Status Daemon::Impl::SetUpSecurity() {
   QUIRE_ASSIGN_OR_RETURN(authenticator_, Authenticator::Create(options_.auth));
   context_.authenticator = authenticator_.get();
@@ -562,7 +567,7 @@ absl::Status Daemon::Impl::SetUpSecurity() {
                                Authenticator::Read(next.auth));
         return [this, rules = std::move(rules)] {
           authenticator_->Apply(rules);
-          EndRevoked();
+          CancelRevokedRequests();
         };
       },
       [](const DaemonOptions& next) { return Authenticator::Files(next.auth); }));
@@ -577,8 +582,9 @@ absl::Status Daemon::Impl::SetUpSecurity() {
       [](const DaemonOptions& next) { return CertificateFiles(next.tls); });
 }
 
-// Requests whose caller has lost the right to them; see Generation::Start for those that come now.
-void Daemon::Impl::EndRevoked() {
+// Cancels requests whose token was revoked. Generation::Start checks requests that arrive
+// meanwhile.
+void Daemon::Impl::CancelRevokedRequests() {
   const ServedModel* served = state_.model();
   if (served == nullptr) return;
   for (const engine::RequestInfo& request : served->engine->ListRequests()) {
@@ -593,8 +599,8 @@ void Daemon::Impl::RequestReload() {
   changed_.NotifyAll();
 }
 
-// Not on the thread of the signals: a file may let a reload wait for seconds, and SIGTERM must be
-// heard meanwhile.
+// Runs on its own thread: a reload may block on a file for seconds, and the signal thread must
+// handle SIGTERM meanwhile.
 void Daemon::Impl::RunReloads() {
   SetThreadName("reloader");
   for (;;) {
@@ -611,14 +617,14 @@ void Daemon::Impl::RunReloads() {
 }
 
 void Daemon::Impl::Reload() {
-  // Between the two the supervisor's own reload lasts. While the model loads, "ready" would be a
-  // lie.
+  // The supervisor sees "reloading" until Ready. While the model loads, Ready would be wrong.
   const bool is_up = state_.state() == LifeState::kReady && !state_.drain_started();
   if (is_up) notifier_.Reloading();
-  // A reload that takes effect opens the log too, under its new name.
+  // A successful reload has reopened the log, possibly with a new name.
   if (!live_.Reload(/*dry_run=*/false).ok()) {
     const absl::Status status = log::Reopen();
-    if (!status.ok()) log::Error("server", "cannot reopen the log", {{"error", status.message()}});
+    if (!status.ok())
+      log::Error("server", "cannot reopen the log file", {{"error", status.message()}});
   }
   if (is_up) notifier_.Ready(absl::StrCat("serving ", state_.model()->id()));
 }

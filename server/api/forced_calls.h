@@ -37,8 +37,8 @@ bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
 // Constrains optional calls. Tools that are not strict take any object as arguments. Also returns
 // FEATURE_UNSUPPORTED if the format does not start calls with a marker, or if some tools are not
-// strict and the format does not write arguments as JSON. REQUIRES: ConstrainsCalls(chat, input), and a
-// format that has calls.
+// strict and the format does not write arguments as JSON. REQUIRES: ConstrainsCalls(chat, input),
+// and a format that has calls.
 absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
                                                           const text::ToolFormat& format,
                                                           bool has_reasoning);

@@ -10,7 +10,8 @@
 //             line and the counters of one request.
 // Invariants: writes one access log line per request, including refused ones.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
-// Lifetime:   the state's model outlives it. The destructor cancels the request unless it was closed.
+// Lifetime:   the state's model outlives it. The destructor cancels the request unless it was
+//             closed.
 
 #include <functional>
 #include <memory>

@@ -3,8 +3,8 @@
 // Converts a status to its wire form: code, HTTP status and details, according to the table of
 // reasons (base/error_reason.h; docs/api.md, Errors).
 //
-// Place:      between the lower layers, whose absl::Status carries a reason, and the transports. Does
-//             not depend on any transport.
+// Place:      between the lower layers, whose absl::Status carries a reason, and the transports.
+//             Does not depend on any transport.
 // Invariants: a wire error always has a reason. A status without a reason, or with a reason whose
 // code
 //             is INTERNAL, is an internal bug. It becomes INTERNAL / ENGINE_ERROR with an incident id,

@@ -3,7 +3,7 @@
 // Scores of classifiers and rerankers: converts texts and pairs of texts to items of an Evaluation,
 // and its results to probabilities.
 //
-//   classifier     logits = weights * hidden state of the last token; softmax, or sigmoid if one label
+//   classifier     logits = weights * hidden state of the last token; softmax (one label: sigmoid)
 //   yes/no         exp(y) / (exp(y) + exp(n)) for the logits of two tokens after the prompt
 //
 // A pair is rendered by the model's chat template, as messages with the roles `query` and

@@ -194,7 +194,7 @@ def test_times_of_the_drain_are_those_in_effect(api, tmp_path):
         call = stalled(live)
         start = time.monotonic()
         live.daemon.terminate()
-        wait_until(lambda: live.log_lines(msg="not ready any more, still admitting"), "the signal is taken")
+        wait_until(lambda: live.log_lines(msg="not ready, still admitting requests"), "the signal is taken")
         assert len(live.ids(greedy(api, tokens=2))) == 2, "still admitting"
         wait_until(lambda: live.sum("quire_requests_cancelled_total", "shutdown"), "the drain ends the call")
         with pytest.raises(grpc.RpcError) as error:

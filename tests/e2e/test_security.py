@@ -150,7 +150,7 @@ def test_tls_1_1_is_refused(authority, tls_daemon, tmp_path):
         (lambda f, a: f.pair(a.issue("server", not_before=NOW + 24 * HOUR, not_after=NOW + 48 * HOUR)),
          "tls.cert_file", "is not valid before"),
         (lambda f, a: f.pair((a.issue("server")[0], a.issue("server")[1])), "tls.key_file", "is not the key of"),
-        (lambda f, a: f.pair((b"nonsense", b"nonsense")), "tls.cert_file", "holds no certificate"),
+        (lambda f, a: f.pair((b"nonsense", b"nonsense")), "tls.cert_file", "contains no PEM certificate"),
         (lambda f, a: ["tls.cert_file=/no/such/cert.pem", "tls.key_file=/no/such/key.pem"],
          "tls.cert_file", "cannot be read"),
         (lambda f, a: [*f.pair(a.issue("server"))[:1], f"tls.key_file={f.folder}"], "tls.key_file", "cannot be read"),
@@ -177,11 +177,11 @@ def test_certificates_rotate_under_load_and_bad_ones_change_nothing(api, authori
         neighbour = Neighbour(api, channel)
         try:
             tls_daemon.files.write("cert.pem", b"half a file")
-            wait_until(lambda: "the certificates are bad" in tls_daemon.log, "the log names the bad file")
+            wait_until(lambda: "cannot use the new certificates" in tls_daemon.log, "the log names the bad file")
             with tls_channel(tls_daemon, authority) as fresh:
                 assert generate(api, fresh)
             tls_daemon.files.pair(successor.issue("server"))
-            wait_until(lambda: "new certificates serve" in tls_daemon.log, "the new files are taken")
+            wait_until(lambda: "new certificates apply" in tls_daemon.log, "the new files are taken")
             with tls_channel(tls_daemon, successor) as fresh:
                 assert generate(api, fresh)
             with tls_channel(tls_daemon, authority) as fresh:
@@ -189,7 +189,7 @@ def test_certificates_rotate_under_load_and_bad_ones_change_nothing(api, authori
         finally:
             neighbour.check()
     tls_daemon.files.pair(authority.issue("server"))
-    wait_until(lambda: tls_daemon.log.count("new certificates serve") == 2, "the old authority is back")
+    wait_until(lambda: tls_daemon.log.count("new certificates apply") == 2, "the old authority is back")
 
 
 # --- client certificates -------------------------------------------------------------------------
