@@ -614,8 +614,8 @@ def test_finished_answers_that_are_not_read_count_and_end(api, tmp_path, how):
             assert error.code() == EXHAUSTED and reason == "QUEUE_FULL"
             assert metadata["unread_answers"] == "2" and metadata["limit"] == "2" and delay >= 1
             wait_until(lambda: generate(api, channel), "they have ended", not_yet=(grpc.RpcError,))
-            # One place is free when the first has ended; the second ends by itself, too: over HTTP perhaps with its
-            # connection, which had stopped long before the answer was complete.
+            # One place is free when the first has ended; the second ends by itself, too: over HTTP
+            # perhaps with its connection, which had stopped long before the answer was complete.
             ended = 1 if how == "openai stream" else 2
             wait_until(lambda: daemon.log.count("unread answer ended") >= ended, "lines of the log")
 
@@ -655,7 +655,7 @@ def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
         assert quire("--token-file", tmp_path / "absent", "models").returncode == 2
         for wrong in (b"Klartext\xc3\xa4\n", b"Klar\x01text\n", b"Klar text\n", b"\n"):
             refused = quire(*client, "--token-file", files.write("wrong", wrong), "models")
-            assert refused.returncode == 2 and "its first line is no token" in refused.stderr
+            assert refused.returncode == 2 and "the first line is not a token" in refused.stderr
             assert "Klar" not in refused.stderr + refused.stdout
         # The admin socket needs neither.
         assert quire("health").returncode == 0
