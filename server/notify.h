@@ -10,8 +10,7 @@
 //
 // Place:      used by the daemon. Without a supervisor every call does nothing.
 // Invariants: a supervisor that does not read delays a caller by at most one second. Send errors
-// are
-//             logged and otherwise ignored.
+//             are logged and otherwise ignored.
 // Threads:    every method from any thread.
 // Lifetime:   owns its socket.
 //

@@ -5,8 +5,7 @@
 //
 // Place:      between the transports and the engine; the only code that reads request messages.
 // Invariants: the request satisfies every range of docs/api.md section 3 that does not depend on
-// the
-//             prompt's tokens. Unsupported fields are refused if set (UNIMPLEMENTED /
+//             the prompt's tokens. Unsupported fields are refused if set (UNIMPLEMENTED /
 //             FEATURE_UNSUPPORTED with metadata `field`), never ignored.
 // Threads:    any. Options are replaced as a whole; each request uses one version of them.
 

@@ -6,9 +6,8 @@
 // Place:      between the lower layers, whose absl::Status carries a reason, and the transports.
 //             Does not depend on any transport.
 // Invariants: a wire error always has a reason. A status without a reason, or with a reason whose
-// code
-//             is INTERNAL, is an internal bug. It becomes INTERNAL / ENGINE_ERROR with an incident id,
-//             and its text is only logged.
+//             code is INTERNAL, is an internal bug. It becomes INTERNAL / ENGINE_ERROR with an
+//             incident id, and its text is only logged.
 // Threads:    any.
 
 #include <optional>

@@ -8,8 +8,7 @@
 //
 // Place:      for transports whose clients send this format.
 // Invariants: schemas keep the order of their keys. Unknown members are refused, because ignoring
-// them
-//             would change the allowed answers.
+//             them would change the allowed answers.
 // Threads:    pure.
 
 #include "absl/status/status.h"

@@ -5,8 +5,7 @@
 //
 // Place:      between the layers of layered_config.h and scalar_value.h.
 // Invariants: an invalid value leaves its field unchanged. Reading continues after an error, so
-// that
-//             one run reports all errors.
+//             that one run reports all errors.
 // Threads:    any, on different messages.
 
 #include <map>

@@ -6,11 +6,10 @@
 //
 // Place:      created by openai_service.cc on the exchange's sequence.
 // Invariants: while a part of the stream is being written, nothing is taken from a generation. So
-// if
-//             the client stops reading, tokens queue up in TokenStream and the engine stalls the
+//             if the client stops reading, tokens queue up in TokenStream and the engine stalls the
 //             request. A failure of one prompt, or an exception while writing the answer, cancels
-//             the other prompts and becomes the answer of the call. If the client disconnects, all are
-//             cancelled at once. The call ends when every generation has ended.
+//             the other prompts and becomes the answer of the call. If the client disconnects, all
+//             are cancelled at once. The call ends when every generation has ended.
 // Threads:    the exchange's sequence; OnReady from any. For a large body, Prepare runs on a
 //             worker, and the sequence does not use its results until it has returned.
 // Lifetime:   keeps itself alive until the end of the call.

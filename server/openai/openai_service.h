@@ -8,10 +8,9 @@
 //
 // Place:      the handler of the HttpServer at openai.listen.
 // Invariants: unsupported endpoints and fields answer with an error object. A request with a
-// forbidden
-//             Origin is refused before its body is read, so that a page of another site cannot use
-//             a local model. Without authentication on a loopback address, a request with a foreign
-//             Host is refused too (DNS rebinding; http_host.h).
+//             forbidden Origin is refused before its body is read, so that a page of another site
+//             cannot use a local model. Without authentication on a loopback address, a request
+//             with a foreign Host is refused too (DNS rebinding; http_host.h).
 // Threads:    Handle on the threads of the server, without long work; see OpenAiCall.
 // Lifetime:   outlives the server; the context's objects outlive it.
 
