@@ -2,9 +2,9 @@
 
     {"title": ..., "measurements": [{
        "id": ..., "title": ..., "machine": ..., "date": "2026-11-23 10:06 to 10:11 UTC",
-  "versions": {"quire": ..., ...},     of all measured programs
-  "commands": [...],                   or "program": the measuring program, if there is no command
-  "method": ...,                       metrics, repetitions, other load
+       "versions": {"quire": ..., ...},     of all measured programs
+       "commands": [...],                   or "program": the measuring program, if there is no command
+       "method": ...,                       metrics, repetitions, other load
        "notes": [...],                      optional
        "columns": [...], "rows": [[...]]}]}
 
