@@ -75,8 +75,9 @@ void ReadDry(const v1::SamplingParams& message, engine::DryParams* dry) {
   if (message.has_dry_base()) dry->base = message.dry_base();
   if (message.has_dry_allowed_length()) dry->allowed_length = message.dry_allowed_length();
   if (message.has_dry_window_tokens()) dry->window_tokens = message.dry_window_tokens();
-  if (message.dry_breakers().empty()) return;
-  dry->breakers.assign(message.dry_breakers().begin(), message.dry_breakers().end());
+  if (message.dry_sequence_breakers().empty()) return;
+  dry->breakers.assign(message.dry_sequence_breakers().begin(),
+                       message.dry_sequence_breakers().end());
 }
 
 void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sampling) {

@@ -21,7 +21,6 @@ constexpr NamePair kNames[] = {
     {"sampling", ""},
     {"sampling.choice_count", "n"},
     {"sampling.dry_window_tokens", "dry_penalty_last_n"},
-    {"sampling.dry_breakers", "dry_sequence_breakers"},
     {"sampling.banned_text", "bad_words"},
     {"stopping", ""},
     {"stopping.include_stop_text", "include_stop_str_in_output"},

@@ -89,8 +89,8 @@ absl::Status ReadDry(const JsonFields& body, v1::SamplingParams* sampling) {
   if (breakers->is_array() && breakers->size() == 0) {
     return BadField(*breakers, "must have at least one string; omit it to use the default");
   }
-  return ReadStrings(*breakers,
-                     [&](std::string text) { sampling->add_dry_breakers(std::move(text)); });
+  return ReadStrings(
+      *breakers, [&](std::string text) { sampling->add_dry_sequence_breakers(std::move(text)); });
 }
 
 absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) {

@@ -48,7 +48,7 @@ CASES = [
     ("sampling.min_p", math.nan, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.dry_multiplier", 101, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.dry_allowed_length", 0, INVALID, "BAD_SAMPLING_PARAM"),
-    ("sampling.dry_breakers", ["x" * 300], INVALID, "BAD_SAMPLING_PARAM"),
+    ("sampling.dry_sequence_breakers", ["x" * 300], INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.top_n_sigma", -0.5, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.xtc_probability", 1.5, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.xtc_threshold", math.nan, INVALID, "BAD_SAMPLING_PARAM"),

@@ -64,7 +64,7 @@ TEST(FieldNamesTest, NoFieldOfARequestKeepsItsName) {
 
 TEST(FieldNamesTest, NamesAreThoseOfTheBody) {
   FieldNames names;
-  EXPECT_EQ(names.Rename("sampling.dry_breakers[1]"), "dry_sequence_breakers[1]");
+  EXPECT_EQ(names.Rename("sampling.dry_sequence_breakers[1]"), "dry_sequence_breakers[1]");
   EXPECT_EQ(names.Rename("sampling.choice_count"), "n");
   EXPECT_EQ(names.Rename("sampling.logit_bias[17]"), "logit_bias[17]");
   EXPECT_EQ(names.Rename("chat.tools[3].parameters_json_schema"), "tools[3].function.parameters");

@@ -32,7 +32,7 @@ struct GenerateOptions {
   std::optional<std::int32_t> top_k, choice_count, max_tokens, min_tokens, logprobs,
       prompt_logprobs, dry_allowed_length, dry_window_tokens;
   std::optional<std::int64_t> seed;
-  std::vector<std::string> stop, banned_text, dry_breakers;
+  std::vector<std::string> stop, banned_text, dry_sequence_breakers;
   std::vector<std::int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool echo = false;
@@ -57,7 +57,8 @@ void FillSampling(const GenerateOptions& options, v1::SamplingParams* sampling) 
   if (options.dry_base) sampling->set_dry_base(*options.dry_base);
   if (options.dry_allowed_length) sampling->set_dry_allowed_length(*options.dry_allowed_length);
   if (options.dry_window_tokens) sampling->set_dry_window_tokens(*options.dry_window_tokens);
-  for (const std::string& text : options.dry_breakers) sampling->add_dry_breakers(text);
+  for (const std::string& text : options.dry_sequence_breakers)
+    sampling->add_dry_sequence_breakers(text);
   if (options.seed) sampling->set_seed(*options.seed);
   if (options.choice_count) sampling->set_choice_count(*options.choice_count);
   for (const std::string& text : options.banned_text) sampling->add_banned_text(text);
@@ -176,7 +177,7 @@ void AddDryOptions(CLI::App* cmd, GenerateOptions* options) {
                   "shortest repetition that DRY penalizes, in tokens");
   cmd->add_option("--dry-window", options->dry_window_tokens,
                   "number of last tokens that DRY scans; 0 is all");
-  cmd->add_option("--dry-breaker", options->dry_breakers,
+  cmd->add_option("--dry-sequence-breaker", options->dry_sequence_breakers,
                   "text that breaks DRY repetitions, repeatable");
 }
 
