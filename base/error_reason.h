@@ -30,7 +30,7 @@ namespace quire {
 enum class Reason : std::uint8_t {
   kPromptMissing,
   kPromptTooLong,
-  kNeverFits,
+  kExceedsKvCapacity,
   kInputTooLarge,
   kBadUtf8,
   kBadTokenId,

@@ -46,7 +46,7 @@ std::string FindField(const WireError& error, const FieldNames& names) {
       return "chat";
     case Reason::kPromptMissing:
     case Reason::kPromptTooLong:
-    case Reason::kNeverFits:
+    case Reason::kExceedsKvCapacity:
     case Reason::kInputTooLarge:
     case Reason::kBadTokenId:
       return "prompt";
