@@ -76,7 +76,7 @@ absl::Status InvalidTokenError(absl::string_view text) {
 absl::Status MissingScopeError(absl::string_view who, Scope scope) {
   return WithReason(
       absl::PermissionDeniedError(absl::StrCat(who, " lacks the scope ", ScopeName(scope))),
-      Reason::kScope, {{"scope", std::string(ScopeName(scope))}});
+      Reason::kScopeMissing, {{"scope", std::string(ScopeName(scope))}});
 }
 
 absl::StatusOr<ScopeSet> ParseScopes(absl::string_view text) {

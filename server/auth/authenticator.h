@@ -58,7 +58,7 @@ class Authenticator {
   ~Authenticator();
 
   // Returns the caller if it has the scope `needed`. Otherwise returns UNAUTHENTICATED /
-  // TOKEN_MISSING or TOKEN_INVALID, or PERMISSION_DENIED / SCOPE. A malformed tenant in the
+  // TOKEN_MISSING or TOKEN_INVALID, or PERMISSION_DENIED / SCOPE_MISSING. A malformed tenant in the
   // metadata is INVALID_ARGUMENT / BAD_PARAMETER.
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
 

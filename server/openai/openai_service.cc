@@ -68,12 +68,12 @@ HttpAnswer WrongMethod(absl::string_view allowed) {
 }
 
 HttpAnswer ForeignOriginError() {
-  return OpenAiError(Reason::kOrigin, "the origin is not listed in openai.allowed_origins",
-                     "origin");
+  return OpenAiError(Reason::kOriginNotAllowed,
+                     "the origin is not listed in openai.allowed_origins", "origin");
 }
 
 HttpAnswer ForeignHostError() {
-  return OpenAiError(Reason::kHost,
+  return OpenAiError(Reason::kHostNotAllowed,
                      "without authentication, a loopback address accepts only IP addresses and "
                      "localhost as Host",
                      "host");

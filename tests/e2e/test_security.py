@@ -262,7 +262,7 @@ def test_absent_wrong_and_misplaced_tokens(api, token_daemon):
             (bearer(hashlib.sha256(b"alice").hexdigest()), UNAUTHENTICATED, "TOKEN_INVALID"),
             ((("authorization", "Basic YWxpY2U6"),), UNAUTHENTICATED, "TOKEN_MISSING"),
             ((("x-authorization", "Bearer alice"),), UNAUTHENTICATED, "TOKEN_MISSING"),
-            (bearer("root"), grpc.StatusCode.PERMISSION_DENIED, "SCOPE"),
+            (bearer("root"), grpc.StatusCode.PERMISSION_DENIED, "SCOPE_MISSING"),
         ]
         for metadata, code, reason in cases:
             error = failure(lambda metadata=metadata: generate(api, channel, metadata))
@@ -294,7 +294,7 @@ def test_every_method_of_a_tcp_admin_listener_asks_for_a_token(api, tmp_path):
                 path = f"/{service.full_name}/{method.name}"
                 for metadata, expected in (
                     ((), (UNAUTHENTICATED, "TOKEN_MISSING")),
-                    (bearer("a"), (grpc.StatusCode.PERMISSION_DENIED, "SCOPE")),
+                    (bearer("a"), (grpc.StatusCode.PERMISSION_DENIED, "SCOPE_MISSING")),
                 ):
                     call = channel.stream_stream(path)(iter([b""]), timeout=10, metadata=metadata)
                     error = failure(lambda call=call: list(call))

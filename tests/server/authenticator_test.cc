@@ -66,7 +66,7 @@ TEST_F(AuthenticatorTest, ATokenNamesItsTenantAndItsScopes) {
 
   const absl::Status scope = Ask({.bearer_token = "two"}, Scope::kGenerate).status();
   EXPECT_EQ(scope.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(ReasonOf(scope), "SCOPE");
+  EXPECT_EQ(ReasonOf(scope), "SCOPE_MISSING");
   EXPECT_EQ(GetErrorReason(scope)->Find("scope"), "generate");
 }
 
@@ -140,7 +140,7 @@ TEST_F(AuthenticatorTest, AReloadRevokesAndGrants) {
   dir_.Write("tokens", absl::StrCat(kTwo, " b metrics\n", kThree, " c generate\n"));
   ASSERT_TRUE(authenticator_->Reload(options).ok());
   EXPECT_EQ(ReasonOf(Ask({.bearer_token = "one"}, Scope::kGenerate).status()), "TOKEN_INVALID");
-  EXPECT_EQ(ReasonOf(Ask({.bearer_token = "two"}, Scope::kGenerate).status()), "SCOPE");
+  EXPECT_EQ(ReasonOf(Ask({.bearer_token = "two"}, Scope::kGenerate).status()), "SCOPE_MISSING");
   EXPECT_TRUE(Ask({.bearer_token = "three"}, Scope::kGenerate).ok());
   EXPECT_FALSE(authenticator_->IsStillAllowed(one, Scope::kGenerate));
   EXPECT_FALSE(authenticator_->IsStillAllowed(two, Scope::kGenerate));
