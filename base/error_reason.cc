@@ -19,8 +19,8 @@ constexpr ReasonRow kReasons[] = {
      ErrorDetail::kBadRequest, "no or empty prompt, input or command"},
     {Reason::kPromptTooLong, "PROMPT_TOO_LONG", StatusCode::kInvalidArgument, 400, Retry::kNo,
      ErrorDetail::kNone, "prompt >= context"},
-    {Reason::kExceedsKvCapacity, "EXCEEDS_KV_CAPACITY", StatusCode::kInvalidArgument, 400,
-     Retry::kNo, ErrorDetail::kNone,
+    {Reason::kExceedsCapacity, "EXCEEDS_CAPACITY", StatusCode::kInvalidArgument, 400, Retry::kNo,
+     ErrorDetail::kNone,
      "the request alone needs more pages than the pool has, or more prompt tokens than may "
      "wait"},
     {Reason::kInputTooLarge, "INPUT_TOO_LARGE", StatusCode::kInvalidArgument, 413, Retry::kNo,

@@ -30,7 +30,7 @@ namespace quire {
 enum class Reason : std::uint8_t {
   kPromptMissing,
   kPromptTooLong,
-  kExceedsKvCapacity,
+  kExceedsCapacity,
   kInputTooLarge,
   kBadUtf8,
   kBadTokenId,

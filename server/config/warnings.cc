@@ -26,7 +26,7 @@ void WarnAboutTenants(const engine::TenantOptions& tenants) {
   if (names.empty()) return;
   log::Warn("config", "a tenant can fill the queue of all tenants",
             {{"tenants", absl::StrJoin(names, ",")},
-             {"why", "max_running_requests without max_queued_requests or max_queued_tokens"}});
+             {"reason", "max_running_requests without max_queued_requests or max_queued_tokens"}});
 }
 
 }  // namespace quire::server

@@ -46,7 +46,7 @@ std::string FindField(const WireError& error, const FieldNames& names) {
       return "chat";
     case Reason::kPromptMissing:
     case Reason::kPromptTooLong:
-    case Reason::kExceedsKvCapacity:
+    case Reason::kExceedsCapacity:
     case Reason::kInputTooLarge:
     case Reason::kBadTokenId:
       return "prompt";

@@ -20,7 +20,7 @@ void WarnIfOpen(const std::string& text) {
   ListenAddress address;
   if (!ParseListenAddress(text, &address) || address.is_loopback()) return;
   log::Warn("server", "OpenAI-compatible HTTP listens without TLS on a non-loopback address",
-            {{"address", text}, {"why", "tls.cert_file is not set"}});
+            {{"address", text}, {"reason", "tls.cert_file is not set"}});
 }
 
 }  // namespace

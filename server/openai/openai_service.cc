@@ -213,7 +213,7 @@ absl::StatusOr<Identity> OpenAiService::Authorize(const HttpRequest& request) co
   auto caller = context_.authenticator->Authenticate(ReadCredentials(request), Scope::kGenerate);
   if (!caller.ok()) {
     log::Info("auth", "call refused",
-              {{"method", request.path}, {"why", caller.status().message()}});
+              {{"method", request.path}, {"reason", caller.status().message()}});
   }
   return caller;
 }

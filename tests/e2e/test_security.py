@@ -496,7 +496,7 @@ def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
             wait_until(lambda: refused_by() == "max_queued_tokens", "its tokens are what is too much")
             # Longer than all that may ever wait: no invitation to try again.
             error = failure(lambda: list(stub.Generate(prompt_of(api, 501), metadata=bearer("bob"))))
-            assert reason_of(error)[0] == "EXCEEDS_KV_CAPACITY" and reason_of(error)[2] is None
+            assert reason_of(error)[0] == "EXCEEDS_CAPACITY" and reason_of(error)[2] is None
             for call in (running, *waiting):
                 call.cancel()
             wait_until(lambda: waiting_count(api, daemon) == 0, "no request waits")
