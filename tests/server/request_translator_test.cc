@@ -135,7 +135,8 @@ TEST(RequestTranslatorTest, SamplersThatAreOffUnlessAskedForArrive) {
   const auto request = Translate(R"(
       text: 'a'
       sampling { top_n_sigma: 2 xtc_probability: 0.25 xtc_threshold: 0.5 dry_multiplier: 1
-                 dry_base: 2 dry_allowed_length: 3 dry_window_tokens: 4 dry_sequence_breakers: '.' })");
+                 dry_base: 2 dry_allowed_length: 3 dry_window_tokens: 4
+                 dry_sequence_breakers: '.' })");
   ASSERT_TRUE(request.ok()) << request.status();
   const engine::SamplingParams& sampling = request->sampling;
   EXPECT_EQ(sampling.top_n_sigma, 2);
