@@ -160,7 +160,7 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
       options.preload, translation.has_reasoning ? translation.tool_format : nullptr,
       stack->constraints_.get()));
   QUIRE_ASSIGN_OR_RETURN(
-      stack->engine_, engine::Engine::Create(stack->EngineOptionsFor(options), loaded.TakeCache(),
+      stack->engine_, engine::Engine::Create(stack->MakeEngineOptions(options), loaded.TakeCache(),
                                              loaded.runner(), &loaded.tokenizer(), clock, metrics));
   stack->served_ = std::make_unique<ServedModel>(
       RequestTranslator(std::move(translation)), stack->Describe(options),
@@ -168,10 +168,10 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
   return stack;
 }
 
-engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options) const {
+engine::EngineOptions EngineStack::MakeEngineOptions(const DaemonOptions& options) const {
   const models::Model& model = loaded_->model();
   const models::ComputeDevice& device = loaded_->device();
-  engine::EngineOptions engine = EngineOptionsFor(options.engine, device.device().kind);
+  engine::EngineOptions engine = AdaptEngineOptions(options.engine, device.device().kind);
   engine.model_id = ServedModelId(options);
   engine.fingerprint = model.fingerprint;
   engine.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);
@@ -201,7 +201,7 @@ engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options
 
 absl::StatusOr<TranslatorOptions> EngineStack::TranslatorOptionsFor(
     const DaemonOptions& options) const {
-  const engine::EngineOptions engine = EngineOptionsFor(options);
+  const engine::EngineOptions engine = MakeEngineOptions(options);
   TranslatorOptions translation;
   translation.model_id = engine.model_id;
   translation.aliases = options.model_aliases;
@@ -224,7 +224,7 @@ absl::Status EngineStack::Follow(LiveConfig* live) {
   return live->Subscribe(
       "model",
       [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
-        const engine::HotOptions hot = EngineOptionsFor(next);
+        const engine::HotOptions hot = MakeEngineOptions(next);
         QUIRE_RETURN_IF_ERROR(engine_->PrepareHotOptions(hot));
         QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translated, TranslatorOptionsFor(next));
         QUIRE_RETURN_IF_ERROR(

@@ -42,7 +42,7 @@ class EngineStack {
  private:
   EngineStack() = default;
 
-  engine::EngineOptions EngineOptionsFor(const DaemonOptions& options) const;
+  engine::EngineOptions MakeEngineOptions(const DaemonOptions& options) const;
   absl::StatusOr<TranslatorOptions> TranslatorOptionsFor(const DaemonOptions& options) const;
   ModelDescription Describe(const DaemonOptions& options) const;
 

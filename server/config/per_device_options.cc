@@ -14,13 +14,13 @@ std::uint32_t MaxStepTokens(const engine::EngineOptions& engine, std::uint32_t p
 
 }  // namespace
 
-engine::EngineOptions EngineOptionsFor(engine::EngineOptions engine, DeviceKind device) {
+engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKind device) {
   if (device == DeviceKind::kCuda) engine.max_step_prompt_tokens = engine.max_step_tokens;
   return engine;
 }
 
 models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device) {
-  const engine::EngineOptions engine = EngineOptionsFor(options.engine, device);
+  const engine::EngineOptions engine = AdaptEngineOptions(options.engine, device);
   const std::uint32_t page_size = options.pool.page_size;
   // The CPU never has more than one step in flight.
   const int steps = device == DeviceKind::kCuda ? engine.max_steps_in_flight : 1;

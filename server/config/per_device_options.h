@@ -13,7 +13,7 @@
 namespace quire::server {
 
 // Removes the limit of prompt tokens per step on GPUs; max_step_tokens remains.
-engine::EngineOptions EngineOptionsFor(engine::EngineOptions engine, DeviceKind device);
+engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKind device);
 
 models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
 
