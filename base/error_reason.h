@@ -30,7 +30,7 @@ namespace quire {
 enum class Reason : std::uint8_t {
   kPromptMissing,
   kPromptTooLong,
-  kNeverFits,
+  kExceedsCapacity,
   kInputTooLarge,
   kBadUtf8,
   kBadTokenId,
@@ -59,7 +59,7 @@ enum class Reason : std::uint8_t {
   kSlowClient,
   kTokenMissing,
   kTokenInvalid,
-  kScope,
+  kScopeMissing,
   kNonFiniteLogits,
   kEngineError,
   // Only HTTP gives the next ones.
@@ -70,8 +70,8 @@ enum class Reason : std::uint8_t {
   kRequestTimeout,
   kHeadersTooLarge,
   kTooManyConnections,
-  kOrigin,
-  kHost,
+  kOriginNotAllowed,
+  kHostNotAllowed,
   // Only the log shows the last ones; a client gets kEngineError or kDeviceError.
   kDeviceLost,
   kEngineDied,

@@ -1,21 +1,21 @@
-# Components: a folder's sources as one target, which sees the headers of the components that it lists and no others.
+# Components: a folder's sources as one target, which can include only headers of the components that it lists.
 #
 # quire_component(NAME text_chat HDRS a.h SRCS a.cc DEPS base text_tokenizer LIBS absl::strings)
 #
-# makes the library quire_text_chat, alias quire::text_chat. Headers are included by their path from the repository's
-# root ("text/chat/a.h"), but the root itself is on no include path: every component has an include root of its own in
-# the build folder, which holds links to its HDRS, and a target compiles with its own root and those of its DEPS. They
-# are not passed on, so a DEP that is missing does not compile. Libraries to link (LIBS and those of DEPS) are passed on.
+# creates the library quire_text_chat with the alias quire::text_chat. Headers are included by their path from the
+# repository's root ("text/chat/a.h"), but the root is on no include path. Every component has an include root in the
+# build folder with links to its HDRS, and a target compiles with its own root and those of its DEPS. These roots are not
+# passed on, so a missing DEP does not compile. Libraries to link (LIBS and those of DEPS) are passed on.
 #
-# Without SRCS the library is an interface. With CUDA, CUDA_HOST are more C++ sources; CUDA_PORTABLE and CUDA_SM90 are
-# kernels (cuda.cmake), which make two libraries of the same objects and C++ sources: one with the kernels for GPUs, one
-# with those for the emulator. quire_NAME then stands for the one that the linked program wants.
+# Without SRCS the library is an interface. With CUDA, CUDA_HOST lists further C++ sources; CUDA_PORTABLE and CUDA_SM90
+# list kernels (cuda.cmake). Then there are two libraries with the same C++ objects, one with kernels for GPUs and one with
+# kernels for the emulator. quire_NAME stands for the one that the linked program needs.
 set(QUIRE_WARNINGS -Wall -Wextra -Wconversion -Werror $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)
 
 function(_quire_common_options target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${QUIRE_WARNINGS}>)
-  # -O1 under a sanitizer: the compiler needs minutes for one large test otherwise. Its checks make g++ 12 take what
-  # variants leave open for values that were never set.
+  # -O1 under a sanitizer, since otherwise one large test compiles for minutes. The sanitizer makes g++ 12 report
+  # inactive members of variants as uninitialized.
   if(QUIRE_SANITIZE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
   endif()
@@ -23,7 +23,7 @@ function(_quire_common_options target)
     target_compile_options(${target} PRIVATE -fsanitize=address,undefined
                            -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
     target_link_options(${target} PRIVATE -fsanitize=address,undefined)
-    # What libFuzzer steers by (tests/fuzz); nothing in other programs. Clang's warnings are for scripts/lint.
+    # Coverage instrumentation for libFuzzer (tests/fuzz); no effect in other programs. scripts/lint checks clang's warnings.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-fsanitize=fuzzer-no-link>
                            $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-error>)
   elseif(QUIRE_SANITIZE STREQUAL "thread")
@@ -32,7 +32,7 @@ function(_quire_common_options target)
   endif()
 endfunction()
 
-# _quire_include_root(NAME header...): links to the headers of this folder, for those who list NAME.
+# _quire_include_root(NAME header...): creates links to the headers of this folder for targets that list NAME.
 function(_quire_include_root name)
   set(root ${CMAKE_BINARY_DIR}/include/${name})
   file(REMOVE_RECURSE ${root})
@@ -44,7 +44,7 @@ function(_quire_include_root name)
   endforeach()
 endfunction()
 
-# _quire_sees(TARGET name...): compiles TARGET with the headers of these components.
+# _quire_sees(TARGET name...): adds the include roots of these components to TARGET.
 function(_quire_sees target)
   foreach(name IN LISTS ARGN)
     if(name STREQUAL "proto")  # generated code follows its generator's rules, not our warnings
@@ -93,8 +93,8 @@ function(quire_component)
   endif()
 endfunction()
 
-# One translation unit per header that holds nothing but the include: a header that needs another
-# one first, or a component that its own does not list, does not compile.
+# Compiles each header in a translation unit of its own. A header that needs another one first, or a component that is
+# not listed, does not compile.
 function(_quire_header_check name headers deps libraries)
   set(units)
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
@@ -117,8 +117,8 @@ function(_quire_header_check name headers deps libraries)
   set_property(GLOBAL APPEND PROPERTY QUIRE_HEADER_CHECKS quire_${name}_headers)
 endfunction()
 
-# quire_binary(NAME quired HDRS x.h SRCS main.cc DEPS server LIBS CLI11::CLI11): an executable, which is a component of
-# its own: it sees its HDRS and those of its DEPS.
+# quire_binary(NAME quired HDRS x.h SRCS main.cc DEPS server LIBS CLI11::CLI11): an executable. It is a component of its
+# own and can include its HDRS and those of its DEPS.
 function(quire_binary)
   cmake_parse_arguments(BIN "" "NAME" "HDRS;SRCS;DEPS;LIBS" ${ARGN})
   set(libraries ${BIN_DEPS})
@@ -130,26 +130,26 @@ function(quire_binary)
   _quire_common_options(${BIN_NAME})
 endfunction()
 
-# Sources of tests see every header of the repository. tests/testing/paths.h says where its files are.
+# Sources of tests can include every header of the repository. tests/testing/paths.h has the paths of test data.
 function(_quire_test_options target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${CMAKE_BINARY_DIR}/include/proto)
-  # A test's own code is mostly GoogleTest's macros and runs once, so -O1 halves its compile time (engine_test.cc: 10.8 s
-  # instead of 19.8 s on two Zen 4 cores). The library under test keeps -O3. Precompiled headers and -g0 did not pay:
-  # they saved less than a second per source.
+  # Test code is mostly GoogleTest macros and runs once, so -O1 halves its compile time (engine_test.cc: 10.8 s instead of
+  # 19.8 s on two Zen 4 cores). The library under test keeps -O3. Precompiled headers and -g0 saved less than a second per
+  # source.
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
-  # Each test file has helpers and fixtures of its own: one source is compiled alone unless quire_compile_together says.
+  # Test files have helpers of their own, so each source is compiled alone unless quire_compile_together lists it.
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
   _quire_common_options(${target})
 endfunction()
 
-# quire_compile_together(a_test.cc b_test.cc): tests of one program, no two of which give a name to different things.
-# With QUIRE_UNITY_TESTS they are one translation unit; without, as for developers and clang-tidy, each is its own.
+# quire_compile_together(a_test.cc b_test.cc): tests of one program without conflicting names. With QUIRE_UNITY_TESTS they
+# are one translation unit; otherwise, for developers and clang-tidy, each is its own.
 function(quire_compile_together)
   set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP "${ARGV0}")
 endfunction()
 
-# quire_test_library(NAME quire_engine_testing SRCS harness.cc DEPS quire::engine): what several tests share.
+# quire_test_library(NAME quire_engine_testing SRCS harness.cc DEPS quire::engine): code that several tests share.
 function(quire_test_library)
   cmake_parse_arguments(LIB "" "NAME" "SRCS;DEPS" ${ARGN})
   add_library(${LIB_NAME} STATIC ${LIB_SRCS})
@@ -158,9 +158,9 @@ function(quire_test_library)
 endfunction()
 
 # quire_test(NAME cache_manager_test SRCS x_test.cc DEPS quire::cache LABELS unit TIMEOUT 60)
-# The binary runs in tests/<folder>; EMULATED: CUDA
-# devices are emulated (cmake/cuda.cmake); the test may include tests/cuda_emulator/emulator.h. GPU: as EMULATED, and the
-# same objects once more as NAME_gpu on a real GPU, label gpu, skipped without one.
+# The binary runs in tests/<folder>. EMULATED: CUDA devices are emulated (cmake/cuda.cmake), and the test can include
+# tests/cuda_emulator/emulator.h. GPU: the same, and the objects are also linked as NAME_gpu, which runs on a real GPU,
+# has the label gpu and is skipped without a GPU.
 function(quire_test)
   cmake_parse_arguments(TEST "EMULATED;GPU" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)

@@ -1,12 +1,12 @@
-# QUIRE_CUDA=AUTO|ON|OFF, and how kernels are compiled. Kernels of a component are built twice, each time into a library
-# that holds the component's C++ as well:
+# QUIRE_CUDA=AUTO|ON|OFF and the compilation of kernels. Kernels of a component are built twice, each time into a library
+# that also has the component's C++ objects:
 #
 #   quire_NAME_gpu       by nvcc, for GPUs
-#   quire_NAME_emulated  by the host compiler, for the tests, against the emulator's twins of
-#                        kernels/cuda/*.cuh (tests/cuda_emulator)
+#   quire_NAME_emulated  by the host compiler, for the tests, with the host emulation of kernels/cuda/*.cuh
+#                        (tests/cuda_emulator)
 #
-# An executable links the CUDA runtime and the first, unless its property QUIRE_EMULATED is set: then the
-# emulator and the second.
+# An executable links the CUDA runtime and the first library, or the emulator and the second one if its property
+# QUIRE_EMULATED is set.
 set(QUIRE_HAS_CUDA OFF)
 if(NOT QUIRE_CUDA STREQUAL "OFF")
   include(CheckLanguage)
@@ -19,7 +19,7 @@ if(NOT QUIRE_CUDA STREQUAL "OFF")
     endif()
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-    # CMake 3.25 sets a property of this library, which CUDA 13 has no more.
+    # CMake 3.25 sets a property of this library, which CUDA 13 does not have.
     if(NOT TARGET CUDA::nvToolsExt)
       add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
     endif()
@@ -36,10 +36,10 @@ endif()
 if(QUIRE_HAS_CUDA)
   message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")
 else()
-  message(STATUS "CUDA: no (QUIRE_CUDA=${QUIRE_CUDA}), the build holds the CPU backend only")
+  message(STATUS "CUDA: no (QUIRE_CUDA=${QUIRE_CUDA}), building only the CPU backend")
 endif()
 
-# Architectures are written out: CMake's own list cannot express "90a for these files only".
+# Architectures are listed explicitly: CMake's own list cannot express "90a for these files only".
 set(QUIRE_CUDA_ARCHS "80+ptx,90a" CACHE STRING
     "Targets of the portable kernels, in commas: 80+ptx (later GPUs compile its PTX), 80, 90a (that is 9.0)")
 set(QUIRE_PORTABLE_ARCHS)
@@ -51,17 +51,17 @@ foreach(arch IN LISTS archs)
     set(arch ${CMAKE_MATCH_1})
     list(APPEND QUIRE_PORTABLE_ARCHS "-gencode=arch=compute_${arch},code=sm_${arch}")
   else()
-    message(FATAL_ERROR "QUIRE_CUDA_ARCHS: ${arch} is none of 80+ptx, 80, 90a")
+    message(FATAL_ERROR "QUIRE_CUDA_ARCHS: ${arch} is not one of 80+ptx, 80, 90a")
   endif()
 endforeach()
 set(QUIRE_SM90_ARCHS "-gencode=arch=compute_90a,code=sm_90a")
 set(QUIRE_NVCC_FLAGS --expt-relaxed-constexpr --Werror=all-warnings
                      -Xcompiler=-Wall,-Wextra -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)
 
-# The emulator sees each access to memory through the calls that g++ puts before it for its thread sanitizer, and names lines
-# (tests/cuda_emulator/access_hooks.cc); nothing else of that sanitizer is there, so headers must not count on it.
-# A vector stays one access where structs are not taken apart. Sums of kernels name their fused steps, which are calls
-# without the instruction.
+# g++ calls a hook of its thread sanitizer before each memory access; the emulator implements these hooks and reports source
+# lines (tests/cuda_emulator/access_hooks.cc). The rest of the sanitizer is not linked, so headers must not depend on it.
+# Structs are not split, so that a vector stays one access. Kernels call fused multiply-add explicitly, which is a function
+# call without the instruction.
 set(QUIRE_EMULATED_FLAGS -Wno-unknown-pragmas -Wno-psabi -ffp-contract=off -g1 -fsanitize=thread -fno-tree-sra
                          --param=tsan-instrument-func-entry-exit=0 -U__SANITIZE_THREAD__)
 if(QUIRE_HAS_CUDA)
@@ -74,8 +74,8 @@ if(QUIRE_HAS_CUDA)
   endif()
 endif()
 
-# quire_cuda_libraries(NAME kernels_x PORTABLE x_cuda.cu SM90 x_sm90.cu SEES base LIBS quire::base): of the objects in
-# quire_kernels_x_objects and the kernels, the two libraries and the name for the one that a program wants.
+# quire_cuda_libraries(NAME kernels_x PORTABLE x_cuda.cu SM90 x_sm90.cu SEES base LIBS quire::base): creates the two
+# libraries from the objects in quire_kernels_x_objects and the kernels, and the alias for the one that a program needs.
 function(quire_cuda_libraries)
   cmake_parse_arguments(CUDA "" "NAME" "PORTABLE;SM90;SEES;LIBS" ${ARGN})
   set(target quire_${CUDA_NAME})
@@ -103,7 +103,7 @@ function(quire_cuda_libraries)
     list(APPEND copies ${copy})
   endforeach()
   add_library(${target}_emulated STATIC $<TARGET_OBJECTS:${target}_objects> ${copies})
-  # BEFORE: the emulator's headers hide those of the same name. Its copies include their sources by path.
+  # BEFORE, so that the emulator's headers hide those of the same name. Its copies include their sources by path.
   target_include_directories(${target}_emulated BEFORE
                              PRIVATE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator/include)
   target_include_directories(${target}_emulated PRIVATE ${PROJECT_SOURCE_DIR})

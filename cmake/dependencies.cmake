@@ -1,4 +1,4 @@
-# Debian 12 packages, with the oldest version that is known to work. Nothing is downloaded; xgrammar.cmake has the one
+# Debian 12 packages, with the oldest version that is known to work. Nothing is downloaded. xgrammar.cmake has the only
 # library that Debian lacks.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)

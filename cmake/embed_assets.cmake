@@ -1,8 +1,8 @@
 # quire_embed_files(NAME quire_story NAMESPACE a::b FUNCTION F TYPE T HEADER x/y.h DIR folder FILES a b):
-# an object library that holds the bytes of the files.
+# creates an object library with the bytes of the files.
 #
-# HEADER declares `std::vector<T> F()` and makes T{name, bytes} complete. The bytes lie in the read-only
-# data of the binary, 64-byte aligned, so that tensors are used where they are.
+# HEADER declares `std::vector<T> F()` and defines T{name, bytes}. The bytes are in the read-only data of the binary,
+# 64-byte aligned, so that tensors are used in place.
 function(quire_embed_files)
   cmake_parse_arguments(EMBED "" "NAME;NAMESPACE;FUNCTION;HEADER;TYPE;DIR" "FILES" ${ARGN})
   set(assembly)

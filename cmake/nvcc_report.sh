@@ -1,7 +1,7 @@
 #!/bin/sh
-# Launcher of nvcc: keeps what ptxas says of an object beside it (x.o -> x.o.ptxas, read by tools/checks/cuda_gate.py),
-# shows only what is not information, and fails on two remarks that ptxas calls information although the
-# kernel is then not what its source says.
+# Launcher of nvcc. It stores the output of ptxas next to the object (x.o -> x.o.ptxas, read by
+# tools/checks/cuda_gate.py) and prints only warnings and errors. It fails on two remarks that ptxas reports as
+# information, although they mean that the kernel differs from its source.
 #
 #   nvcc_report.sh [ccache] nvcc ARGUMENTS
 object=
@@ -17,7 +17,7 @@ esac
 "$@" >"$object.ptxas" 2>&1
 status=$?
 if grep -E 'setmaxnreg.*ignored|wgmma.*(serializ|serialis)' "$object.ptxas" >&2; then
-  echo "error: see the remark above; the object is not used" >&2
+  echo "error: the remark above means that the kernel differs from its source" >&2
   rm -f "$object"
   exit 1
 fi

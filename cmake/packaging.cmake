@@ -1,6 +1,6 @@
-# cmake --install, and CPack's deb and tgz. Only what was built is installed: a build without tools has no `quire`.
-# Components: binaries; configs; assets (schema, licence, where the embedded model comes from); docs (manual pages and
-# completion scripts too).
+# cmake --install, and CPack's deb and tgz. Only built targets are installed: a build without tools has no `quire`.
+# Components: binaries; configs; assets (schema, licence, source of the embedded model); docs (with manual pages and
+# completion scripts).
 include(GNUInstallDirs)
 
 foreach(program quired quire)
@@ -16,7 +16,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/quire ${PROJECT_SOURCE_DIR}/proto/
         DESTINATION ${CMAKE_INSTALL_DATADIR}/quire/proto COMPONENT assets
         FILES_MATCHING PATTERN "*.proto")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT assets)
-if(QUIRE_HAS_XGRAMMAR)  # a static part of quired
+if(QUIRE_HAS_XGRAMMAR)  # linked statically into quired
   install(FILES ${xgrammar}/LICENSE ${xgrammar}/NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR}/xgrammar COMPONENT assets)
   install(FILES ${xgrammar}/3rdparty/dlpack/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR}/xgrammar RENAME dlpack_license
           COMPONENT assets)
@@ -35,7 +35,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
               ${PROJECT_SOURCE_DIR}/SECURITY.md
         DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT docs)
 
-# Manual pages and completion scripts (tools/CMakeLists.txt) under the names that man and the shells look for.
+# Installs manual pages and completion scripts (tools/CMakeLists.txt) under the names that man and the shells expect.
 if(TARGET manual)
   set(manual_dir ${PROJECT_BINARY_DIR}/tools/manual)
   install(FILES ${manual_dir}/quire.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT docs)

@@ -1,7 +1,7 @@
-# The library behind structured output: xgrammar 0.2.8, built here from the sources that scripts/fetch_xgrammar unpacks
-# under build/, or from a folder that is there already (-DQUIRE_XGRAMMAR=DIR). Without either the daemon is built without
-# structured output and says so, to this configuration and in GetServerInfo. Its headers are seen by one source of
-# engine/constraint (component_check). Our warnings are off for it, our sanitizers are on.
+# The library for structured output: xgrammar 0.2.8, built from the sources that scripts/fetch_xgrammar unpacks under
+# build/, or from an existing folder (-DQUIRE_XGRAMMAR=DIR). Without either, the daemon has no structured output; the
+# configuration and GetServerInfo report that. Only one source of engine/constraint can include its headers
+# (component_check). It is compiled without our warnings but with our sanitizers.
 set(QUIRE_XGRAMMAR "" CACHE PATH "Sources of xgrammar 0.2.8; empty: those of scripts/fetch_xgrammar; OFF: none")
 set(xgrammar "${QUIRE_XGRAMMAR}")
 if(xgrammar STREQUAL "")
@@ -13,14 +13,14 @@ if(xgrammar AND EXISTS ${xgrammar}/include/xgrammar/xgrammar.h)
   message(STATUS "structured output: xgrammar in ${xgrammar}")
   set(QUIRE_HAS_XGRAMMAR ON)
 else()
-  message(STATUS "structured output: left out; scripts/fetch_xgrammar gets the library that it needs")
+  message(STATUS "structured output: not built; scripts/fetch_xgrammar fetches the library for it")
   set(QUIRE_HAS_XGRAMMAR OFF)
   return()
 endif()
 
 file(GLOB sources ${xgrammar}/cpp/*.cc ${xgrammar}/cpp/converter_ext/*.cc ${xgrammar}/cpp/support/*.cc)
 
-# Patched copies take the place of some sources. xgrammar.patch says what it changes and why.
+# Patched copies replace some sources. xgrammar.patch explains its changes.
 set(patch ${CMAKE_CURRENT_LIST_DIR}/xgrammar/xgrammar.patch)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${patch})
 find_program(QUIRE_PATCH patch REQUIRED)
@@ -45,7 +45,7 @@ endforeach()
 add_library(quire_xgrammar STATIC ${sources})
 target_include_directories(quire_xgrammar SYSTEM PUBLIC ${xgrammar}/include ${xgrammar}/3rdparty/dlpack/include
                            PRIVATE ${xgrammar}/3rdparty/picojson ${xgrammar}/cpp ${CMAKE_CURRENT_LIST_DIR}/xgrammar)
-# Its log messages go to our wrapper (LogMessageImpl), not to the daemon's standard error.
+# Its log messages go to our wrapper (LogMessageImpl) instead of standard error.
 target_compile_definitions(quire_xgrammar PRIVATE XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0
                            XGRAMMAR_LOG_CUSTOMIZE=1)
 set_target_properties(quire_xgrammar PROPERTIES CXX_STANDARD 17 UNITY_BUILD OFF)

@@ -1,5 +1,5 @@
-# The edge's proxy: Debian's nginx, whose modules for HTTP/2 and gRPC are built in. Configuration and certificates are
-# mounted (docker/compose.edge.yaml, deploy/k8s/overlays/edge):
+# The proxy of the edge: Debian's nginx, which includes the modules for HTTP/2 and gRPC. Configuration and certificates
+# are mounted (docker/compose.edge.yaml, deploy/k8s/overlays/edge):
 #
 #   docker build --tag quire-edge --file docker/edge.Dockerfile docker
 ARG BASE=debian:bookworm-slim

@@ -342,7 +342,7 @@ void Engine::Impl::Deliver() {
 void Engine::Impl::BeginFailure(const absl::Status& status) {
   has_failed_ = true;
   state_.store(EngineState::kFailed);
-  log::Error("engine", "the engine cannot go on", {{"status", status.ToString()}});
+  log::Error("engine", "the engine has failed", {{"status", status.ToString()}});
   if (options_.on_failing) options_.on_failing(status);
 }
 

@@ -102,7 +102,7 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
   QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
                          kernels::Backend::Create(Device::Cpu(), opened->threads_.get()));
   opened->backend_.emplace(std::move(backend));
-  log::Info("device", "computing on the CPU", {{"isa", opened->backend_->isa()}, {"why", why}});
+  log::Info("device", "computing on the CPU", {{"isa", opened->backend_->isa()}, {"reason", why}});
   return opened;
 }
 

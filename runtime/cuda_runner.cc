@@ -455,7 +455,7 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   if (layer.attention == AttentionKind::kMla && pages != DType::kBF16 &&
       layer.mla.kv_lora_rank + layer.mla.rope_size > 128) {
     log::Info("model", "latent attention runs without tensor cores",
-              {{"kv_cache.dtype", DTypeName(pages)}, {"why", "its kernel reads bf16 pages"}});
+              {{"kv_cache.dtype", DTypeName(pages)}, {"reason", "its kernel reads bf16 pages"}});
   }
   return std::unique_ptr<CudaRunner>(new CudaRunner(std::move(state)));
 }

@@ -101,7 +101,7 @@ std::optional<Weights> ReadPacked(const std::string& path, const PackedFileKey& 
     return *std::move(weights);
   }
   if (!absl::IsNotFound(status)) {
-    log::Warn("model", "packed weights are made again", {{"why", status.message()}});
+    log::Warn("model", "packed weights are made again", {{"reason", status.message()}});
   }
   return std::nullopt;
 }
@@ -113,7 +113,7 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
                                           const kernels::Backend& backend) {
   if (target.cuda && !directory.empty()) {
     log::Warn("model", "packed weights are not kept",
-              {{"why", "model.packed_dir is for weights of CPUs, and this is a GPU"}});
+              {{"reason", "model.packed_dir is for weights of CPUs, and this is a GPU"}});
   }
   if (directory.empty() || target.cuda) return LoadWeights(slots, backend, target, weight_bytes);
   const PackedFileKey key{fingerprint, QuantizationName(target.quantization)};
@@ -128,7 +128,7 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
         "model", "packed weights written",
         {{"path", path}, {"bytes", weights.size_bytes()}, {"seconds", MonotonicNow() - start}});
   } else {
-    log::Warn("model", "packed weights are not kept", {{"why", written.message()}});
+    log::Warn("model", "packed weights are not kept", {{"reason", written.message()}});
   }
   return weights;
 }

@@ -224,7 +224,7 @@ void SyncDirectoryOf(const std::string& path) {
   const FileDescriptor file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (file.fd >= 0 && fsync(file.fd) == 0) return;
   log::Warn("model", "packed weights are kept, unless the machine crashes soon",
-            {{"path", path}, {"why", SystemError("synchronise", directory).message()}});
+            {{"path", path}, {"reason", SystemError("synchronise", directory).message()}});
 }
 
 }  // namespace

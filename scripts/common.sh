@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it. Leaves the shell in the repository root.
+# Sourced by the other scripts. Changes to the repository root.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -6,7 +6,7 @@ export LC_ALL=C.UTF-8
 
 note() { printf '\n== %s\n' "$*" >&2; }
 
-# install_packages GROUP...: the packages of scripts/packages.txt that are not installed yet.
+# install_packages GROUP...: installs the packages of these groups in scripts/packages.txt that are missing.
 install_packages() {
   local group missing=()
   for group in "$@"; do
@@ -31,7 +31,7 @@ install_packages() {
     apt-get install -y -q --no-install-recommends "${missing[@]}"
 }
 
-# The Python packages of tests and checks, in versions that are written down, in build/venv.
+# make_venv: installs the Python packages of tests and checks, with pinned versions, into build/venv.
 make_venv() {
   local lists=(tests/e2e/requirements.txt tools/cuda_requirements.txt) wanted
   wanted=$(cat "${lists[@]}" | sha256sum)
@@ -42,13 +42,13 @@ make_venv() {
     echo "$wanted" >build/venv/installed
 }
 
-# Whether the build folder was configured with CUDA.
+# has_cuda BUILD: true if the build folder was configured with CUDA.
 has_cuda() { grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=.*nvcc' "$1/CMakeCache.txt"; }
 
-# Whether this machine has a GPU that CUDA programs can use: a device of NVIDIA's driver, or that of WSL.
+# has_gpu: true if this machine has a device of NVIDIA's driver or of WSL.
 has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || [ -e /dev/dxg ]; }
 
-# Reports of ptxas and machine code of the kernels in a build folder; needs make_venv.
+# Checks the ptxas reports and the machine code of the kernels in a build folder. Needs make_venv.
 cuda_gate() {
   local cuobjdump
   cuobjdump=$(echo build/venv/lib/python3*/site-packages/nvidia/cu13/bin/cuobjdump)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adds up test results: `count_results.py FAILED_STEPS FOLDER...`, each with what one run left there.
+"""Adds up test results: `count_results.py FAILED_STEPS FOLDER...`. Each folder has the results of one run.
 
 A folder holds ctest.xml (`ctest --output-junit`), one XML file per GoogleTest binary, and pytest.xml;
 all optional. A case counts once: those of a binary from its own file, a ctest test without one as a

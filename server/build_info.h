@@ -5,12 +5,12 @@
 namespace quire::server {
 
 extern const char* const kVersion;      // "0.1.0"
-extern const char* const kGitCommit;    // of the source, or "unknown"
+extern const char* const kGitCommit;    // of the source tree, or "unknown"
 extern const char* const kBackends;     // "cpu", or "cpu cuda"
-extern const char* const kCudaVersion;  // of the build, such as "13.0", or "none"
+extern const char* const kCudaVersion;  // CUDA version of the build, such as "13.0", or "none"
 extern const char* const kBuildType;    // "Release cpu"
 
-// Of the libraries that this process runs with.
+// Versions of the libraries that this process is linked with.
 std::string GrpcVersion();
 std::string ProtobufVersion();
 

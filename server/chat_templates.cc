@@ -25,7 +25,7 @@ absl::StatusOr<std::string> ReadTemplateFile(const std::string& path) {
                       absl::StrCat("chat.template_file: ", text.status().message()));
 }
 
-// Of several templates one alone may know tools.
+// Prefers a format with tool calls, since only one of several templates may have tools.
 absl::StatusOr<const text::ToolFormat*> ChooseToolFormat(const std::string& name,
                                                          const text::FoundTemplates& sources) {
   if (name == "none") return nullptr;
@@ -91,7 +91,7 @@ absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
         absl::StrCat(templates->problem(), " (file ", options.template_file, ")"));
   }
   for (const std::string& warning : templates->warnings()) {
-    log::Warn("model", "a chat that needs this part of its template is refused",
+    log::Warn("model", "chat template uses an unsupported feature; chats that need it are refused",
               {{"template", warning}});
   }
   if (sources.templates.empty() && sources.problem.empty()) {

@@ -1,10 +1,9 @@
 #pragma once
 
-// The chat templates of a model and a configuration: which files may hold them, and what is said
-// about those that cannot be used.
+// Loads the chat templates of the model or the configuration, and logs those that cannot be used.
 //
-// Place:      between the model's files and text::ChatTemplates; EngineStack calls it at the start
-//             and for every reload.
+// Place:      between the model's files and text::ChatTemplates. EngineStack calls it at start and
+//             on every reload.
 // Threads:    any.
 
 #include <memory>
@@ -23,21 +22,21 @@ namespace quire::server {
 
 struct LoadedChat {
   std::shared_ptr<const text::ChatTemplates> templates;  // never null
-  // By chat.tool_format, or by the templates; null: none is known.
+  // From chat.tool_format or detected from the templates; null: unknown.
   const text::ToolFormat* tool_format = nullptr;
-  bool has_reasoning = false;  // by the templates
+  bool has_reasoning = false;  // detected from the templates
 };
 
-// A model without a usable template is no error; the log says what is wrong with it, and the caller
-// decides whether it may replace another one. Errors:
-// INVALID_ARGUMENT or NOT_FOUND that name chat.template_file (also when its template cannot be
-// used), chat.default_vars, chat.tool_format or a file that cannot be read.
+// A model without a usable template is not an error: the problem is logged, and the caller decides
+// whether it may replace an earlier template. Returns INVALID_ARGUMENT or NOT_FOUND that names
+// chat.template_file (also if its template cannot be used), chat.default_vars, chat.tool_format or
+// an unreadable file.
 absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
                                              const formats::ModelFiles& files,
                                              const text::Tokenizer& tokenizer);
 
-// The files that LoadChatTemplates reads of a model in `model_path`, whether they are there or not.
-// Of a GGUF file, which is not to be written while it is served, none is.
+// Returns the files that LoadChatTemplates reads for the model in `model_path`, even if they do not
+// exist. Returns none for a GGUF file, which must not be modified while it is served.
 std::vector<NamedFile> ChatTemplateFiles(const ChatTemplateOptions& options,
                                          const std::string& model_path);
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// The process: owns listeners, model, engine and services, and takes them through their lives.
+// The process: owns listeners, model, engine and services, and controls their lifecycle.
 //
 //   Listen -> load (LOADING) -> serve (READY) -> drain (DRAINING) -> close -> exit code
 //
-// Place:      the top; made by main.
-// Invariants: listeners open before the model loads, so that health can be asked meanwhile; the
+// Place:      the top level; created by main.
+// Invariants: listeners open before the model loads, so that health checks work while loading. The
 //             engine outlives the listeners.
-// Threads:    Run from main's thread; the rest from any.
+// Threads:    Run from the main thread; other methods from any.
 // Lifetime:   one per process.
 
 #include <memory>
@@ -26,21 +26,22 @@ inline constexpr int kExitConfig = 78;
 
 class Daemon {
  public:
-  // `sources`: what `config` was loaded from, to be read again by Reload.
+  // `sources` are the sources of `config`, which Reload reads again.
   Daemon(ConfigSources sources, std::unique_ptr<const LayeredConfig> config);
   ~Daemon();
 
-  // Serves until a stop is asked for or something fails; returns the exit code. A stop while the
-  // model loads, or files are read again, ends the process here without waiting for that thread.
+  // Serves until a stop is requested or a failure occurs. Returns the exit code. If a stop is
+  // requested while the model loads or files are read again, exits the process without waiting for
+  // that thread.
   int Run();
 
-  // Begins the end: not ready at once, no admission after shutdown.pre_drain_delay, then the drain.
-  // Ends the process here, with kExitOk, while Run has not read its files yet.
+  // Begins the shutdown: not ready at once, no admission after shutdown.pre_drain_delay, then the
+  // drain. If Run has not read its files yet, exits the process with kExitOk.
   void RequestStop();
-  // Has the configuration read again (live_config.h), on a thread of its own, and the log file
-  // opened again whatever comes of it. Those asked for while one is under way become one.
+  // Reloads the configuration (live_config.h) on another thread, and reopens the log file even if
+  // the reload fails. Requests during a reload are combined into one.
   void RequestReload();
-  // Live requests and state, to the log.
+  // Logs state and live requests.
   void Dump();
 
  private:

@@ -16,16 +16,15 @@
 namespace quire::server {
 namespace {
 
-// For everything else: models, logs, probes, rows of watched descriptors, and connections that are
-// about to end or are told why they are refused, which have at most 160 in each of two listeners
-// (grpc_acceptor.cc).
+// Descriptors for everything else: models, logs, probes, epoll sets, and connections that are
+// closing or being refused, at most 160 in each of two listeners (grpc_acceptor.cc).
 constexpr std::int64_t kOtherDescriptors = 512;
-constexpr std::int64_t kDescriptorsOfCall = 3;  // a connection's own and a socket pair
+constexpr std::int64_t kDescriptorsOfCall = 3;  // the connection and a socket pair
 constexpr std::int64_t kMinGrpcDescriptors = 16 * kDescriptorsOfCall;
-// What the default limits of connections need at most, in half a MiB of the system.
+// Enough for the default connection limits; takes half a MiB in the kernel.
 constexpr rlim_t kPreparedDescriptors = 1 << 16;
 
-// The error of the system, 0 without one.
+// Returns errno, or 0.
 int GrowDescriptorTable(rlim_t limit) {
   const FileDescriptor any(eventfd(0, EFD_CLOEXEC));
   if (any.fd < 0) return errno;
@@ -51,17 +50,17 @@ RaisedDescriptorLimit RaiseDescriptorLimit() {
 
 void LogDescriptorLimit(const RaisedDescriptorLimit& limit) {
   if (limit.read_error != 0) {
-    return log::Warn("server", "limit of open files unknown",
+    return log::Warn("server", "cannot read the limit of open files",
                      {{"error", std::strerror(limit.read_error)}});
   }
   if (limit.raise_error != 0) {
     return log::Warn(
-        "server", "limit of open files not raised",
+        "server", "cannot raise the limit of open files",
         {{"soft", limit.from}, {"hard", limit.to}, {"error", std::strerror(limit.raise_error)}});
   }
   log::Info("server", "limit of open files raised", {{"from", limit.from}, {"to", limit.to}});
   if (limit.table_error != 0) {
-    log::Warn("server", "table of open files not enlarged",
+    log::Warn("server", "cannot enlarge the descriptor table",
               {{"error", std::strerror(limit.table_error)}});
   }
 }
@@ -76,16 +75,13 @@ GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,
       (descriptors - kOtherDescriptors - http_connections) / num_listeners, kMinGrpcDescriptors);
   if (share >= kDescriptorsOfCall * wanted) return {wanted, share};
   const std::int64_t possible = std::min<std::int64_t>(wanted, share);
-  log::Warn(
-      "server",
-      "fewer connections than server.grpc.max_connections can be open, or have calls, for want "
-      "of descriptors",
-      {{"max_connections", wanted},
-       {"possible", possible},
-       {"possible_with_calls", share / kDescriptorsOfCall},
-       {"grpc_listeners", num_listeners},
-       {"http_connections", http_connections},
-       {"descriptors", descriptors}});
+  log::Warn("server", "too few file descriptors for server.grpc.max_connections",
+            {{"max_connections", wanted},
+             {"max_open", possible},
+             {"max_with_calls", share / kDescriptorsOfCall},
+             {"grpc_listeners", num_listeners},
+             {"http_connections", http_connections},
+             {"descriptors", descriptors}});
   return {static_cast<std::int32_t>(possible), share};
 }
 

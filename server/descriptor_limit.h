@@ -1,8 +1,8 @@
 #pragma once
 
-// How many files and connections this process may have open.
+// Limits of open files and connections.
 //
-// Place:   called by main and the daemon once each, before anything listens.
+// Place:   called once each by main and the daemon, before any listener opens.
 // Threads: one.
 
 #include <cstdint>
@@ -12,29 +12,28 @@ namespace quire::server {
 struct RaisedDescriptorLimit {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
-  // Errors of the system, 0 without one.
+  // Values of errno, 0 on success.
   int read_error = 0;
   int raise_error = 0;
   int table_error = 0;
 };
 
-// Raises the soft limit of open files to the hard one, which the system's defaults leave far above
-// it, and enlarges the system's table of them to what they may need, 65 536 at most. A table that
-// is full is doubled, and in a process of several threads the system waits for all processors
-// meanwhile: the first flood of connections would keep a new one waiting for 20 to 40 ms. So this
-// is called while the process has one thread, before there is a log.
+// Raises the soft limit of open files to the hard limit, and enlarges the kernel's descriptor table
+// accordingly, at most to 65 536. The kernel doubles a full table, and in a multithreaded process
+// it then waits for all processors: the first burst of connections would delay a new one by 20 to
+// 40 ms. So this is called while the process has one thread, before logging starts.
 RaisedDescriptorLimit RaiseDescriptorLimit();
 
 void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
 struct GrpcConnectionLimit {
   std::int32_t max_connections = 0;
-  std::int64_t max_descriptors = 0;  // of all of them
+  std::int64_t max_descriptors = 0;  // for all connections
 };
 
-// What each of `num_listeners` gRPC listeners may have beside `http_connections` of the HTTP
-// servers: its share of the descriptors, and `wanted` connections, or as many as have one
-// descriptor each, which is logged.
+// Returns the limits of each of `num_listeners` gRPC listeners, next to `http_connections` of the
+// HTTP servers: a share of the descriptors, and `wanted` connections. Logs a warning if the
+// descriptors suffice only for fewer connections.
 GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,
                                          std::int32_t http_connections);
 

@@ -1,9 +1,9 @@
 #pragma once
 
-// The model that is part of the binary (assets/story), so that a bare `quired` serves something
-// real.
+// The model that is built into the binary (assets/story), so that `quired` without arguments serves
+// a real model.
 //
-// Place:      server/, beside engine_stack.h, its only user.
+// Place:      used only by engine_stack.h.
 // Threads:    any.
 
 #include <vector>

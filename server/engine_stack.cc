@@ -26,37 +26,37 @@ absl::StatusOr<formats::ModelFiles> OpenModelFiles(const models::ModelOptions& o
 }
 
 template <typename T>
-void SetIf(const std::optional<T>& value, T* target) {
+void SetIfPresent(const std::optional<T>& value, T* target) {
   if (value) *target = *value;
 }
 
-// A template that chats are rendered with does not give way to one that cannot be used.
-absl::Status CheckReplaces(const text::ChatTemplates& old, const text::ChatTemplates& next) {
+// Refuses to replace a usable template by one that cannot be used.
+absl::Status CheckReplacement(const text::ChatTemplates& old, const text::ChatTemplates& next) {
   if (next.problem().empty() || !old.problem().empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("chat template: ", next.problem()));
 }
 
-// Configuration over generation_config.json over the API's own defaults.
+// Priority: configuration, then generation_config.json, then the API's defaults.
 engine::SamplingParams ResolveSampling(const models::GenerationDefaults& model,
                                        const SamplingDefaults& configured) {
   engine::SamplingParams params;
-  SetIf(model.temperature, &params.temperature);
+  SetIfPresent(model.temperature, &params.temperature);
   if (model.do_sample && !*model.do_sample) params.temperature = 0;
-  SetIf(model.top_p, &params.top_p);
-  SetIf(model.top_k, &params.top_k);
-  SetIf(model.min_p, &params.min_p);
-  SetIf(model.repetition_penalty, &params.repetition_penalty);
-  SetIf(configured.temperature, &params.temperature);
-  SetIf(configured.top_p, &params.top_p);
-  SetIf(configured.top_k, &params.top_k);
-  SetIf(configured.min_p, &params.min_p);
-  SetIf(configured.repetition_penalty, &params.repetition_penalty);
-  SetIf(configured.presence_penalty, &params.presence_penalty);
-  SetIf(configured.frequency_penalty, &params.frequency_penalty);
+  SetIfPresent(model.top_p, &params.top_p);
+  SetIfPresent(model.top_k, &params.top_k);
+  SetIfPresent(model.min_p, &params.min_p);
+  SetIfPresent(model.repetition_penalty, &params.repetition_penalty);
+  SetIfPresent(configured.temperature, &params.temperature);
+  SetIfPresent(configured.top_p, &params.top_p);
+  SetIfPresent(configured.top_k, &params.top_k);
+  SetIfPresent(configured.min_p, &params.min_p);
+  SetIfPresent(configured.repetition_penalty, &params.repetition_penalty);
+  SetIfPresent(configured.presence_penalty, &params.presence_penalty);
+  SetIfPresent(configured.frequency_penalty, &params.frequency_penalty);
   return params;
 }
 
-engine::Pooling PoolingOf(models::PoolingMode mode) {
+engine::Pooling ToPooling(models::PoolingMode mode) {
   switch (mode) {
     case models::PoolingMode::kLast:
       return engine::Pooling::kLast;
@@ -68,15 +68,15 @@ engine::Pooling PoolingOf(models::PoolingMode mode) {
   return engine::Pooling::kLast;
 }
 
-std::optional<std::int32_t> BosTokenOf(const models::ModelStack& loaded) {
+std::optional<std::int32_t> FindBosToken(const models::ModelStack& loaded) {
   const std::optional<std::int32_t> named = loaded.tokenizer().bos_token_id();
   return named ? named : loaded.model().config.bos_id;
 }
 
-// The bytes of each row of the output matrix, empty where no text reaches it: an end of an answer,
-// padding, and special tokens, which are markers at most.
-engine::ConstraintVocabulary VocabularyOf(const models::ModelConfig& config,
-                                          const text::Tokenizer& tokenizer) {
+// Returns the bytes of each row of the output matrix. They are empty for tokens without text:
+// end-of-sequence, padding, and special tokens, which can only be markers.
+engine::ConstraintVocabulary MakeVocabulary(const models::ModelConfig& config,
+                                            const text::Tokenizer& tokenizer) {
   const std::vector<std::int32_t>& ends = config.eos_ids;
   engine::ConstraintVocabulary vocabulary;
   vocabulary.tokens.resize(static_cast<std::size_t>(config.vocab_size));
@@ -94,14 +94,14 @@ engine::ConstraintVocabulary VocabularyOf(const models::ModelConfig& config,
   return vocabulary;
 }
 
-// Null for a model that generates nothing, and in a build without structured output.
+// Returns null for a model that generates nothing, and in a build without structured output.
 absl::StatusOr<std::unique_ptr<engine::ConstraintCompiler>> MakeCompiler(
     const DaemonOptions& options, const models::ModelConfig& config, bool has_head,
     const text::Tokenizer& tokenizer, probe::Registry* metrics) {
   std::unique_ptr<engine::ConstraintCompiler> compiler;
   if (!has_head || engine::GrammarLibrary::Version().empty()) return compiler;
   QUIRE_ASSIGN_OR_RETURN(engine::ConstraintCompiler::Build build,
-                         engine::MakeConstraintBuild(VocabularyOf(config, tokenizer)));
+                         engine::MakeConstraintBuild(MakeVocabulary(config, tokenizer)));
   compiler =
       std::make_unique<engine::ConstraintCompiler>(options.constraints, std::move(build), metrics);
   return compiler;
@@ -114,8 +114,8 @@ std::string ServedModelId(const DaemonOptions& options) {
   const std::string& model = options.model.path;
   if (model == "embedded") return "story";
   std::filesystem::path path(model);
-  if (!path.has_filename()) path = path.parent_path();  // a trailing slash
-  // A file's extension is no part of the model's name; a directory may have dots in its own.
+  if (!path.has_filename()) path = path.parent_path();  // the path has a trailing slash
+  // Only GGUF files have an extension; directory names may contain dots.
   if (absl::EndsWithIgnoreCase(path.native(), ".gguf")) path = path.stem();
   return path.filename().string();
 }
@@ -131,7 +131,7 @@ absl::Status ValidateModel(const DaemonOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const LoadedChat chat, LoadChatTemplates(options.chat, files, *tokenizer));
   QUIRE_RETURN_IF_ERROR(
       models::CheckPlan(RuntimeOptionsFor(options, device), files, model, device));
-  // What a preloaded constraint needs, and whether all of them are kept, compiling them tells.
+  // Only compiling shows whether preloaded constraints are valid and fit into the cache.
   if (options.preload.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<engine::ConstraintCompiler> compiler,
                          MakeCompiler(options, model.config, model.spec.has_head, *tokenizer,
@@ -155,12 +155,12 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
   QUIRE_ASSIGN_OR_RETURN(stack->constraints_,
                          MakeCompiler(options, loaded.model().config, loaded.model().spec.has_head,
                                       loaded.tokenizer(), metrics));
-  QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, stack->TranslationFor(options));
+  QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translation, stack->TranslatorOptionsFor(options));
   QUIRE_RETURN_IF_ERROR(PreloadConstraints(
       options.preload, translation.has_reasoning ? translation.tool_format : nullptr,
       stack->constraints_.get()));
   QUIRE_ASSIGN_OR_RETURN(
-      stack->engine_, engine::Engine::Create(stack->EngineOptionsFor(options), loaded.TakeCache(),
+      stack->engine_, engine::Engine::Create(stack->MakeEngineOptions(options), loaded.TakeCache(),
                                              loaded.runner(), &loaded.tokenizer(), clock, metrics));
   stack->served_ = std::make_unique<ServedModel>(
       RequestTranslator(std::move(translation)), stack->Describe(options),
@@ -168,16 +168,16 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
   return stack;
 }
 
-engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options) const {
+engine::EngineOptions EngineStack::MakeEngineOptions(const DaemonOptions& options) const {
   const models::Model& model = loaded_->model();
   const models::ComputeDevice& device = loaded_->device();
-  engine::EngineOptions engine = EngineOptionsOn(options.engine, device.device().kind);
+  engine::EngineOptions engine = AdaptEngineOptions(options.engine, device.device().kind);
   engine.model_id = ServedModelId(options);
   engine.fingerprint = model.fingerprint;
   engine.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);
   engine.max_context_tokens = loaded_->context_tokens();
   engine.eos_token_ids = model.config.eos_ids;
-  engine.bos_token_id = BosTokenOf(*loaded_);
+  engine.bos_token_id = FindBosToken(*loaded_);
   engine.has_head = model.spec.has_head;
   engine.kv_dtype = std::string(DTypeName(options.pool.dtype));
   engine.limits.vocab_size = engine.vocab_size;
@@ -199,8 +199,9 @@ engine::EngineOptions EngineStack::EngineOptionsFor(const DaemonOptions& options
   return engine;
 }
 
-absl::StatusOr<TranslatorOptions> EngineStack::TranslationFor(const DaemonOptions& options) const {
-  const engine::EngineOptions engine = EngineOptionsFor(options);
+absl::StatusOr<TranslatorOptions> EngineStack::TranslatorOptionsFor(
+    const DaemonOptions& options) const {
+  const engine::EngineOptions engine = MakeEngineOptions(options);
   TranslatorOptions translation;
   translation.model_id = engine.model_id;
   translation.aliases = options.model_aliases;
@@ -223,14 +224,15 @@ absl::Status EngineStack::Follow(LiveConfig* live) {
   return live->Subscribe(
       "model",
       [this](const DaemonOptions& next) -> absl::StatusOr<LiveConfig::Apply> {
-        const engine::HotOptions hot = EngineOptionsFor(next);
+        const engine::HotOptions hot = MakeEngineOptions(next);
         QUIRE_RETURN_IF_ERROR(engine_->PrepareHotOptions(hot));
-        QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translated, TranslationFor(next));
+        QUIRE_ASSIGN_OR_RETURN(TranslatorOptions translated, TranslatorOptionsFor(next));
         QUIRE_RETURN_IF_ERROR(
-            CheckReplaces(*served_->translator.options()->chat, *translated.chat));
+            CheckReplacement(*served_->translator.options()->chat, *translated.chat));
         auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
         const engine::HotConstraintOptions constraints = next.constraints;
-        // Before the engine: it refuses what the translator let through under the old limits.
+        // The translator first, so that a request it accepted under old limits is refused by the
+        // engine.
         return [this, hot, translation, constraints] {
           served_->translator.SetOptions(translation);
           engine_->SetHotOptions(hot);
@@ -252,7 +254,7 @@ ModelDescription EngineStack::Describe(const DaemonOptions& options) const {
   description.max_context_tokens = loaded_->context_tokens();
   description.vocab_size = static_cast<std::int32_t>(model.config.vocab_size);
   description.eos_token_ids = model.config.eos_ids;
-  description.bos_token_id = BosTokenOf(*loaded_);
+  description.bos_token_id = FindBosToken(*loaded_);
   description.pad_token_id = tokenizer.pad_token_id();
   if (!description.pad_token_id) description.pad_token_id = model.config.pad_id;
   description.weights_fingerprint = model.fingerprint;
@@ -267,7 +269,7 @@ ModelDescription EngineStack::Describe(const DaemonOptions& options) const {
   if (loaded_->runner()->can_pool()) {
     description.embedding_width = static_cast<std::int32_t>(model.spec.hidden);
   }
-  description.pooling = PoolingOf(model.config.pooling.mode);
+  description.pooling = ToPooling(model.config.pooling.mode);
   description.normalizes_embeddings = model.config.pooling.normalize;
   if (!model.config.labels.empty()) {
     description.classifier = Classifier{model.config.labels, &model.label_weights};

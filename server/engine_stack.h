@@ -1,11 +1,10 @@
 #pragma once
 
-// The model as it is served: a loaded ModelStack, the engine over it, and what handlers are told.
+// The served model: a loaded ModelStack, its engine, and its description for handlers.
 //
 // Place:      built by the daemon once.
-// Invariants: members are declared in the order in which they need each other, so destruction is
-//             safe.
-// Threads:    Build from one thread; what it returns is used as its parts say.
+// Invariants: members are declared in dependency order, so that destruction is safe.
+// Threads:    Build from one thread. See the parts for the returned object.
 // Lifetime:   `metrics` and `clock` outlive it.
 
 #include <memory>
@@ -32,9 +31,9 @@ class EngineStack {
                                                             const Clock* clock,
                                                             probe::Registry* metrics);
 
-  // Takes the hot keys of `live` from now on, those in effect first. INVALID_ARGUMENT when they
-  // cannot be served, which is possible when they changed since Build had its options. `live` may
-  // reload as long as the stack lives.
+  // Applies the hot keys of `live` now and after every reload. Returns INVALID_ARGUMENT if the
+  // current ones cannot be applied, which can happen if they changed since Build. `live` may reload
+  // while the stack exists.
   absl::Status Follow(LiveConfig* live);
 
   const ServedModel& served() const { return *served_; }
@@ -43,21 +42,22 @@ class EngineStack {
  private:
   EngineStack() = default;
 
-  engine::EngineOptions EngineOptionsFor(const DaemonOptions& options) const;
-  absl::StatusOr<TranslatorOptions> TranslationFor(const DaemonOptions& options) const;
+  engine::EngineOptions MakeEngineOptions(const DaemonOptions& options) const;
+  absl::StatusOr<TranslatorOptions> TranslatorOptionsFor(const DaemonOptions& options) const;
   ModelDescription Describe(const DaemonOptions& options) const;
 
   std::unique_ptr<models::ModelStack> loaded_;
-  std::unique_ptr<engine::ConstraintCompiler> constraints_;  // null: no structured output
+  std::unique_ptr<engine::ConstraintCompiler> constraints_;  // null without structured output
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<ServedModel> served_;
 };
 
-// What --validate does beyond the configuration itself: the model's config.json and tokenizer
-// parse, and a pool of pages fits. Loads no weights.
+// Checks for --validate, besides the configuration: config.json and the tokenizer parse, and a KV
+// pool fits. Loads no weights.
 absl::Status ValidateModel(const DaemonOptions& options);
 
-// The served name: model.id, else the name of the directory, else "story" for the embedded model.
+// Returns the served name: model.id, else the name of the directory, or "story" for the embedded
+// model.
 std::string ServedModelId(const DaemonOptions& options);
 
 }  // namespace quire::server

@@ -9,48 +9,48 @@
 namespace quire::server {
 namespace {
 
-constexpr absl::Duration kTimeToSay = absl::Seconds(1);
+constexpr absl::Duration kLogTimeout = absl::Seconds(1);
 
 }  // namespace
 
 ForcedExitTimer::~ForcedExitTimer() {
   {
     MutexLock lock(&mutex_);
-    is_over_ = true;
+    is_destroyed_ = true;
     changed_.NotifyAll();
   }
-  for (std::thread* thread : {&says_, &ends_}) {
+  for (std::thread* thread : {&log_thread_, &exit_thread_}) {
     if (thread->joinable()) thread->join();
   }
 }
 
 void ForcedExitTimer::Arm(absl::Time deadline, int exit_code) {
-  QUIRE_CHECK(!ends_.joinable());
-  says_ = std::thread([this, deadline, exit_code] { Say(deadline, exit_code); });
-  ends_ = std::thread([this, deadline, exit_code] { End(deadline, exit_code); });
+  QUIRE_CHECK(!exit_thread_.joinable());
+  log_thread_ = std::thread([this, deadline, exit_code] { LogForcedExit(deadline, exit_code); });
+  exit_thread_ = std::thread([this, deadline, exit_code] { ExitAtDeadline(deadline, exit_code); });
 }
 
 bool ForcedExitTimer::WaitUntil(absl::Time deadline) {
   MutexLock lock(&mutex_);
-  while (!is_over_ && MonotonicNow() < deadline) changed_.WaitUntil(&mutex_, deadline);
-  return !is_over_;
+  while (!is_destroyed_ && MonotonicNow() < deadline) changed_.WaitUntil(&mutex_, deadline);
+  return !is_destroyed_;
 }
 
-void ForcedExitTimer::Say(absl::Time deadline, int exit_code) {
+void ForcedExitTimer::LogForcedExit(absl::Time deadline, int exit_code) {
   if (!WaitUntil(deadline)) return;
-  log::Error("server", "the orderly end does not come, ending at once", {{"exit_code", exit_code}});
-  log::Flush(kTimeToSay);
+  log::Error("server", "graceful shutdown timed out, exiting now", {{"exit_code", exit_code}});
+  log::Flush(kLogTimeout);
   MutexLock lock(&mutex_);
-  is_said_ = true;
+  is_logged_ = true;
   changed_.NotifyAll();
 }
 
-void ForcedExitTimer::End(absl::Time deadline, int exit_code) {
+void ForcedExitTimer::ExitAtDeadline(absl::Time deadline, int exit_code) {
   if (!WaitUntil(deadline)) return;
   {
     MutexLock lock(&mutex_);
-    const absl::Time last = deadline + kTimeToSay;
-    while (!is_said_ && MonotonicNow() < last) changed_.WaitUntil(&mutex_, last);
+    const absl::Time last = deadline + kLogTimeout;
+    while (!is_logged_ && MonotonicNow() < last) changed_.WaitUntil(&mutex_, last);
   }
   _exit(exit_code);
 }

@@ -1,12 +1,12 @@
 #pragma once
 
-// The end of a process whose orderly end does not come: a step that never ends holds its requests,
-// these their connections, and the engine's thread is waited for by everybody.
+// Exits the process if graceful shutdown hangs. A step that never ends keeps its requests alive,
+// these keep their connections open, and shutdown waits for the engine thread.
 //
 // Place:      owned by the daemon, destroyed last.
-// Invariants: armed once; the process ends by then, with the code, unless this is destroyed before.
-//             A thread of its own says so in the log, which may be stuck as much as all else; the
-//             one that ends the process takes no lock but this timer's and gives the log a second.
+// Invariants: armed once. The process exits at the deadline with the code unless this object is
+//             destroyed before. One thread logs it, since the log may hang too. Another thread
+//             exits; it takes no lock but this timer's and waits at most a second for the log.
 // Threads:    Arm and the destructor: one at a time.
 
 #include <thread>
@@ -26,17 +26,17 @@ class ForcedExitTimer {
   void Arm(absl::Time deadline, int exit_code);
 
  private:
-  // False when this is destroyed before.
+  // Returns false if the object is destroyed before the deadline.
   bool WaitUntil(absl::Time deadline);
-  void Say(absl::Time deadline, int exit_code);
-  void End(absl::Time deadline, int exit_code);
+  void LogForcedExit(absl::Time deadline, int exit_code);
+  void ExitAtDeadline(absl::Time deadline, int exit_code);
 
   Mutex mutex_;
   CondVar changed_;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_said_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread says_;
-  std::thread ends_;
+  bool is_destroyed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_logged_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread log_thread_;
+  std::thread exit_thread_;
 };
 
 }  // namespace quire::server

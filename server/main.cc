@@ -1,4 +1,4 @@
-// quired: reads flags and configuration, then hands over to the daemon.
+// quired: reads flags and configuration and runs the daemon.
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -28,14 +28,14 @@
 
 namespace {
 
-// For the last lines.
+// Time limit for the last log lines.
 constexpr absl::Duration kLastLogTime = absl::Seconds(1);
 
 using quire::server::Flags;
 using quire::server::LayeredConfig;
 
-// Called by operator new when the system refuses memory. Nothing that allocates may run here. A
-// supervisor restarts the process.
+// Called by operator new if memory is exhausted. Must not allocate. A supervisor restarts the
+// process.
 [[noreturn]] void ExitOutOfMemory() {
   constexpr char kLine[] = "quired: out of memory, exiting with status 70\n";
   (void)!write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
@@ -47,7 +47,7 @@ int PrintErrors(const std::vector<std::string>& errors) {
   return quire::server::kExitConfig;
 }
 
-// Tokens and certificates, as the daemon reads them when it starts.
+// Checks tokens and certificates in the way the daemon reads them at start.
 absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
   QUIRE_RETURN_IF_ERROR(quire::server::Authenticator::Read(options.auth).status());
   if (!options.tls.enabled()) return absl::OkStatus();
@@ -55,11 +55,11 @@ absl::Status ValidateSecurity(const quire::server::DaemonOptions& options) {
 }
 
 int Run(Flags flags) {
-  quire::server::KeepHeapsSmall();
+  quire::server::LimitHeapEnds();
   if (!flags.model.empty()) flags.sources.sets.push_back("model.path=" + flags.model);
   flags.sources.environment = quire::server::ConfigEnvironment();
   flags.sources.profile_dirs = quire::server::InstalledProfileDirs();
-  quire::server::EndOnStopSignals();
+  quire::server::ExitOnStopSignals();
   std::vector<std::string> errors;
   std::unique_ptr<LayeredConfig> config = LayeredConfig::Load(flags.sources, &errors);
   if (config == nullptr) return PrintErrors(errors);
@@ -92,8 +92,8 @@ int Run(Flags flags) {
 
 int main(int argc, char** argv) {
   std::set_new_handler(ExitOutOfMemory);
-  // All kernels are loaded when the device is opened, before the memory plan asks what is free;
-  // loaded lazily, the first request that needs one would take memory after ready.
+  // Loads all kernels when the device is opened, before the memory plan measures free memory.
+  // Loaded lazily, a kernel would take memory at the first request that needs it.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   quire::server::BlockSignals();
   Flags flags;
@@ -107,7 +107,7 @@ int main(int argc, char** argv) {
   }
   const int exit_code = Run(std::move(flags));
   if (quire::log::Flush(kLastLogTime)) std::fflush(stdout);
-  // exit() would wait for a log that takes no lines, and run OpenSSL's cleanup under threads of
-  // gRPC, which outlive its servers and channels.
+  // exit() would wait for a log that hangs, and run OpenSSL's cleanup while gRPC threads, which
+  // outlive its servers and channels, still use it.
   _exit(exit_code);
 }

@@ -43,7 +43,7 @@ double MaxFds() {
 
 void ExportProcess(const ServingState* state, absl::Time start_time, probe::Registry* registry) {
   registry
-      ->AddGauge("quire_build_info", "What is running; always 1.",
+      ->AddGauge("quire_build_info", "Versions of the daemon and its libraries; always 1.",
                  {{"version", kVersion},
                   {"commit", kGitCommit},
                   {"backends", kBackends},
@@ -53,23 +53,25 @@ void ExportProcess(const ServingState* state, absl::Time start_time, probe::Regi
       .Set(1);
   for (int i = 0; i < kNumLifeStates; ++i) {
     const auto life = static_cast<LifeState>(i);
-    registry->AddCallbackGauge("quire_health_state", "State of the server; exactly one is 1.",
+    registry->AddCallbackGauge("quire_health_state",
+                               "1 for the current state of the server, 0 for others.",
                                {{"state", std::string(LifeStateName(life))}},
                                [state, life] { return state->state() == life ? 1.0 : 0.0; });
   }
   registry->AddCallbackCounter("quire_log_lines_suppressed_total",
-                               "Log lines that the rate limit kept back.", {},
+                               "Log lines suppressed by the rate limit.", {},
                                [] { return static_cast<double>(log::SuppressedLines()); });
   registry->AddCallbackCounter("quire_log_lines_dropped_total",
-                               "Log lines lost: the log's reader was too slow, or the disk full.",
+                               "Log lines lost because the log could not be written fast enough.",
                                {}, [] { return static_cast<double>(log::DroppedLines()); });
-  registry->AddCallbackCounter("process_cpu_seconds_total", "User and system CPU time.", {},
-                               &CpuSeconds);
-  registry->AddCallbackGauge("process_resident_memory_bytes", "Resident memory.", {},
+  registry->AddCallbackCounter("process_cpu_seconds_total", "User and system CPU time in seconds.",
+                               {}, &CpuSeconds);
+  registry->AddCallbackGauge("process_resident_memory_bytes", "Resident memory in bytes.", {},
                              [] { return static_cast<double>(ResidentBytes()); });
   registry->AddCallbackGauge("process_open_fds", "Open file descriptors.", {}, &OpenFds);
-  registry->AddCallbackGauge("process_max_fds", "Limit of open file descriptors.", {}, &MaxFds);
-  registry->AddGauge("process_start_time_seconds", "Start of the process, Unix time.")
+  registry->AddCallbackGauge("process_max_fds", "Maximum number of open file descriptors.", {},
+                             &MaxFds);
+  registry->AddGauge("process_start_time_seconds", "Start time of the process, as Unix time.")
       .Set(absl::ToDoubleSeconds(start_time - absl::UnixEpoch()));
 }
 
@@ -79,13 +81,13 @@ void ExportModel(const EngineStack& stack, probe::Registry* registry) {
   const std::string device_name = device.is_cpu() ? "cpu" : absl::StrCat("cuda:", device.ordinal);
   for (const auto& [kind, bytes, on_host] : stack.loaded().memory()) {
     registry
-        ->AddGauge("quire_device_memory_bytes", "Planned memory by use.",
+        ->AddGauge("quire_device_memory_bytes", "Planned device memory by kind of use.",
                    {{"device", on_host ? "cpu" : device_name}, {"kind", kind}})
         .Set(static_cast<double>(bytes));
   }
   const auto add_time = [&](const char* phase, absl::Duration time) {
     registry
-        ->AddGauge("quire_model_load_seconds", "How long loading took, by phase.",
+        ->AddGauge("quire_model_load_seconds", "Duration of loading the model, by phase.",
                    {{"model_name", served.id()}, {"phase", phase}})
         .Set(absl::ToDoubleSeconds(time));
   };

@@ -1,9 +1,8 @@
 #pragma once
 
-// Metric families about the process and the build, read at scrape time; the model's memory and load
-// times.
+// Metrics of the process and the build, read at scrape time, and the model's memory and load times.
 //
-// Place:      called by the daemon; the registry prints, HttpListener serves.
+// Place:      called by the daemon. The registry prints the metrics, HttpListener serves them.
 // Threads:    callbacks run on scraping threads and read only atomics and /proc/self.
 // Lifetime:   the state outlives the registry's last scrape.
 
@@ -14,10 +13,11 @@
 
 namespace quire::server {
 
-// build_info, health_state, log lines suppressed and dropped, and the standard process_* families.
+// Exports build_info, health_state, suppressed and dropped log lines, and the standard process_*
+// metrics.
 void ExportProcess(const ServingState* state, absl::Time start_time, probe::Registry* registry);
 
-// device_memory_bytes and model_load_seconds; once, when the model is loaded.
+// Exports device_memory_bytes and model_load_seconds. Called once, when the model is loaded.
 void ExportModel(const EngineStack& stack, probe::Registry* registry);
 
 }  // namespace quire::server

@@ -20,14 +20,14 @@
 namespace quire::server {
 namespace {
 
-// Of sockaddr_un::sun_path. Neither form needs its final NUL.
+// Size of sockaddr_un::sun_path. Neither kind of address needs a terminating NUL.
 constexpr std::size_t kMaxAddress = sizeof(sockaddr_un::sun_path);
 
 bool IsAddress(absl::string_view text) {
   return text.size() >= 2 && text.size() <= kMaxAddress && (text[0] == '/' || text[0] == '@');
 }
 
-// WATCHDOG_USEC, when it is meant for this process.
+// Returns WATCHDOG_USEC if it applies to this process.
 absl::Duration WatchdogFromEnvironment() {
   const char* pid_text = std::getenv("WATCHDOG_PID");
   std::int64_t pid = 0;
@@ -38,14 +38,14 @@ absl::Duration WatchdogFromEnvironment() {
   if (text == nullptr) return absl::InfiniteDuration();
   std::int64_t microseconds = 0;
   if (!absl::SimpleAtoi(text, &microseconds) || microseconds <= 0) {
-    log::Warn("server", "WATCHDOG_USEC is not a number above 0; no signs of life are sent",
+    log::Warn("server", "WATCHDOG_USEC is not a positive number; keep-alive messages are off",
               {{"value", text}});
     return absl::InfiniteDuration();
   }
   return absl::Microseconds(microseconds);
 }
 
-// A status is one line: the protocol ends it at the first line end.
+// A status is one line, since the protocol separates fields by newlines.
 std::string StatusLine(absl::string_view status) {
   return absl::StrCat("STATUS=", absl::StrReplaceAll(status, {{"\n", " "}}));
 }
@@ -56,8 +56,7 @@ NotifyTarget NotifyTargetFromEnvironment() {
   const char* socket = std::getenv("NOTIFY_SOCKET");
   if (socket == nullptr || *socket == '\0') return {};
   if (!IsAddress(socket)) {
-    log::Warn("server",
-              "NOTIFY_SOCKET is neither a path nor @ and a name; the supervisor is told nothing",
+    log::Warn("server", "NOTIFY_SOCKET is neither a path nor @NAME; the supervisor is not notified",
               {{"value", socket}});
     return {};
   }
@@ -70,7 +69,8 @@ Notifier::Notifier(const NotifyTarget& target)
   if (address_[0] == '@') address_[0] = '\0';
   socket_ = FileDescriptor(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (socket_.fd < 0) {
-    log::Warn("server", "no socket for the supervisor", {{"error", std::strerror(errno)}});
+    log::Warn("server", "cannot create a socket for the supervisor",
+              {{"error", std::strerror(errno)}});
     return;
   }
   const timeval patience = {.tv_sec = 1, .tv_usec = 0};
@@ -101,8 +101,8 @@ void Notifier::KeepAlive(absl::Time now) {
   if (socket_.fd < 0 || interval_ == absl::InfiniteDuration()) return;
   {
     MutexLock lock(&mutex_);
-    if (now - last_sign_ < interval_) return;
-    last_sign_ = now;
+    if (now - last_keep_alive_ < interval_) return;
+    last_keep_alive_ = now;
   }
   Send("WATCHDOG=1");
 }
@@ -119,7 +119,7 @@ void Notifier::Send(absl::string_view lines) {
                   reinterpret_cast<const sockaddr*>(&address), size);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) {
-    log::Warn("server", "the supervisor cannot be told",
+    log::Warn("server", "cannot notify the supervisor",
               {{"message", lines}, {"error", std::strerror(errno)}});
   }
 }

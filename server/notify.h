@@ -1,20 +1,20 @@
 #pragma once
 
-// Tells a supervisor where the process is in its life: the datagrams of systemd's sd_notify(3),
-// sent without libsystemd.
+// Reports the state of the process to a supervisor: implements systemd's sd_notify(3) without
+// libsystemd.
 //
 //   Notifier notifier(NotifyTargetFromEnvironment());
 //   notifier.Ready("serving story");           // the model is loaded
-//   notifier.KeepAlive(clock.Now());           // again and again, as long as the engine is alive
+//   notifier.KeepAlive(clock.Now());           // periodically while the engine is alive
 //   notifier.Stopping();                       // the drain begins
 //
 // Place:      used by the daemon. Without a supervisor every call does nothing.
-// Invariants: a supervisor that does not read never holds up the caller for more than a second;
-//             what cannot be sent is logged, and the daemon goes on.
+// Invariants: a supervisor that does not read delays a caller by at most one second. Send errors
+//             are logged and otherwise ignored.
 // Threads:    every method from any thread.
 // Lifetime:   owns its socket.
 //
-// SOURCE: the protocol as written in the manual page sd_notify(3).
+// SOURCE: the protocol described in the manual page sd_notify(3).
 
 #include <string>
 
@@ -29,36 +29,35 @@ namespace quire::server {
 struct NotifyTarget {
   // A path, or '@' and the name of an abstract socket; empty: no supervisor.
   std::string socket;
-  // The supervisor ends a process that is silent for this long; infinite: it does not.
+  // The supervisor kills a process that sends nothing for this long; infinite: no watchdog.
   absl::Duration watchdog = absl::InfiniteDuration();
 };
 
-// NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. Values that make no sense are logged and count as
-// absent.
+// Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. Invalid values are logged and ignored.
 NotifyTarget NotifyTargetFromEnvironment();
 
 class Notifier {
  public:
   explicit Notifier(const NotifyTarget& target);
 
-  // The service is up, or up again after Reloading. `status` is one line for people; so below.
+  // The service is ready, or ready again after Reloading. `status` is one human-readable line.
   void Ready(absl::string_view status);
   void Status(absl::string_view status);
-  // Configuration is being read again; Ready ends it, whatever came of it.
+  // The configuration is being reloaded. Ready ends this state, even if the reload failed.
   void Reloading();
   void Stopping();
 
-  // The process is alive. Sends once per half of the watchdog's time, however often it is called.
+  // The process is alive. Sends at most one message per half of the watchdog's time.
   void KeepAlive(absl::Time now);
 
  private:
   void Send(absl::string_view lines);
 
-  const absl::Duration interval_;  // between signs of life
+  const absl::Duration interval_;  // between keep-alive messages
   std::string address_;            // bytes of sockaddr_un::sun_path; empty: no supervisor
   FileDescriptor socket_;
   Mutex mutex_;
-  absl::Time last_sign_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Time last_keep_alive_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace quire::server

@@ -20,8 +20,8 @@ namespace {
 
 using Result = engine::ConstraintCompiler::Result;
 
-absl::Status InEntry(std::size_t index, const engine::ConstraintSpec& spec,
-                     const absl::Status& status) {
+absl::Status AddEntry(std::size_t index, const engine::ConstraintSpec& spec,
+                      const absl::Status& status) {
   const absl::string_view kind = engine::ConstraintKindName(spec.kind);
   absl::string_view message = status.message();
   absl::ConsumePrefix(&message, absl::StrCat("constraint.", kind, ": "));
@@ -30,14 +30,14 @@ absl::Status InEntry(std::size_t index, const engine::ConstraintSpec& spec,
 }
 
 absl::Status NoStructuredOutput(std::size_t entries) {
-  return absl::UnimplementedError(absl::StrCat("structured.preload: has ", entries,
-                                               " entries, this server has no structured output"));
+  return absl::UnimplementedError(absl::StrCat(
+      "structured.preload: has ", entries, " entries, but this server has no structured output"));
 }
 
-// How requests ask for it: with the first token, behind reasoning that comes or may come first, and
-// behind reasoning that the prompt has opened.
-std::vector<engine::ConstraintSpec> FormsOf(const engine::ConstraintSpec& spec,
-                                            const text::ToolFormat* reasoning) {
+// Returns the forms in which requests use the constraint: from the first token, after optional
+// reasoning, and after reasoning that the prompt has opened.
+std::vector<engine::ConstraintSpec> MakeForms(const engine::ConstraintSpec& spec,
+                                              const text::ToolFormat* reasoning) {
   std::vector<engine::ConstraintSpec> forms = {spec};
   if (reasoning == nullptr) return forms;
   for (const bool is_open : {false, true}) {
@@ -57,7 +57,7 @@ absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs) {
   }
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const absl::Status status = engine::WriteConstraint(specs[i]).status();
-    if (!status.ok()) return InEntry(i, specs[i], status);
+    if (!status.ok()) return AddEntry(i, specs[i], status);
   }
   return absl::OkStatus();
 }
@@ -67,28 +67,29 @@ absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
                                 engine::ConstraintCompiler* compiler) {
   if (specs.empty()) return absl::OkStatus();
   if (compiler == nullptr) return NoStructuredOutput(specs.size());
-  std::vector<std::pair<std::size_t, std::future<Result>>> builds;  // with the index of the entry
+  std::vector<std::pair<std::size_t, std::future<Result>>> builds;  // entry index and result
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    for (engine::ConstraintSpec& spec : FormsOf(specs[i], reasoning)) {
+    for (engine::ConstraintSpec& spec : MakeForms(specs[i], reasoning)) {
       const auto answer = std::make_shared<std::promise<Result>>();
       builds.emplace_back(i, answer->get_future());
       compiler->Compile(std::move(spec),
                         [answer](Result result) { answer->set_value(std::move(result)); });
     }
   }
-  std::set<std::shared_ptr<const engine::CompiledConstraint>> compiled;  // equal ones are one
+  // Equal constraints count once.
+  std::set<std::shared_ptr<const engine::CompiledConstraint>> compiled;
   std::int64_t bytes = 0;
   for (auto& [entry, build] : builds) {
     Result result = build.get();
-    if (!result.ok()) return InEntry(entry, specs[entry], result.status());
+    if (!result.ok()) return AddEntry(entry, specs[entry], result.status());
     const std::int64_t more = (*result)->MemoryBytes();
     if (compiled.insert(*std::move(result)).second) bytes += more;
   }
   if (const auto kept = static_cast<std::size_t>(compiler->GetCounts().cached);
       kept < compiled.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("structured.preload: its constraints have ", bytes, " bytes, of ",
-                     compiled.size(), " the cache keeps ", kept, " (structured.cache_bytes)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "structured.preload: the ", compiled.size(), " compiled constraints have ", bytes,
+        " bytes, but the cache holds only ", kept, "; increase structured.cache_bytes"));
   }
   log::Info("server", "constraints compiled",
             {{"count", static_cast<std::int64_t>(compiled.size())}, {"bytes", bytes}});

@@ -1,10 +1,10 @@
 #pragma once
 
-// The constraints of structured.preload: checked with the configuration, compiled before the daemon
-// is ready.
+// The constraints of structured.preload. They are checked with the configuration and compiled
+// before the daemon is ready.
 //
-// Place:      beside the engine stack, which has the compiler.
-// Threads:    PreloadConstraints waits, so not on a thread that answers; else pure.
+// Place:      used by the engine stack, which owns the compiler.
+// Threads:    any, but PreloadConstraints blocks.
 
 #include <span>
 
@@ -20,13 +20,13 @@ struct ToolFormat;
 
 namespace quire::server {
 
-// What can be said without a vocabulary, before anything is loaded. The message names the entry;
-// UNIMPLEMENTED in a build without structured output, which takes none.
+// Checks the entries as far as possible without a vocabulary. The message names the entry. Returns
+// UNIMPLEMENTED for any entry in a build without structured output.
 absl::Status CheckPreload(std::span<const engine::ConstraintSpec> specs);
 
-// Returns once all of them are compiled and kept, and with `reasoning`, the format of a model that
-// reasons, each also as it is behind reasoning. `compiler` is null for a model without structured
-// output, which takes none. Errors name the entry, or the limit of all.
+// Returns after all constraints are compiled and cached. If the model reasons, `reasoning` is its
+// format, and each constraint is also compiled in the forms that follow reasoning. `compiler` is
+// null without structured output; then any entry is an error. Errors name the entry or the limit.
 absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
                                 const text::ToolFormat* reasoning,
                                 engine::ConstraintCompiler* compiler);

@@ -9,11 +9,11 @@
 namespace quire::server {
 namespace {
 
-constexpr absl::Duration kBetweenLooks = absl::Seconds(5);
-// The least time between two trims if the second one follows for freed blocks alone.
-constexpr absl::Duration kBetweenTrims = absl::Seconds(15);
-constexpr std::int64_t kWorthIt = 4 << 20;
-// An idle daemon frees and allocates fewer bytes than this.
+constexpr absl::Duration kMemoryCheckInterval = absl::Seconds(5);
+// Minimum time between two trims if the second one is only due to freed blocks.
+constexpr absl::Duration kTrimInterval = absl::Seconds(15);
+constexpr std::int64_t kMinTrimBytes = 4 << 20;
+// More than an idle daemon frees and allocates.
 constexpr std::int64_t kFreedBytes = 64 << 10;
 constexpr int kMaxHeapEnd = 512 << 10;
 
@@ -24,7 +24,7 @@ std::int64_t BytesInUse() {
 
 }  // namespace
 
-// Second number of /proc/self/statm: resident pages.
+// Reads the second number of /proc/self/statm: resident pages.
 std::int64_t ResidentBytes() {
   std::ifstream file("/proc/self/statm");
   std::int64_t size = 0, resident = 0;
@@ -32,27 +32,28 @@ std::int64_t ResidentBytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-void KeepHeapsSmall() {
+void LimitHeapEnds() {
   mallopt(M_TRIM_THRESHOLD, kMaxHeapEnd);
   mallopt(M_MXFAST, 0);
 }
 
-// Resident memory beside the blocks in use: program, stacks, mapped files, and free blocks whose
-// pages have not gone back. Blocks that are not written to yet make it less.
-void FreeMemory::Tick(absl::Time now) {
+// Unused memory is resident memory minus blocks in use: the program, stacks, mapped files, and free
+// blocks that were not returned. Allocated blocks that were never written reduce it.
+void MemoryTrimmer::Tick(absl::Time now) {
   if (now < next_look_) return;
-  next_look_ = now + kBetweenLooks;
+  next_look_ = now + kMemoryCheckInterval;
   const std::int64_t in_use = BytesInUse();
   const std::int64_t unused = ResidentBytes() - in_use;
   most_bytes_in_use_ = std::max(most_bytes_in_use_, in_use);
   const bool has_freed = in_use + kFreedBytes < most_bytes_in_use_;
-  if (unused > least_unused_bytes_ + kWorthIt || (has_freed && now >= last_trim_ + kBetweenTrims)) {
+  if (unused > least_unused_bytes_ + kMinTrimBytes ||
+      (has_freed && now >= last_trim_ + kTrimInterval)) {
     return Trim(now);
   }
   least_unused_bytes_ = std::min(least_unused_bytes_, unused);
 }
 
-void FreeMemory::Trim(absl::Time now) {
+void MemoryTrimmer::Trim(absl::Time now) {
   malloc_trim(0);
   last_trim_ = now;
   most_bytes_in_use_ = BytesInUse();

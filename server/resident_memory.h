@@ -1,12 +1,12 @@
 #pragma once
 
-// What the process holds of the machine's memory, and giving back what it no longer uses.
+// Resident memory of the process, and returning unused memory to the system.
 //
-// After a flood the allocator keeps what lies between blocks in use, and the heaps of other
-// threads, until it is asked for them.
+// After a load peak, the allocator keeps free memory between blocks in use and in the heaps of
+// other threads until it is told to return it.
 //
-// Place:      the daemon's housekeeper; metrics.
-// Threads:    ResidentBytes: any. FreeMemory: one.
+// Place:      used by the daemon's housekeeper and by metrics.
+// Threads:    ResidentBytes: any. MemoryTrimmer: one.
 
 #include <cstdint>
 
@@ -14,27 +14,27 @@
 
 namespace quire::server {
 
-// 0 where /proc/self/statm cannot be read.
+// Returns 0 if /proc/self/statm cannot be read.
 std::int64_t ResidentBytes();
 
-// Makes glibc return the free end of a thread's heap once it is more than half a MiB. malloc_trim
-// leaves these ends alone, and glibc by itself comes to keep 64 MiB of each once a large block has
-// been freed. Small freed blocks are merged with their neighbours at once: otherwise malloc_trim
-// merges them, and what becomes part of an end then stays until the thread's heap is used again.
-// REQUIRES: before other threads.
-void KeepHeapsSmall();
+// Makes glibc return the free end of a thread's heap if it is larger than half a MiB. malloc_trim
+// does not return these ends, and by default glibc keeps up to 64 MiB of each after a large block
+// was freed. Also disables fast bins, so that small free blocks are merged at once. Otherwise
+// malloc_trim merges them, and what becomes part of an end is kept until the thread's heap is used
+// again. REQUIRES: called before other threads start.
+void LimitHeapEnds();
 
-// Decides when free pages go back to the system. A trim returns the pages without a block in use.
-// After a flood many pages still have one small block, such as a header of a connection. Freeing
-// those hardly changes the number of bytes in use, but makes the pages free. So a trim follows not
-// only when much more is free, but also when bytes in use have fallen by 64 KiB from their peak
-// since the last trim, at most every 15 s. malloc_trim locks one arena at a time, so other threads
-// may wait for it.
-class FreeMemory {
+// Decides when free pages are returned to the system. A trim returns pages without a block in use.
+// After a load peak many pages still have one small block, such as a header of a connection;
+// freeing these blocks hardly changes the bytes in use but makes the pages free. So a trim happens
+// if much more memory is free, and also if the bytes in use fell by 64 KiB from their peak since
+// the last trim, at most every 15 s. malloc_trim locks one arena at a time, so other threads may
+// wait.
+class MemoryTrimmer {
  public:
-  // Looks every few seconds. Trims when much more memory is resident beside the blocks in use than
-  // after the last trim, or when the last trim is some seconds ago and bytes were freed since. A
-  // trim takes this thread some milliseconds.
+  // Call periodically. Every few seconds, trims if much more unused memory is resident than after
+  // the last trim, or if memory was freed and the last trim is some time ago. A trim takes
+  // milliseconds.
   void Tick(absl::Time now);
 
  private:
@@ -42,8 +42,8 @@ class FreeMemory {
 
   absl::Time next_look_ = absl::InfinitePast();
   absl::Time last_trim_ = absl::InfinitePast();
-  std::int64_t least_unused_bytes_ = 0;  // since the last trim
-  std::int64_t most_bytes_in_use_ = 0;   // likewise
+  std::int64_t least_unused_bytes_ = 0;  // minimum since the last trim
+  std::int64_t most_bytes_in_use_ = 0;   // maximum since the last trim
 };
 
 }  // namespace quire::server

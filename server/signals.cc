@@ -21,7 +21,7 @@ sigset_t OurSignals() {
 void BlockSignals() {
   const sigset_t set = OurSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  // By default each would end the process.
+  // The default action of each would terminate the process.
   for (const int meaningless :
        {SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ}) {
     signal(meaningless, SIG_IGN);
@@ -29,7 +29,7 @@ void BlockSignals() {
   for (int real_time = SIGRTMIN; real_time <= SIGRTMAX; ++real_time) signal(real_time, SIG_IGN);
 }
 
-void EndOnStopSignals() {
+void ExitOnStopSignals() {
   sigset_t set;
   sigemptyset(&set);
   for (const int number : {SIGTERM, SIGINT}) {
@@ -43,8 +43,8 @@ SignalThread::SignalThread(SignalHandlers handlers)
     : handlers_(std::move(handlers)), thread_([this] { Loop(); }) {}
 
 SignalThread::~SignalThread() {
-  is_over_ = true;
-  // Any signal that the loop waits for wakes it.
+  is_destroyed_ = true;
+  // Any signal of the set wakes up the loop.
   pthread_kill(thread_.native_handle(), SIGUSR1);
   thread_.join();
 }
@@ -55,7 +55,7 @@ void SignalThread::Loop() {
   for (;;) {
     int signal = 0;
     if (sigwait(&set, &signal) != 0) continue;
-    if (is_over_) return;
+    if (is_destroyed_) return;
     switch (signal) {
       case SIGTERM:
       case SIGINT:

@@ -1,15 +1,15 @@
 #pragma once
 
-// The process's signals, taken by one thread that waits for them; no other thread ever sees one.
+// The process's signals. One thread waits for them; all other threads block them.
 //
-// Place:      made by main before any other thread, so that all threads inherit the blocked set.
-// Invariants: signals that mean nothing here are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM,
-//             SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. Those that ask
-//             for a core (SIGQUIT and faults), SIGXCPU and the ones of job control keep their
-//             meaning. Handlers run one after another on the signal thread, where anything may be
-//             called. The second SIGTERM or SIGINT waits for no lock and no log.
+// Place:      created by main before any other thread, so that all threads inherit the blocked set.
+// Invariants: signals without a meaning here are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM,
+//             SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. Signals that
+//             dump core (SIGQUIT and faults), SIGXCPU and job control keep their default action.
+//             Handlers run one at a time on the signal thread and may call any function. The second
+//             SIGTERM or SIGINT exits without waiting for a lock or the log.
 // Threads:    its own.
-// Lifetime:   what the handlers use outlives it.
+// Lifetime:   objects that the handlers use outlive it.
 
 #include <atomic>
 #include <functional>
@@ -23,14 +23,15 @@ struct SignalHandlers {
   std::function<void()> dump;    // SIGUSR1
 };
 
-// Blocks the signals for this thread and all that it starts, and ignores those without meaning.
-// Called first in main.
+// Blocks our signals for this thread and the threads that it starts, and ignores those without a
+// meaning. Called first in main.
 void BlockSignals();
-// From now on SIGTERM and SIGINT end the process at once, with 128 and their number, until
-// BlockSignals is called again. For the time when it only reads files, one of which may be on a
-// mount that does not answer. A handler of our own, since the first process of a container does not
-// end without one. REQUIRES: BlockSignals was called.
-void EndOnStopSignals();
+// Makes SIGTERM and SIGINT exit the process at once, with 128 plus their number, until BlockSignals
+// is called again. Used while the process only reads files, one of which may be on a mount that
+// hangs. It installs a handler, since the first process of a container ignores signals with the
+// default action.
+// REQUIRES: BlockSignals was called.
+void ExitOnStopSignals();
 
 class SignalThread {
  public:
@@ -44,7 +45,7 @@ class SignalThread {
   void Loop();
 
   const SignalHandlers handlers_;
-  std::atomic<bool> is_over_{false};
+  std::atomic<bool> is_destroyed_{false};
   std::thread thread_;
 };
 

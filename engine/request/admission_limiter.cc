@@ -128,7 +128,7 @@ absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("prompt has ", tokens, " tokens, at most ", most,
                                                 whose, " may wait (max_queued_tokens)")),
-        Reason::kNeverFits,
+        Reason::kExceedsCapacity,
         {{"field", "prompt"},
          {"prompt_tokens", absl::StrCat(tokens)},
          {"limit", absl::StrCat(most)}});

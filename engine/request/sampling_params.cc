@@ -105,7 +105,7 @@ absl::Status CheckDry(const DryParams& params) {
       CheckInt(kReason, "sampling.dry_allowed_length", params.allowed_length, 1, kMax));
   QUIRE_RETURN_IF_ERROR(
       CheckInt(kReason, "sampling.dry_window_tokens", params.window_tokens, 0, kMax));
-  return CheckStrings("sampling.dry_breakers", params.breakers);
+  return CheckStrings("sampling.dry_sequence_breakers", params.breakers);
 }
 
 absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits) {

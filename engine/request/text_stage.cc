@@ -233,7 +233,7 @@ absl::Status FitPool(const CacheShape& shape, std::uint32_t choices, PreparedPro
   return WithReason(absl::InvalidArgumentError(absl::StrCat("request needs ", needed, " pages of ",
                                                             shape.page_size, " tokens", over,
                                                             ", the pool has ", shape.usable_pages)),
-                    Reason::kNeverFits,
+                    Reason::kExceedsCapacity,
                     {{"field", "prompt"},
                      {"prompt_tokens", absl::StrCat(prompt_tokens)},
                      {"max_tokens", absl::StrCat(prompt.max_tokens)},

@@ -43,7 +43,7 @@ struct CacheShape {
 };
 
 // What the engine needs of the prompt of `accepted`. The status is PROMPT_MISSING, PROMPT_TOO_LONG,
-// NEVER_FITS, BAD_TOKEN_ID or BAD_UTF8 with their numbers, or one of ChatTemplates::Render.
+// EXCEEDS_CAPACITY, BAD_TOKEN_ID or BAD_UTF8 with their numbers, or one of ChatTemplates::Render.
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
                                                                const CacheShape& shape,
                                                                const text::Tokenizer& tokenizer,

@@ -4,8 +4,8 @@
 //
 // Place:      asked by Scheduler, which then frees the pages; the sequence is computed again later.
 // Invariants: the oldest admitted sequence that can run is never chosen, so it always reaches its
-//             end: a lone request fits (NEVER_FITS), and everything else can be taken from the
-//             others.
+//             end: a lone request fits (EXCEEDS_CAPACITY), and everything else can be taken
+//             from the others.
 // Threads:    engine thread only.
 // Lifetime:   none.
 

@@ -14,7 +14,7 @@
 namespace quire::engine {
 
 absl::Status DeviceError() {
-  return WithReason(absl::UnavailableError("the engine has failed, the process is ending"),
+  return WithReason(absl::UnavailableError("the engine has failed, the process is exiting"),
                     Reason::kDeviceError, {}, kRetryAfterFailure);
 }
 

@@ -21,16 +21,16 @@ struct AccessRecord {
   absl::string_view method;  // "Generate" or "BatchGenerate"
   std::string request_id, principal, tenant, model, traceparent;
   std::map<std::string, std::string> labels;
-  std::string code = "OK";       // gRPC's name
-  std::optional<Reason> reason;  // of a failure
+  std::string code = "OK";       // name of the gRPC code
+  std::optional<Reason> reason;  // set if the request failed
   std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
-  absl::Duration time_to_first_token;  // 0: none came
+  absl::Duration time_to_first_token;  // 0: no token was sent
   absl::Duration duration;
 };
 
 void WriteAccessLog(const AccessRecord& record);
 
-// "INVALID_ARGUMENT" and so on, as gRPC spells its codes.
+// Returns the name of a gRPC status code, such as "INVALID_ARGUMENT".
 absl::string_view GrpcCodeName(int code);
 
 }  // namespace quire::server

@@ -26,7 +26,7 @@ CallWorker::~CallWorker() {
 absl::Status CallWorker::Run(std::function<void()> job) {
   if (jobs_.TryPush(std::move(job))) return absl::OkStatus();
   return WithReason(absl::ResourceExhaustedError(
-                        absl::StrCat(jobs_.capacity(), " calls of this kind wait already")),
+                        absl::StrCat(jobs_.capacity(), " calls of this kind are already waiting")),
                     Reason::kQueueFull, {{"limit", absl::StrCat(jobs_.capacity())}},
                     absl::Seconds(1));
 }

@@ -1,12 +1,12 @@
 #pragma once
 
-// Threads for calls that compute or wait: tokenizing or parsing megabytes, flushing the cache,
-// waiting for a drain. The threads that move connections on never do.
+// Threads for calls that compute or block: tokenizing or parsing megabytes, flushing the cache,
+// waiting for a drain. Transport threads never run such work.
 //
-// Place:      one per service; handlers push, a worker ends the call or hands it back.
-// Invariants: every job that Run accepted is run, also during the destructor.
+// Place:      one per service. Handlers push jobs; a worker answers the call or passes it on.
+// Invariants: every job that Run accepted runs, if necessary in the destructor.
 // Threads:    Run from any; the destructor from one.
-// Lifetime:   the server is shut down before, so that no job is pushed any more.
+// Lifetime:   destroyed after the server has shut down, when no job can be pushed.
 
 #include <cstddef>
 #include <functional>
@@ -25,7 +25,7 @@ class CallWorker {
   CallWorker(const CallWorker&) = delete;
   CallWorker& operator=(const CallWorker&) = delete;
 
-  // RESOURCE_EXHAUSTED / QUEUE_FULL when `capacity` jobs wait already.
+  // Returns RESOURCE_EXHAUSTED / QUEUE_FULL if `capacity` jobs are waiting.
   absl::Status Run(std::function<void()> job);
 
  private:

@@ -24,7 +24,8 @@ constexpr int kMaxMessages = 4096;
 constexpr int kMaxTools = 256;
 constexpr std::size_t kMaxNameBytes = 64;
 
-absl::Status Bad(const v1::ChatPrompt& chat, absl::string_view text, absl::string_view field = {}) {
+absl::Status BadChatInput(const v1::ChatPrompt& chat, absl::string_view text,
+                          absl::string_view field = {}) {
   std::vector<std::pair<std::string, std::string>> metadata = {
       {"template_name", chat.template_name().substr(0, kMaxNameBytes)}, {"line", "0"}};
   if (!field.empty()) metadata.emplace_back("field", field);
@@ -39,12 +40,12 @@ bool IsFunctionName(const std::string& name) {
          std::all_of(name.begin(), name.end(), is_plain);
 }
 
-// chat.template_vars as JSON text, which the renderer reads. Stops as soon as a limit is exceeded.
+// Writes chat.template_vars as JSON text for the renderer. Stops at the first exceeded limit.
 class VarsWriter {
  public:
   explicit VarsWriter(const text::jinja::JsonLimits& limits) : limits_(limits) {}
 
-  // A Struct has no order; by name, so that one request always renders one prompt.
+  // A Struct has no order, so members are sorted by name: equal requests render equal prompts.
   absl::Status Write(const google::protobuf::Struct& message, int depth) {
     QUIRE_RETURN_IF_ERROR(CheckDepth(depth));
     std::vector<std::pair<absl::string_view, const google::protobuf::Value*>> fields;
@@ -99,7 +100,7 @@ class VarsWriter {
     return absl::OkStatus();
   }
 
-  // Whole numbers become integers, as a client meant them: a Struct has none.
+  // Writes whole numbers as integers. A Struct has only doubles, but clients mean integers.
   absl::Status Write(double number) {
     constexpr double kExact = 9007199254740992.0;  // 2^53
     if (!std::isfinite(number)) {
@@ -120,7 +121,7 @@ class VarsWriter {
                                                    " deep (limits.max_json_depth)"));
   }
 
-  // Keys and values alike.
+  // Counts one key or value, and checks the limits.
   absl::Status Count() {
     if (++nodes_ > limits_.max_nodes) {
       return absl::InvalidArgumentError(absl::StrCat("chat.template_vars has more than ",
@@ -140,26 +141,26 @@ class VarsWriter {
 
 absl::Status CheckCounts(const v1::ChatPrompt& chat) {
   if (chat.messages().empty() || chat.messages_size() > kMaxMessages) {
-    return Bad(chat,
-               absl::StrCat("chat.messages has ", chat.messages_size(), " messages, 1 to ",
-                            kMaxMessages, " are allowed"),
-               "chat.messages");
+    return BadChatInput(chat,
+                        absl::StrCat("chat.messages has ", chat.messages_size(), " messages, 1 to ",
+                                     kMaxMessages, " are allowed"),
+                        "chat.messages");
   }
   if (chat.tools_size() > kMaxTools) {
-    return Bad(chat,
-               absl::StrCat("chat.tools has ", chat.tools_size(), " tools, at most ", kMaxTools,
-                            " are allowed"),
-               "chat.tools");
+    return BadChatInput(chat,
+                        absl::StrCat("chat.tools has ", chat.tools_size(), " tools, at most ",
+                                     kMaxTools, " are allowed"),
+                        "chat.tools");
   }
   if (chat.template_name().size() > kMaxNameBytes) {
-    return Bad(chat,
-               absl::StrCat("chat.template_name has ", chat.template_name().size(),
-                            " bytes, at most ", kMaxNameBytes, " are allowed"),
-               "chat.template_name");
+    return BadChatInput(chat,
+                        absl::StrCat("chat.template_name has ", chat.template_name().size(),
+                                     " bytes, at most ", kMaxNameBytes, " are allowed"),
+                        "chat.template_name");
   }
   if (chat.continue_final_message() && chat.has_add_generation_prompt() &&
       chat.add_generation_prompt()) {
-    return Bad(
+    return BadChatInput(
         chat,
         "chat.continue_final_message is true, so chat.add_generation_prompt must be false or "
         "unset",
@@ -171,23 +172,24 @@ absl::Status CheckCounts(const v1::ChatPrompt& chat) {
 absl::Status CheckToolChoice(const v1::ChatPrompt& chat, const std::vector<text::ChatTool>& tools) {
   const bool is_named = chat.tool_choice() == v1::TOOL_CHOICE_NAMED;
   if (!is_named && !chat.tool_name().empty()) {
-    return Bad(chat, "chat.tool_name needs the tool_choice named", "chat.tool_name");
+    return BadChatInput(chat, "chat.tool_name needs chat.tool_choice named", "chat.tool_name");
   }
   if (!v1::ToolChoice_IsValid(chat.tool_choice())) {
-    return Bad(chat, absl::StrCat("chat.tool_choice is ", chat.tool_choice(), ", not 0 to 4"),
-               "chat.tool_choice");
+    return BadChatInput(
+        chat, absl::StrCat("chat.tool_choice is ", chat.tool_choice(), ", it must be 0 to 4"),
+        "chat.tool_choice");
   }
   if (!is_named && chat.tool_choice() != v1::TOOL_CHOICE_REQUIRED) return absl::OkStatus();
-  if (tools.empty()) return Bad(chat, "chat.tool_choice needs tools", "chat.tool_choice");
+  if (tools.empty()) return BadChatInput(chat, "chat.tool_choice needs tools", "chat.tool_choice");
   if (!is_named) return absl::OkStatus();
   for (const text::ChatTool& tool : tools) {
     if (tool.name == chat.tool_name()) return absl::OkStatus();
   }
-  return Bad(chat,
-             absl::StrCat("chat.tool_name is \"",
-                          absl::CHexEscape(chat.tool_name().substr(0, kMaxNameBytes)),
-                          "\", which no tool is called"),
-             "chat.tool_name");
+  return BadChatInput(chat,
+                      absl::StrCat("chat.tool_name is \"",
+                                   absl::CHexEscape(chat.tool_name().substr(0, kMaxNameBytes)),
+                                   "\", but no tool has this name"),
+                      "chat.tool_name");
 }
 
 text::ChatMessage ToMessage(const v1::ChatMessage& message) {
@@ -206,12 +208,12 @@ text::ChatMessage ToMessage(const v1::ChatMessage& message) {
   return result;
 }
 
-// Reads the members of tool_json that the server itself uses.
+// Reads the members of tool_json that the server uses.
 absl::StatusOr<text::ChatTool> ReadToolJson(const v1::ChatPrompt& chat, const v1::ToolSpec& spec,
                                             const std::string& field,
                                             const text::jinja::JsonLimits& limits) {
   const auto bad = [&](absl::string_view problem) {
-    return Bad(chat, absl::StrCat(field, " ", problem), field);
+    return BadChatInput(chat, absl::StrCat(field, " ", problem), field);
   };
   if (!spec.name().empty() || !spec.description().empty() ||
       !spec.parameters_json_schema().empty() || spec.strict()) {
@@ -222,7 +224,7 @@ absl::StatusOr<text::ChatTool> ReadToolJson(const v1::ChatPrompt& chat, const v1
   if (!document.ok()) return bad(absl::StrCat("is not JSON: ", document.status().message()));
   const formats::JsonValue root = document->root();
   const auto function = root.is_object() ? root.FindSet("function") : std::nullopt;
-  if (!function || !function->is_object()) return bad("must be an object with a member function");
+  if (!function || !function->is_object()) return bad("must be an object with the member function");
   text::ChatTool tool;
   tool.json = spec.tool_json();
   for (const auto& [key, text] :
@@ -257,7 +259,7 @@ absl::StatusOr<text::ChatTool> ReadTool(const v1::ChatPrompt& chat, int index,
                            ReadToolJson(chat, spec, absl::StrCat(field, ".tool_json"), limits));
   }
   if (IsFunctionName(tool.name)) return tool;
-  return Bad(
+  return BadChatInput(
       chat,
       absl::StrCat(field, ".name is \"", absl::CHexEscape(tool.name.substr(0, kMaxNameBytes)),
                    "\", it must be 1 to ", kMaxNameBytes, " characters of [A-Za-z0-9_-]"),
@@ -278,14 +280,14 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
     const std::size_t size = chat.messages(i).role().size();
     if (size == 0 || size > kMaxNameBytes) {
       const std::string field = absl::StrCat("chat.messages[", i, "].role");
-      return Bad(chat,
-                 absl::StrCat(field, " has ", size, " bytes, 1 to ", kMaxNameBytes, " are allowed"),
-                 field);
+      return BadChatInput(
+          chat, absl::StrCat(field, " has ", size, " bytes, 1 to ", kMaxNameBytes, " are allowed"),
+          field);
     }
     if (!chat.messages(i).content().empty() && !chat.messages(i).parts().empty()) {
       const std::string field = absl::StrCat("chat.messages[", i, "]");
-      return Bad(chat, absl::StrCat(field, " has both content and parts, only one may be set"),
-                 field);
+      return BadChatInput(chat, absl::StrCat(field, " has both content and parts; set only one"),
+                          field);
     }
     input.messages.push_back(ToMessage(chat.messages(i)));
   }
@@ -298,7 +300,7 @@ absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& chat,
   if (chat.has_template_vars()) {
     VarsWriter writer(limits);
     const absl::Status written = writer.Write(chat.template_vars(), 1);
-    if (!written.ok()) return Bad(chat, written.message(), "chat.template_vars");
+    if (!written.ok()) return BadChatInput(chat, written.message(), "chat.template_vars");
     input.template_vars_json = writer.Take();
   }
   return input;

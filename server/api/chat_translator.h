@@ -1,9 +1,9 @@
 #pragma once
 
-// quire.v1.ChatPrompt -> text::ChatInput: every range of docs/api.md checked, the bad field named
-// by its wire path.
+// Converts quire.v1.ChatPrompt to text::ChatInput. Checks every range of docs/api.md; errors name
+// the field by its wire path.
 //
-// Place:      beside the request translator; RenderChat and Tokenize use it too.
+// Place:      used by the request translator; RenderChat and Tokenize use it too.
 // Threads:    any.
 
 #include "absl/status/statusor.h"
@@ -16,8 +16,8 @@ class ChatPrompt;
 
 namespace quire::server {
 
-// Errors: INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT. The limits are those of the variables; what
-// other JSON documents hold is seen when they are rendered.
+// Returns INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT on errors. `limits` apply to the template
+// variables here; the renderer applies them to the other JSON documents.
 absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& message,
                                             const text::jinja::JsonLimits& limits);
 

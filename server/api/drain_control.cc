@@ -37,7 +37,7 @@ absl::Status DrainControl::Begin(absl::Duration timeout, bool exit_after) {
       request_exit = std::exchange(request_exit_, nullptr);
     }
   }
-  state_->SetLeaving(true);
+  state_->SetDrainStarted(true);
   state_->SetState(LifeState::kDraining);
   served->engine->Drain();
   log::Info("server", "draining", {{"timeout", timeout}, {"exit_after", exit_after}});
@@ -45,14 +45,14 @@ absl::Status DrainControl::Begin(absl::Duration timeout, bool exit_after) {
   return absl::OkStatus();
 }
 
-void DrainControl::Hasten(absl::Duration timeout) {
+void DrainControl::ShortenDeadline(absl::Duration timeout) {
   MutexLock lock(&mutex_);
   deadline_ = std::min(deadline_, clock_->Now() + timeout);
 }
 
 absl::Status DrainControl::Resume() {
   if (state_->exiting()) {
-    return WithReason(absl::FailedPreconditionError("the process is ending"),
+    return WithReason(absl::FailedPreconditionError("the process is exiting"),
                       Reason::kShuttingDown);
   }
   const ServedModel* served = state_->model();
@@ -63,23 +63,23 @@ absl::Status DrainControl::Resume() {
   }
   served->engine->Resume();
   state_->SetState(LifeState::kReady);
-  state_->SetLeaving(false);
+  state_->SetDrainStarted(false);
   log::Info("server", "resumed");
   return absl::OkStatus();
 }
 
 bool DrainControl::WaitDrained() {
-  // What the deadline ends, the engine lets go at its next step boundary.
+  // Cancelled requests end at the next step boundary.
   constexpr absl::Duration kLastSteps = absl::Seconds(2);
   const ServedModel* served = state_->model();
   if (served == nullptr) return true;
-  // Another Begin may move the deadline meanwhile.
+  // Another Begin may change the deadline in the meantime.
   while (state_->state() == LifeState::kDraining) {
     const absl::Time until = deadline();
     const absl::Time now = clock_->Now();
     if (served->engine->WaitIdle(std::min(until, now + absl::Milliseconds(200)))) return true;
     if (now < until) continue;
-    EndAll(served->engine);
+    CancelAll(served->engine);
     return served->engine->WaitIdle(clock_->Now() + kLastSteps);
   }
   return false;
@@ -88,10 +88,10 @@ bool DrainControl::WaitDrained() {
 void DrainControl::Tick() {
   if (state_->state() != LifeState::kDraining || clock_->Now() < deadline()) return;
   const ServedModel* served = state_->model();
-  if (served != nullptr) EndAll(served->engine);
+  if (served != nullptr) CancelAll(served->engine);
 }
 
-void DrainControl::EndAll(engine::Engine* engine) {
+void DrainControl::CancelAll(engine::Engine* engine) {
   for (const engine::RequestInfo& request : engine->ListRequests()) {
     engine->Cancel(request.caller(), request.id, engine::CancelSource::kShutdown);
   }

@@ -1,10 +1,10 @@
 #pragma once
 
-// Drain and Resume, asked for by a signal or by AdminService.
+// Drains and resumes the server, on a signal or a call of AdminService.
 //
 // Place:      owned by the daemon; changes ServingState and the engine together.
-// Invariants: state DRAINING exactly while the engine refuses new requests for it. What is still
-//             live at the deadline ends with UNAVAILABLE / SERVER_SHUTDOWN.
+// Invariants: the state is DRAINING exactly while the engine refuses requests because of a drain.
+//             Requests that are live at the deadline end with UNAVAILABLE / SERVER_SHUTDOWN.
 // Threads:    any.
 // Lifetime:   the state and its model outlive it.
 
@@ -20,29 +20,29 @@ namespace quire::server {
 
 class DrainControl {
  public:
-  // `request_exit` is called, at most once, when a caller wants the process to end after the drain.
+  // `request_exit` is called at most once, when a drain with exit_after begins.
   DrainControl(ServingState* state, const Clock* clock, absl::Duration default_timeout,
                std::function<void()> request_exit);
 
   absl::Duration default_timeout() const;
-  // For drains that begin later.
+  // Applies to later drains.
   void SetDefaultTimeout(absl::Duration timeout);
 
-  // Stops admission. Repeated calls set a new deadline. UNAVAILABLE / MODEL_LOADING without a
-  // model.
+  // Stops admission. A repeated call sets a new deadline. Returns UNAVAILABLE / MODEL_LOADING if
+  // there is no model.
   absl::Status Begin(absl::Duration timeout, bool exit_after);
-  // A drain under way ends after `timeout` at the latest.
-  void Hasten(absl::Duration timeout);
-  // FAILED_PRECONDITION / SHUTTING_DOWN once the process is ending; else OK, also when nothing was
-  // to do.
+  // Shortens the deadline of the current drain to at most `timeout` from now.
+  void ShortenDeadline(absl::Duration timeout);
+  // Ends the drain, if there is one. Returns FAILED_PRECONDITION / SHUTTING_DOWN if the process is
+  // exiting.
   absl::Status Resume();
-  // True when nothing is live; waits until then, or until the deadline of Begin has ended the rest.
+  // Waits until no request is live or the deadline has ended them. Returns true if none is live.
   bool WaitDrained();
-  // Ends what is live when the deadline has passed. Called now and then.
+  // Ends the live requests if the deadline has passed. Called periodically.
   void Tick();
 
  private:
-  void EndAll(engine::Engine* engine);
+  void CancelAll(engine::Engine* engine);
   absl::Time deadline() const;
 
   ServingState* const state_;

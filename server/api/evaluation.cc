@@ -15,7 +15,7 @@
 namespace quire::server {
 namespace {
 
-// Adds the field in which the client sent the item to an error of the item's own.
+// Adds the client's name of the item to an INVALID_ARGUMENT error.
 absl::Status NameItem(const EvaluationItem& item, const absl::Status& status) {
   const std::optional<ErrorReason> reason = GetErrorReason(status);
   if (item.field.empty() || !absl::IsInvalidArgument(status) || !reason) return status;
@@ -36,8 +36,8 @@ Evaluation::Evaluation(const HandlerContext& context, absl::string_view method,
   record_.traceparent = std::move(traceparent);
   record_.principal = call.principal;
   record_.tenant = call.tenant;
-  // Items after the first append their number to the id of the call.
-  record_.request_id = UsableRequestId(call.metadata_request_id, kLongestItemSuffix);
+  // Later items append a number to the id of the call.
+  record_.request_id = ChooseRequestId(call.metadata_request_id, kLongestItemSuffix);
 }
 
 void Evaluation::Refuse(const absl::Status& why) {
@@ -50,15 +50,15 @@ void Evaluation::Start(const ServedModel& served, std::vector<EvaluationItem> it
   served_ = &served;
   options_ = served.translator.options();
   record_.model = served.id();
-  parts_.reserve(items.size());
-  for (EvaluationItem& item : items) parts_.push_back({.item = std::move(item)});
+  items_.reserve(items.size());
+  for (EvaluationItem& item : items) items_.push_back({.item = std::move(item)});
   is_started_.store(true);
   OnReady();
 }
 
 void Evaluation::Cancel() {
   is_cancelled_.store(true);
-  // Before Start there is nothing to end; Start will look.
+  // Start checks is_cancelled_ itself.
   if (is_started_.load()) OnReady();
 }
 
@@ -73,14 +73,14 @@ void Evaluation::FillRequest(std::size_t index, engine::Request* request) const 
   request->queue_timeout = options_->queue_timeout;
 }
 
-// Has the news looked at, by this thread or by the one that is looking.
+// Runs Pump for a new event, on this thread or on the thread that is already in Pump.
 void Evaluation::OnReady() {
-  if (news_.fetch_add(1) > 0) return;
+  if (num_events_.fetch_add(1) > 0) return;
   const std::shared_ptr<Evaluation> self = shared_from_this();
   std::uint32_t seen = 1;
   for (;;) {
     Pump();
-    const std::uint32_t all = news_.fetch_sub(seen);
+    const std::uint32_t all = num_events_.fetch_sub(seen);
     if (all == seen) return;
     seen = all - seen;
   }
@@ -96,14 +96,14 @@ void Evaluation::Pump() {
                                   Reason::kCancelledByCaller),
          has_expired ? engine::CancelSource::kDeadline : engine::CancelSource::kClient);
   }
-  for (Part& part : parts_) {
+  for (ItemState& part : items_) {
     if (part.stream != nullptr) Drain(part);
   }
   Submit();
   if (num_live_ == 0) End(SanitizeInternalError(error_));
 }
 
-void Evaluation::Drain(Part& part) {
+void Evaluation::Drain(ItemState& part) {
   while (std::optional<engine::OutputEvent> event = part.stream->Take()) {
     if (!error_.ok()) continue;
     if (auto* logprobs = std::get_if<engine::PromptLogprobsEvent>(&*event)) {
@@ -126,34 +126,34 @@ void Evaluation::Drain(Part& part) {
   if (!status.ok()) Fail(NameItem(part.item, status), engine::CancelSource::kClient);
 }
 
-// What may begin now. An item that waits for another one does not hold up those behind it.
+// Submits the items that can start. An item that waits for another one does not block later items.
 void Evaluation::Submit() {
-  while (first_idle_ < parts_.size() &&
-         (parts_[first_idle_].is_done || parts_[first_idle_].stream != nullptr)) {
+  while (first_idle_ < items_.size() &&
+         (items_[first_idle_].is_done || items_[first_idle_].stream != nullptr)) {
     ++first_idle_;
   }
-  for (std::size_t i = first_idle_; i < parts_.size(); ++i) {
+  for (std::size_t i = first_idle_; i < items_.size(); ++i) {
     if (!error_.ok() || num_live_ == kMaxLiveItems) return;
-    const Part& part = parts_[i];
+    const ItemState& part = items_[i];
     const bool has_begun = part.is_done || part.stream != nullptr;
-    if (has_begun || (part.item.after && !parts_[*part.item.after].is_done)) continue;
+    if (has_begun || (part.item.after && !items_[*part.item.after].is_done)) continue;
     if (!SubmitNext(i)) return;
   }
 }
 
-void Evaluation::TakeContext(const Part& earlier, engine::Request* request) {
-  // A score has one for each token of its continuation.
+void Evaluation::TakeContext(const ItemState& earlier, engine::Request* request) {
+  // A score has one log-probability per token of its continuation.
   const std::span<const std::int32_t> ids = earlier.prompt_ids;
   const auto context = ids.first(ids.size() - earlier.result.logprobs.size());
   std::get<engine::ScorePrompt>(request->prompt).context_ids.assign(context.begin(), context.end());
 }
 
 bool Evaluation::SubmitNext(std::size_t index) {
-  Part& part = parts_[index];
+  ItemState& part = items_[index];
   engine::Request request = part.item.request;
   FillRequest(index, &request);
-  if (part.item.takes_context) TakeContext(parts_[*part.item.after], &request);
-  // A place frees when a request of the same call ends.
+  if (part.item.copies_context) TakeContext(items_[*part.item.after], &request);
+  // If a request of this call is live, retry when it ends; otherwise fail.
   const auto when_full =
       num_live_ > 0 ? engine::WhenFull::kComesAgain : engine::WhenFull::kIsRefused;
   absl::StatusOr<std::shared_ptr<engine::TokenStream>> stream =
@@ -166,12 +166,13 @@ bool Evaluation::SubmitNext(std::size_t index) {
   }
   part.stream = *std::move(stream);
   ++num_live_;
-  if (part.item.takes_context) parts_[*part.item.after].prompt_ids = {};  // no other takes them
-  // If the callback runs at once, it only counts the event.
+  if (part.item.copies_context)
+    items_[*part.item.after].prompt_ids = {};  // only one item uses them
+  // If the callback runs now, OnReady only counts the event.
   part.stream->SetReadyCallback([self = shared_from_this()] { self->OnReady(); });
-  part.item.request.prompt = engine::TokenPrompt();  // which the engine has
-  // A token that was revoked since the caller was asked; see Generation::Accept.
-  if (!context_.authenticator->StillHolds(call_.principal, Scope::kGenerate)) {
+  part.item.request.prompt = engine::TokenPrompt();  // moved into the engine
+  // The token may have been revoked since authentication; see Generation::Accept.
+  if (!context_.authenticator->IsStillAllowed(call_.principal, Scope::kGenerate)) {
     Fail(RevokedError(), engine::CancelSource::kRevoked);
   }
   return true;
@@ -180,11 +181,11 @@ bool Evaluation::SubmitNext(std::size_t index) {
 void Evaluation::Fail(const absl::Status& status, engine::CancelSource source) {
   if (!error_.ok()) return;
   error_ = status;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (parts_[i].stream == nullptr) continue;
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    if (items_[i].stream == nullptr) continue;
     const std::string item_id = i == 0 ? id() : absl::StrCat(id(), "-", i);
     served_->engine->Cancel({call_.tenant, call_.principal}, item_id, source,
-                            parts_[i].stream.get());
+                            items_[i].stream.get());
   }
 }
 
@@ -204,8 +205,8 @@ std::vector<EvaluationResult> Evaluation::TakeResults(const absl::Status& status
   if (context_.config->options()->access_log) WriteAccessLog(record_);
   std::vector<EvaluationResult> results;
   if (!status.ok()) return results;
-  results.reserve(parts_.size());
-  for (Part& part : parts_) results.push_back(std::move(part.result));
+  results.reserve(items_.size());
+  for (ItemState& part : items_) results.push_back(std::move(part.result));
   return results;
 }
 

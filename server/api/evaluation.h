@@ -1,17 +1,18 @@
 #pragma once
 
-// One Embed or Score call without any transport: many requests to the engine that generate nothing,
-// and their results as one answer.
+// One Embed or Score call, independent of the transport. It runs many engine requests that generate
+// nothing, and collects their results.
 //
-//   transport -> translator -> Evaluation::Start -> Engine::Accept, some at a time -> done
+//   transport -> translator -> Evaluation::Start -> Engine::Accept, a few at a time -> done
 //
-// Place:      between the transports and the engine, as Generation; owns the reader's ends of the
+// Place:      between the transports and the engine, like Generation. Owns the read side of the
 //             streams, the access log line and the counters of one call.
-// Invariants: `done` is called once, and after it no request of the call is live. The first failure
-//             is that of the call, and cancels the others. At most kMaxLiveItems requests are live
-//             at a time; one that finds the queue full while others are live waits for one of them.
+// Invariants: `done` is called once, and then no request of the call is live. The first failure
+//             becomes the status of the call and cancels the other requests. At most kMaxLiveItems
+//             requests are live. If the queue is full, a request is retried when another one of the
+//             call ends; it fails if no other one is live.
 // Threads:    Start from one; Cancel from any. `done` is called from Start, Cancel or an output
-//             worker, with no lock held.
+//             worker, without a lock.
 // Lifetime:   keeps itself alive until `done` has returned. The state's model outlives it.
 
 #include <atomic>
@@ -32,57 +33,58 @@
 namespace quire::server {
 
 struct EvaluationItem {
-  engine::Request request;  // task, prompt and output; Start fills the rest
-  // An earlier item whose pages this one shares: it begins when that one has ended.
+  engine::Request request;  // task, prompt and output; Start sets the rest
+  // An earlier item with a common prefix. This item starts when the earlier one has ended.
   std::optional<std::size_t> after = {};
-  // The context of its ScorePrompt, which is empty here, is that of the earlier item in tokens: it
-  // is not read twice. REQUIRES: that one is a score, and echoes the ids of its prompt.
-  bool takes_context = false;
-  // Its errors name this field, in which the client sent it ("documents[3]"); empty: they do not.
+  // The context of the ScorePrompt is empty and is replaced by the context tokens of the earlier
+  // item, so that it is not tokenized twice. REQUIRES: the earlier item is a score that echoes its
+  // prompt ids.
+  bool copies_context = false;
+  // The client's name of the item ("documents[3]"), for error messages; empty: no name.
   std::string field = {};
 };
 
 struct EvaluationResult {
   engine::Usage usage;
-  std::vector<engine::TokenLogprob> logprobs;  // of Task::kScore
-  std::vector<float> pooled;                   // of Task::kEmbed
+  std::vector<engine::TokenLogprob> logprobs;  // for Task::kScore
+  std::vector<float> pooled;                   // for Task::kEmbed
 };
 
 class Evaluation : public std::enable_shared_from_this<Evaluation> {
  public:
   static constexpr std::size_t kMaxLiveItems = 32;
-  // With an OK status one result an item, in their order.
+  // If the status is OK, there is one result per item, in order.
   using Done = std::function<void(absl::Status status, std::vector<EvaluationResult> results)>;
 
-  // `method` is a constant, as metrics and the access log show it.
+  // `method` is a constant, as used in metrics and the access log.
   Evaluation(const HandlerContext& context, absl::string_view method, std::string traceparent,
              const CallInfo& call, Done done);
 
-  // The id of the first item; the others get "-1", "-2" and so on behind it.
+  // The id of the first item. The other items append "-1", "-2" and so on.
   const std::string& id() const { return record_.request_id; }
 
-  // Counts and logs the refusal of a call that came to no items, and calls `done`.
+  // Counts and logs a call that was refused before it had items, and calls `done`.
   void Refuse(const absl::Status& why);
-  // Once, as Refuse. REQUIRES: there are items.
+  // Starts the items. Call either Refuse or Start, once. REQUIRES: there are items.
   void Start(const ServedModel& served, std::vector<EvaluationItem> items);
-  // The client is gone, or the deadline of the call has passed.
+  // Called if the client is gone or the deadline of the call has passed.
   void Cancel();
 
  private:
-  struct Part {
+  struct ItemState {
     EvaluationItem item;
-    std::shared_ptr<engine::TokenStream> stream = nullptr;  // while it is live
+    std::shared_ptr<engine::TokenStream> stream = nullptr;  // null unless the item is live
     bool is_done = false;
-    std::vector<std::int32_t> prompt_ids = {};  // where the request echoes them
+    std::vector<std::int32_t> prompt_ids = {};  // if the request echoes them
     EvaluationResult result = {};
   };
 
   void FillRequest(std::size_t index, engine::Request* request) const;
   void OnReady();
   void Pump();
-  void Drain(Part& part);
+  void Drain(ItemState& part);
   void Submit();
-  static void TakeContext(const Part& earlier, engine::Request* request);
+  static void TakeContext(const ItemState& earlier, engine::Request* request);
   bool SubmitNext(std::size_t index);
   void Fail(const absl::Status& status, engine::CancelSource source);
   void End(absl::Status status);
@@ -92,19 +94,19 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
   const CallInfo call_;
   const Done done_;
   AccessRecord record_;
-  const ServedModel* served_ = nullptr;  // constant after Start, as the next
+  const ServedModel* served_ = nullptr;  // constant after Start, like the next member
   std::shared_ptr<const TranslatorOptions> options_;
 
-  // Of the thread that pumps, of which there is one at a time.
-  std::vector<Part> parts_;
+  // Used by the thread in Pump. There is at most one at a time.
+  std::vector<ItemState> items_;
   std::size_t num_live_ = 0;
-  std::size_t first_idle_ = 0;  // the parts before it were all submitted
-  absl::Status error_;          // the first
+  std::size_t first_idle_ = 0;  // all items before it were submitted
+  absl::Status error_;          // the first error
   bool has_ended_ = false;
 
   std::atomic<bool> is_started_{false};
   std::atomic<bool> is_cancelled_{false};
-  std::atomic<std::uint32_t> news_{0};  // since the thread that pumps has looked
+  std::atomic<std::uint32_t> num_events_{0};  // events since the last Pump
 };
 
 }  // namespace quire::server

@@ -28,17 +28,17 @@ absl::Status CheckCount(absl::string_view field, int count, int most) {
                       absl::StrCat("1 to ", most, " entries"));
 }
 
-absl::Status Missing(absl::string_view field, int index, absl::string_view what) {
+absl::Status MissingPrompt(absl::string_view field, int index, absl::string_view what) {
   const std::string path = absl::StrCat(field, "[", index, "]");
   return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " ", what)),
                     Reason::kPromptMissing, {{"field", path}});
 }
 
-engine::TokenPrompt IdsOf(const v1::TokenIds& message) {
+engine::TokenPrompt ToTokenPrompt(const v1::TokenIds& message) {
   return {message.ids().begin(), message.ids().end()};
 }
 
-absl::StatusOr<engine::Pooling> PoolingOf(const ServedModel& served, v1::Pooling pooling) {
+absl::StatusOr<engine::Pooling> ToPooling(const ServedModel& served, v1::Pooling pooling) {
   switch (pooling) {
     case v1::POOLING_UNSPECIFIED:
       return served.description.pooling;
@@ -53,8 +53,8 @@ absl::StatusOr<engine::Pooling> PoolingOf(const ServedModel& served, v1::Pooling
   }
 }
 
-// What tells contexts apart; "" for one that is too short to fill a page.
-std::string ContextKey(const ServedModel& served, const v1::ScoreItem& item) {
+// Returns a key that is equal for equal contexts, or "" if the context is too short to fill a page.
+std::string MakeContextKey(const ServedModel& served, const v1::ScoreItem& item) {
   const auto page = static_cast<std::size_t>(served.description.kv_page_size);
   if (item.has_context_text() && item.context_text().size() >= page) {
     return absl::StrCat("t", item.context_text());
@@ -68,22 +68,22 @@ std::string ContextKey(const ServedModel& served, const v1::ScoreItem& item) {
   return key;
 }
 
-absl::StatusOr<engine::ScorePrompt> ScorePromptOf(const v1::ScoreItem& item, int index) {
+absl::StatusOr<engine::ScorePrompt> ToScorePrompt(const v1::ScoreItem& item, int index) {
   engine::ScorePrompt prompt;
   if (item.has_context_text()) prompt.context_text = item.context_text();
-  if (item.has_context_ids()) prompt.context_ids = IdsOf(item.context_ids());
+  if (item.has_context_ids()) prompt.context_ids = ToTokenPrompt(item.context_ids());
   switch (item.continuation_case()) {
     case v1::ScoreItem::kText:
       prompt.continuation_text = item.text();
       break;
     case v1::ScoreItem::kTokenIds:
-      prompt.continuation_ids = IdsOf(item.token_ids());
+      prompt.continuation_ids = ToTokenPrompt(item.token_ids());
       break;
     default:
-      return Missing("items", index, "has no continuation; set one of text and token_ids");
+      return MissingPrompt("items", index, "has no continuation; set one of text and token_ids");
   }
   if (prompt.continuation_text.empty() && prompt.continuation_ids.empty()) {
-    return Missing("items", index, "has an empty continuation");
+    return MissingPrompt("items", index, "has an empty continuation");
   }
   return prompt;
 }
@@ -93,12 +93,12 @@ void AddUsage(const engine::Usage& usage, v1::Usage* sum) {
   sum->set_cached_tokens(sum->cached_tokens() + usage.cached_tokens);
 }
 
-// Squares are added in double, in their order.
+// Sums the squares in double, in order.
 absl::Status Normalize(std::vector<float>* values) {
   double squares = 0;
   for (const float value : *values) squares += double{value} * value;
   if (squares == 0) {
-    return WithReason(absl::DataLossError("the vector is zero, and has no direction"),
+    return WithReason(absl::DataLossError("the vector is zero and cannot be normalized"),
                       Reason::kNonFiniteLogits);
   }
   const double length = std::sqrt(squares);
@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
     return FeatureUnsupported("embedding on this device", "");
   }
   QUIRE_RETURN_IF_ERROR(CheckCount("inputs", message.inputs_size(), kMaxEmbedInputs));
-  QUIRE_ASSIGN_OR_RETURN(const engine::Pooling pooling, PoolingOf(served, message.pooling()));
+  QUIRE_ASSIGN_OR_RETURN(const engine::Pooling pooling, ToPooling(served, message.pooling()));
   const std::int32_t width = served.description.embedding_width;
   if (message.has_dimensions() && (message.dimensions() < 1 || message.dimensions() > width)) {
     return BadParameter("dimensions", absl::StrCat(message.dimensions()),
@@ -133,9 +133,9 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
     if (input.has_text() && !input.text().empty()) {
       request.prompt = engine::TextPrompt{.text = input.text()};
     } else if (input.has_token_ids() && !input.token_ids().ids().empty()) {
-      request.prompt = IdsOf(input.token_ids());
+      request.prompt = ToTokenPrompt(input.token_ids());
     } else {
-      return Missing("inputs", i, "is empty; set one of text and token_ids");
+      return MissingPrompt("inputs", i, "is empty; set one of text and token_ids");
     }
   }
   return items;
@@ -170,8 +170,8 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
     engine::Request& request = items[index].request;
     request.task = engine::Task::kScore;
     request.output.prompt_logprobs = 0;
-    QUIRE_ASSIGN_OR_RETURN(request.prompt, ScorePromptOf(message.items(i), i));
-    std::string key = ContextKey(served, message.items(i));
+    QUIRE_ASSIGN_OR_RETURN(request.prompt, ToScorePrompt(message.items(i), i));
+    std::string key = MakeContextKey(served, message.items(i));
     if (key.empty()) continue;
     const auto [first, is_new] = first_of_context.try_emplace(std::move(key), index);
     if (!is_new) items[index].after = first->second;

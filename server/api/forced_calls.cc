@@ -20,13 +20,13 @@ namespace {
 
 using formats::OrderedJson;
 
-// Of a tool without parameters: it takes none.
+// Parameters of a tool that declares none.
 constexpr absl::string_view kNoParameters = R"({"type": "object", "additionalProperties": false})";
 
-// Of a tool whose arguments are not held to its parameters.
+// Parameters of a tool that is not strict.
 constexpr absl::string_view kAnyArguments = R"({"type": "object"})";
 
-// Whether the schema declares its arguments and says nothing of others.
+// Returns true if the schema declares its properties and does not mention additional ones.
 bool DeclaresArguments(const OrderedJson& schema) {
   constexpr absl::string_view kSilent[] = {"type", "properties", "required", "$schema", "$id"};
   for (const auto& [key, value] : schema.items()) {
@@ -44,9 +44,9 @@ bool DeclaresArguments(const OrderedJson& schema) {
          });
 }
 
-// Arguments are an object, also where the schema allows other values, and those that the tool
-// declares where it is silent of others: a name that is free could come twice. Keys keep their
-// order. REQUIRES: `parameters` is a JSON object, or empty.
+// Returns the schema of the arguments. It restricts them to an object. If the schema does not
+// mention additional properties, it forbids them, because such a name could occur twice. Keys keep
+// their order. REQUIRES: `parameters` is a JSON object or empty.
 absl::StatusOr<std::string> ArgumentsSchema(const std::string& parameters,
                                             const std::string& field) {
   if (parameters.empty()) return std::string(kNoParameters);
@@ -63,20 +63,20 @@ absl::StatusOr<std::string> ArgumentsSchema(const std::string& parameters,
     return formats::OrderedText(schema);
   }
   return WithReason(
-      absl::InvalidArgumentError(absl::StrCat(field, ": /type: is ", formats::OrderedText(*type),
-                                              ", arguments are an object")),
+      absl::InvalidArgumentError(
+          absl::StrCat(field, ": /type: is ", formats::OrderedText(*type), ", it must be object")),
       Reason::kBadConstraint,
       {{"stage", "compile"}, {"pointer", "/type"}, {"keyword", "type"}, {"field", field}});
 }
 
-absl::StatusOr<engine::ConstraintTag> TagOf(const text::ChatTool& tool, std::size_t index) {
+absl::StatusOr<engine::ConstraintTag> ToTag(const text::ChatTool& tool, std::size_t index) {
   engine::ConstraintTag tag{
       .begin = tool.name, .field = absl::StrCat("chat.tools[", index, "].parameters_json_schema")};
   QUIRE_ASSIGN_OR_RETURN(tag.text, ArgumentsSchema(tool.parameters_json, tag.field));
   return tag;
 }
 
-engine::ConstraintSpec CallsOf(const text::ToolFormat& format, bool has_reasoning) {
+engine::ConstraintSpec MakeCallSpec(const text::ToolFormat& format, bool has_reasoning) {
   engine::ConstraintSpec spec;
   spec.kind = engine::ConstraintKind::kToolCalls;
   spec.tool_format = &format;
@@ -99,49 +99,48 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
   if (format == nullptr || !format->can_be_forced()) {
     return FeatureUnsupported(
         format == nullptr
-            ? "a call that is forced, of a model without a format of calls (chat.tool_format),"
-            : absl::StrCat("a call that is forced, in the format ", format->name, ","),
+            ? "a forced tool call with a model that has no tool-call format (chat.tool_format)"
+            : absl::StrCat("a forced tool call in the format ", format->name),
         "chat.tool_choice");
   }
   const bool is_named = chat.tool_choice() == v1::TOOL_CHOICE_NAMED;
-  engine::ConstraintSpec spec = CallsOf(*format, has_reasoning);
+  engine::ConstraintSpec spec = MakeCallSpec(*format, has_reasoning);
   spec.stop_after_first_tag =
       is_named || (chat.has_parallel_tool_calls() && !chat.parallel_tool_calls());
   for (std::size_t i = 0; i < input.tools.size(); ++i) {
     if (is_named && input.tools[i].name != chat.tool_name()) continue;
-    QUIRE_ASSIGN_OR_RETURN(engine::ConstraintTag tag, TagOf(input.tools[i], i));
+    QUIRE_ASSIGN_OR_RETURN(engine::ConstraintTag tag, ToTag(input.tools[i], i));
     spec.tags.push_back(std::move(tag));
   }
   return spec;
 }
 
-bool HoldsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input) {
+bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input) {
   return chat.tool_choice() != v1::TOOL_CHOICE_NONE && !ForcesCalls(chat) &&
          std::ranges::any_of(input.tools, &text::ChatTool::strict);
 }
 
-absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const text::ChatInput& input,
-                                                   const text::ToolFormat& format,
-                                                   bool has_reasoning) {
-  engine::ConstraintSpec spec = CallsOf(format, has_reasoning);
+absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
+                                                          const text::ToolFormat& format,
+                                                          bool has_reasoning) {
+  engine::ConstraintSpec spec = MakeCallSpec(format, has_reasoning);
   spec.calls_are_optional = true;
   for (std::size_t i = 0; i < input.tools.size(); ++i) {
     const bool is_strict = input.tools[i].strict;
     const std::string field = absl::StrCat("chat.tools[", i, "].strict");
     if (is_strict && (format.trigger().empty() || !format.can_be_forced())) {
       return FeatureUnsupported(
-          absl::StrCat("a strict tool that need not be called, in the format ", format.name, ","),
-          field);
+          absl::StrCat("a strict tool with tool_choice auto in the format ", format.name), field);
     }
     if (!is_strict && !format.writing.key_begin.empty()) {
-      return FeatureUnsupported(absl::StrCat("a tool that is not strict beside one that is, in the "
-                                             "format ",
-                                             format.name, ","),
-                                field);
+      return FeatureUnsupported(
+          absl::StrCat("a tool that is not strict together with a strict tool in the format ",
+                       format.name),
+          field);
     }
     text::ChatTool tool = input.tools[i];
     if (!is_strict) tool.parameters_json = std::string(kAnyArguments);
-    QUIRE_ASSIGN_OR_RETURN(engine::ConstraintTag tag, TagOf(tool, i));
+    QUIRE_ASSIGN_OR_RETURN(engine::ConstraintTag tag, ToTag(tool, i));
     spec.tags.push_back(std::move(tag));
   }
   return spec;

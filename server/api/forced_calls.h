@@ -1,11 +1,11 @@
 #pragma once
 
-// tool_choice `required` and a named tool -> the constraint that lets the model write such calls in
-// its own format and nothing else, and parallel_tool_calls. Tools that are `strict` where the model
-// decides -> the constraint that lets it write anything, and calls with arguments of their schemas.
+// Converts tool_choice and tools to constraints in the model's tool-call format:
+//   required or named   the answer consists of such calls; parallel_tool_calls is respected
+//   auto, strict tools  the answer is free, but calls have arguments that match their schemas
 //
-// Place:      beside the request translator.
-// Threads:    pure.
+// Place:   used by the request translator.
+// Threads: any; no state.
 
 #include "absl/status/statusor.h"
 #include "engine/constraint/constraint.h"
@@ -20,28 +20,27 @@ class ChatPrompt;
 
 namespace quire::server {
 
-// Whether a call is asked for.
+// Returns true if tool_choice forces a call.
 bool ForcesCalls(const v1::ChatPrompt& chat);
 
-// `input`: of the same prompt, with its tools checked and its tool_choice among them; `format`: of
-// the model, null if it has none; `has_reasoning`: its chat template has markers of reasoning. In
-// the generic format only such a model may reason before a call. Errors: UNIMPLEMENTED /
-// FEATURE_UNSUPPORTED for formats whose calls cannot be forced; INVALID_ARGUMENT / BAD_CONSTRAINT
-// for parameters that are no objects. REQUIRES: ForcesCalls(chat).
+// `input` is the checked prompt. `format` is the model's, null if it has none. `has_reasoning`: the
+// chat template has reasoning markers; in the generic format only such a model may reason before a
+// call. Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED if calls of the format cannot be forced, and
+// INVALID_ARGUMENT / BAD_CONSTRAINT if parameters are not an object. REQUIRES: ForcesCalls(chat).
 absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      const text::ChatInput& input,
                                                      const text::ToolFormat* format,
                                                      bool has_reasoning);
 
-// Returns true if calls that the model may make must match their schemas.
-bool HoldsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
+// Returns true if tool_choice is auto and a tool is strict.
+bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
-// As above. Tools that are not strict take any arguments that are an object. Errors: also
-// FEATURE_UNSUPPORTED for formats that do not tell calls by a marker, and, when not all tools are
-// strict, for those whose arguments are no JSON. REQUIRES: HoldsCalls of the chat, and a format of
-// calls.
-absl::StatusOr<engine::ConstraintSpec> ToHeldCalls(const text::ChatInput& input,
-                                                   const text::ToolFormat& format,
-                                                   bool has_reasoning);
+// Constrains optional calls. Tools that are not strict take any object as arguments. Also returns
+// FEATURE_UNSUPPORTED if the format does not start calls with a marker, or if some tools are not
+// strict and the format does not write arguments as JSON. REQUIRES: ConstrainsCalls(chat, input),
+// and a format that has calls.
+absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
+                                                          const text::ToolFormat& format,
+                                                          bool has_reasoning);
 
 }  // namespace quire::server

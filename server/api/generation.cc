@@ -48,13 +48,13 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
   AccessRecord& record = generation->record_;
   SetOutcome(status, &record);
   record.duration = context.clock->Now() - call.accept_time;
-  // What the engine refuses, it counts.
+  // The engine counts its own refusals.
   if (!translated) context.probe->CountRefused(*record.reason);
   if (context.config->options()->access_log) WriteAccessLog(record);
   return status;
 }
 
-// Everything that can refuse a request. The record gets what is known on the way.
+// Runs every check that can refuse a request, and fills the record as far as known.
 absl::Status Generation::Accept(const v1::GenerateRequest& message, const CallInfo& call,
                                 bool* translated) {
   QUIRE_ASSIGN_OR_RETURN(model_, context_.state->ModelOrError());
@@ -65,9 +65,9 @@ absl::Status Generation::Accept(const v1::GenerateRequest& message, const CallIn
   record_.model = request.model;
   record_.labels = request.labels;
   QUIRE_ASSIGN_OR_RETURN(stream_, model_->engine->Accept(std::move(request)));
-  // A token that was revoked since the caller was asked: the reload that revoked it may have looked
-  // for its requests before this one was there.
-  if (!context_.authenticator->StillHolds(call.principal, Scope::kGenerate)) Revoke();
+  // The token may have been revoked since authentication: that reload may have searched for
+  // requests to cancel before this one was accepted.
+  if (!context_.authenticator->IsStillAllowed(call.principal, Scope::kGenerate)) Revoke();
   return absl::OkStatus();
 }
 
@@ -76,7 +76,7 @@ absl::Status Generation::Refuse(const HandlerContext& context, absl::string_view
                                 const CallInfo& call, const absl::Status& why) {
   absl::Status status = SanitizeInternalError(why);
   AccessRecord record = MakeRecord(method, traceparent, message, call);
-  // Damaged messages may hold anything here.
+  // The id of a damaged message may be invalid.
   if (!CheckRequestId(record.request_id, "request_id").ok()) record.request_id.clear();
   SetOutcome(status, &record);
   record.duration = context.clock->Now() - call.accept_time;
@@ -127,7 +127,7 @@ void Generation::Revoke() {
 absl::Status Generation::Close() {
   QUIRE_CHECK(finished() && !is_closed_);
   is_closed_ = true;
-  // Behind this call the transport's side of it may be gone.
+  // The transport may destroy its side of the callback after Close.
   stream_->SetAbandonedCallback(nullptr);
   absl::Status status = SanitizeInternalError(stream_->status());
   SetOutcome(status, &record_);

@@ -1,16 +1,17 @@
 #pragma once
 
-// One generation from acceptance to its last message, without any transport: a Generate call or an
-// item of a batch.
+// One generation from acceptance to its last message, independent of the transport. It serves a
+// Generate call or one item of a batch.
 //
 //   GenerationService -> Generation::Start -> Engine::Accept -> TokenStream
 //   reactor: SetReadyCallback; while (TakeResponse(&message)) ...; if finished(): Close()
 //
-// Place:      between the reactors and the engine; owns the reader's end of the stream, the access
-//             log line and the counters of one request.
-// Invariants: one access log line per request, refused ones included.
+// Place:      between the reactors and the engine; owns the read side of the stream, the access log
+//             line and the counters of one request.
+// Invariants: writes one access log line per request, including refused ones.
 // Threads:    TakeResponse, finished, usage and Close: one thread at a time. Cancel, Revoke: any.
-// Lifetime:   the state's model outlives it. Destroying one before Close cancels its request.
+// Lifetime:   the state's model outlives it. The destructor cancels the request unless it was
+//             closed.
 
 #include <functional>
 #include <memory>
@@ -37,27 +38,28 @@ class Authenticator;
 class LiveConfig;
 class PeerTable;
 
-// What handlers share. Plain pointers: the daemon owns all of it.
+// Dependencies of the handlers. All are owned by the daemon.
 struct HandlerContext {
   ServingState* state = nullptr;
   ServerProbe* probe = nullptr;
   const Clock* clock = nullptr;
-  const Authenticator* authenticator = nullptr;  // never null where handlers run
-  const LiveConfig* config = nullptr;            // nor this
-  const PeerTable* peers = nullptr;              // nor this, in handlers of gRPC
+  const Authenticator* authenticator = nullptr;  // never null in handlers
+  const LiveConfig* config = nullptr;            // never null in handlers
+  const PeerTable* peers = nullptr;              // never null in gRPC handlers
 };
 
 class Generation {
  public:
-  // Translates, checks and hands the request to the engine. A refusal is counted and logged here.
+  // Translates and validates the message and passes the request to the engine. Counts and logs a
+  // refusal.
   static absl::StatusOr<std::unique_ptr<Generation>> Start(const HandlerContext& context,
                                                            absl::string_view method,
                                                            const std::string& traceparent,
                                                            const v1::GenerateRequest& message,
                                                            const CallInfo& call);
 
-  // Counts and logs a request whose message did not become a v1::GenerateRequest, and returns the
-  // answer. `message` has what was read of it.
+  // Counts and logs a request that could not be converted to v1::GenerateRequest, and returns its
+  // status. `message` has the fields that were read.
   static absl::Status Refuse(const HandlerContext& context, absl::string_view method,
                              const std::string& traceparent, const v1::GenerateRequest& message,
                              const CallInfo& call, const absl::Status& why);
@@ -70,21 +72,21 @@ class Generation {
 
   // See TokenStream::SetReadyCallback.
   void SetReadyCallback(std::function<void()> callback);
-  // See TokenStream::SetAbandonedCallback; for transports that know no end of their own to a write
-  // that the peer does not read. Close takes it away.
+  // See TokenStream::SetAbandonedCallback. For transports without a time limit for writes that the
+  // peer does not read. Close removes the callback.
   void SetAbandonedCallback(std::function<void()> callback);
-  // Fills the next message; false when there is none now.
+  // Takes the next message. Returns false if there is none yet.
   bool TakeResponse(v1::GenerateResponse* message);
-  // True when every message was taken and the request is over; then usage() is final.
+  // Returns true if the request has ended and every message was taken. Then usage() is final.
   bool finished() const { return stream_->finished(); }
   engine::Usage usage() const { return stream_->usage(); }
 
-  // The client is gone, or the deadline of the call has passed.
+  // Called if the client is gone or the deadline of the call has passed.
   void Cancel();
-  // Its caller has lost the right to it: ends with TOKEN_INVALID.
+  // Ends the request with TOKEN_INVALID, because its token was revoked.
   void Revoke();
 
-  // Writes the access log line and returns how the request ended. REQUIRES: finished(), first call.
+  // Writes the access log line and returns the final status. REQUIRES: finished(), first call.
   absl::Status Close();
 
  private:
@@ -94,8 +96,8 @@ class Generation {
   const HandlerContext context_;
   const absl::Time accept_time_;
   AccessRecord record_;
-  const ServedModel* model_ = nullptr;           // constant after Start, as the next two
-  std::shared_ptr<engine::TokenStream> stream_;  // never null then
+  const ServedModel* model_ = nullptr;           // this and the next two are constant after Start
+  std::shared_ptr<engine::TokenStream> stream_;  // not null after Start
   absl::Time deadline_;
   bool is_closed_ = false;
 };

@@ -1,13 +1,13 @@
 #pragma once
 
-// Who is at the other end of a connection that gRPC sees as a socket pair.
+// Peers of gRPC connections, by socket name.
 //
-// The connection guard (grpc/grpc_acceptor.h) ends TLS and hands gRPC one end of a socket pair, so
-// gRPC knows neither address nor certificate of the client. It knows the name of the other end
-// (ServerContext::peer()), and this table what that name stands for.
+// GrpcAcceptor (grpc/grpc_acceptor.h) terminates TLS and passes gRPC one end of a socket pair, so
+// gRPC knows neither the client's address nor its certificate. This table maps the name of the
+// other end (ServerContext::peer()) to both.
 //
 // Place:      written by GrpcAcceptor, read by the handlers through HandlerContext.
-// Invariants: a name is in the table while its connection is open, and stands for one connection.
+// Invariants: a name is in the table while its connection is open, and belongs to one connection.
 // Threads:    every method from any.
 // Lifetime:   outlives listeners and handlers.
 
@@ -21,7 +21,7 @@ namespace quire::server {
 
 struct Peer {
   std::string address = {};           // "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711" or "unix:"
-  std::string certificate_name = {};  // common name of the client certificate that TLS has verified
+  std::string certificate_name = {};  // common name of the verified client certificate
   bool is_local_socket = false;       // a Unix socket
 };
 
@@ -29,7 +29,7 @@ class PeerTable {
  public:
   void Add(const std::string& name, Peer peer);
   void Remove(const std::string& name);
-  // An empty one for a name that is not there: its connection has just ended.
+  // Returns an empty Peer if the name is not in the table, because its connection has just closed.
   Peer Find(absl::string_view name) const;
 
  private:

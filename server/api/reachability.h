@@ -1,9 +1,9 @@
 #pragma once
 
-// Whether a listener has answered lately: the process calls itself through each front door, since a
-// port can be dead while everything behind it works.
+// Tracks whether a listener answers. The daemon calls itself through each listener, since a port
+// can be dead while everything behind it works.
 //
-// Place:   a listener's own; the housekeeper asks.
+// Place:   one per listener; read by the housekeeper.
 // Threads: any.
 
 #include <atomic>
@@ -16,9 +16,9 @@ namespace quire::server {
 
 class Reachability {
  public:
-  void NoteAnswer() { last_nanos_.store(absl::ToUnixNanos(MonotonicNow())); }
-  // An answer came in the last 20 s, or this is not older.
-  bool holds() const {
+  void RecordAnswer() { last_nanos_.store(absl::ToUnixNanos(MonotonicNow())); }
+  // Returns true if an answer arrived within the last 20 s, or the object is younger than that.
+  bool is_reachable() const {
     return MonotonicNow() - absl::FromUnixNanos(last_nanos_.load()) < absl::Seconds(20);
   }
 

@@ -34,8 +34,8 @@ absl::Status PromptMissing(absl::string_view text) {
                     {{"field", "prompt"}});
 }
 
-// The translator itself needs no templates.
-text::jinja::JsonLimits JsonLimitsOf(const TranslatorOptions& options) {
+// Returns the defaults if there are no templates.
+text::jinja::JsonLimits GetJsonLimits(const TranslatorOptions& options) {
   return options.chat == nullptr ? text::jinja::JsonLimits() : options.chat->json_limits();
 }
 
@@ -58,7 +58,7 @@ absl::Status ReadPrompt(const v1::GenerateRequest& message, const TranslatorOpti
       return absl::OkStatus();
     case v1::GenerateRequest::kChat: {
       engine::ChatPrompt prompt;
-      QUIRE_ASSIGN_OR_RETURN(prompt.chat, ToChatInput(message.chat(), JsonLimitsOf(options)));
+      QUIRE_ASSIGN_OR_RETURN(prompt.chat, ToChatInput(message.chat(), GetJsonLimits(options)));
       prompt.templates = options.chat;
       prompt.parse_special_tokens =
           message.has_parse_special_tokens() ? message.parse_special_tokens() : true;
@@ -75,8 +75,9 @@ void ReadDry(const v1::SamplingParams& message, engine::DryParams* dry) {
   if (message.has_dry_base()) dry->base = message.dry_base();
   if (message.has_dry_allowed_length()) dry->allowed_length = message.dry_allowed_length();
   if (message.has_dry_window_tokens()) dry->window_tokens = message.dry_window_tokens();
-  if (message.dry_breakers().empty()) return;
-  dry->breakers.assign(message.dry_breakers().begin(), message.dry_breakers().end());
+  if (message.dry_sequence_breakers().empty()) return;
+  dry->breakers.assign(message.dry_sequence_breakers().begin(),
+                       message.dry_sequence_breakers().end());
 }
 
 void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sampling) {
@@ -96,7 +97,7 @@ void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sam
     sampling->seed = static_cast<std::uint64_t>(message.seed());
   } else {
     std::random_device device;
-    // 63 bits, so that Started.seed never shows a minus sign.
+    // 63 bits, so that Started.seed is never negative.
     sampling->seed = (std::uint64_t{device()} << 31) ^ device();
   }
   if (message.has_choice_count()) sampling->choice_count = message.choice_count();
@@ -106,7 +107,7 @@ void ReadSampling(const v1::SamplingParams& message, engine::SamplingParams* sam
   ReadDry(message, &sampling->dry);
 }
 
-// The limits are those that the template's rendering has for them.
+// `limits` are the JSON limits of the template renderer.
 absl::StatusOr<text::DeclaredTools> DeclareTools(const text::ChatInput& chat,
                                                  const text::ToolFormat& format,
                                                  const text::jinja::JsonLimits& limits) {
@@ -125,7 +126,7 @@ absl::StatusOr<text::DeclaredTools> DeclareTools(const text::ChatInput& chat,
       {{"template_name", chat.template_name}, {"line", "0"}, {"field", "chat.tools"}});
 }
 
-// Behind ReadPrompt and ReadOutput.
+// Reads output.parse and the tools. REQUIRES: ReadPrompt and ReadOutput were called.
 absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOptions& options,
                          engine::Request* request) {
   const v1::ChatPrompt& chat = message.chat();  // empty for other prompts
@@ -134,35 +135,36 @@ absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOpt
   if (!message.output().parse()) {
     if (ForcesCalls(chat)) {
       return BadParameter("chat.tool_choice", v1::ToolChoice_Name(chat.tool_choice()),
-                          "auto or none, or with output.parse");
+                          "auto or none without output.parse");
     }
-    if (prompt != nullptr && HoldsCalls(chat, prompt->chat)) {
-      return BadParameter("chat.tools", "strict", "not strict, or with output.parse");
+    if (prompt != nullptr && ConstrainsCalls(chat, prompt->chat)) {
+      return BadParameter("chat.tools", "strict", "not strict without output.parse");
     }
     if (!ends_after_call) return absl::OkStatus();
-    return BadParameter("chat.parallel_tool_calls", "false", "true, or with output.parse");
+    return BadParameter("chat.parallel_tool_calls", "false", "true without output.parse");
   }
   if (prompt == nullptr) return BadParameter("output.parse", "true", "false without a chat prompt");
-  if (!request->output.text) return BadParameter("output.parse", "true", "false without text");
+  if (!request->output.text)
+    return BadParameter("output.parse", "true", "false without text output");
   const text::ChatInput& input = prompt->chat;
   if (options.tool_format == nullptr) {
     return ForcesCalls(chat) ? ToForcedCalls(chat, input, nullptr, false).status()
                              : absl::OkStatus();
   }
   QUIRE_ASSIGN_OR_RETURN(text::DeclaredTools declared,
-                         DeclareTools(input, *options.tool_format, JsonLimitsOf(options)));
+                         DeclareTools(input, *options.tool_format, GetJsonLimits(options)));
   if (ForcesCalls(chat)) {
     if (request->constraint) {
-      return BadParameter("constraint", "set", "absent where chat.tool_choice forces a call");
+      return BadParameter("constraint", "set", "absent if chat.tool_choice forces a call");
     }
     QUIRE_ASSIGN_OR_RETURN(request->constraint,
                            ToForcedCalls(chat, input, options.tool_format, options.has_reasoning));
-  } else if (HoldsCalls(chat, input) && options.tool_format->shape != text::CallShape::kNone) {
+  } else if (ConstrainsCalls(chat, input) && options.tool_format->shape != text::CallShape::kNone) {
     if (request->constraint) {
-      return BadParameter("constraint", "set", "absent beside a tool that is strict");
+      return BadParameter("constraint", "set", "absent if a tool is strict");
     }
     QUIRE_ASSIGN_OR_RETURN(request->constraint,
-                           ToHeldCalls(input, *options.tool_format, options.has_reasoning));
+                           ToConstrainedCalls(input, *options.tool_format, options.has_reasoning));
   }
   request->parsing = engine::AnswerParsing{
       .format = options.tool_format,
@@ -183,9 +185,9 @@ void ReadStopping(const v1::StoppingParams& message, const TranslatorOptions& op
   stopping->include_stop_text = message.include_stop_text();
 }
 
-// A set value is never negative: -1 is the engine's word for "none".
-absl::StatusOr<std::int32_t> LogprobCount(std::int32_t value, std::int32_t limit,
-                                          absl::string_view field) {
+// Checks a set value. It must not be negative, because the engine uses -1 for "none".
+absl::StatusOr<std::int32_t> CheckLogprobCount(std::int32_t value, std::int32_t limit,
+                                               absl::string_view field) {
   if (value < 0 || value > limit) {
     return BadParameter(field, absl::StrCat(value), absl::StrCat("0 to ", limit));
   }
@@ -200,11 +202,12 @@ absl::Status ReadOutput(const v1::OutputOptions& message, const TranslatorOption
   const std::int32_t limit = options.limits.max_logprobs;
   if (message.has_logprobs()) {
     QUIRE_ASSIGN_OR_RETURN(output->logprobs,
-                           LogprobCount(message.logprobs(), limit, "output.logprobs"));
+                           CheckLogprobCount(message.logprobs(), limit, "output.logprobs"));
   }
   if (message.has_prompt_logprobs()) {
-    QUIRE_ASSIGN_OR_RETURN(output->prompt_logprobs, LogprobCount(message.prompt_logprobs(), limit,
-                                                                 "output.prompt_logprobs"));
+    QUIRE_ASSIGN_OR_RETURN(
+        output->prompt_logprobs,
+        CheckLogprobCount(message.prompt_logprobs(), limit, "output.prompt_logprobs"));
   }
   if (message.has_skip_special_tokens()) {
     output->skip_special_tokens = message.skip_special_tokens();
@@ -238,16 +241,17 @@ absl::Status ReadLabels(const v1::GenerateRequest& message, engine::Request* req
   }
   for (const auto& [key, value] : message.labels()) {
     if (key.size() > kMaxLabelBytes || value.size() > kMaxLabelBytes) {
-      return BadParameter(absl::StrCat("labels[\"", key.substr(0, kMaxLabelBytes), "\"]"),
-                          absl::StrCat(std::max(key.size(), value.size()), " bytes long"),
-                          absl::StrCat("at most ", kMaxLabelBytes, " bytes on each side"));
+      return BadParameter(
+          absl::StrCat("labels[\"", key.substr(0, kMaxLabelBytes), "\"]"),
+          absl::StrCat(std::max(key.size(), value.size()), " bytes long"),
+          absl::StrCat("at most ", kMaxLabelBytes, " bytes for key and value each"));
     }
     request->labels[key] = value;
   }
   return absl::OkStatus();
 }
 
-// When the request must end, and how long it may wait for its first step.
+// Reads the deadline of the request and its time limit in the queue.
 absl::Status ReadTimes(const v1::GenerateRequest& message, const CallInfo& call,
                        const TranslatorOptions& options, engine::Request* request) {
   request->accept_time = call.accept_time;
@@ -275,7 +279,7 @@ absl::Status ReadId(const v1::GenerateRequest& message, const CallInfo& call,
   if (call.request_id_required) {
     return BadParameter("generate.request_id", "missing", "set for every item of a batch");
   }
-  request->id = UsableRequestId(call.metadata_request_id);
+  request->id = ChooseRequestId(call.metadata_request_id);
   return absl::OkStatus();
 }
 
@@ -294,7 +298,7 @@ absl::Status CheckRequestId(absl::string_view id, absl::string_view field) {
   return absl::OkStatus();
 }
 
-std::string UsableRequestId(absl::string_view id, absl::string_view suffix) {
+std::string ChooseRequestId(absl::string_view id, absl::string_view suffix) {
   const std::string whole = absl::StrCat(id, suffix);
   const bool is_usable = !id.empty() && CheckRequestId(whole, "x-request-id").ok();
   return is_usable ? std::string(id) : NewRequestId();
@@ -376,7 +380,8 @@ absl::Status ReadWhitespace(const v1::Constraint& constraint, engine::Constraint
   return absl::OkStatus();
 }
 
-// Behind what else is read of it. `format`: of an answer that is parsed; null: none.
+// Reads constraint.start. `format`: the format of a parsed answer, else null. REQUIRES: the other
+// fields of the constraint were read.
 absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat* format,
                        bool has_reasoning, engine::ConstraintSpec* spec) {
   const v1::ConstraintStart start = constraint.start();
@@ -394,12 +399,12 @@ absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat*
   }
   if (is_default) return absl::OkStatus();
   return FeatureUnsupported(
-      "a constraint behind reasoning, of an answer that is not parsed or a model whose reasoning "
-      "has no markers of its own (chat.tool_format),",
+      "a constraint after the reasoning, without output.parse or without reasoning markers of the "
+      "model (chat.tool_format),",
       "constraint.start");
 }
 
-// Whether the constraint has no kind and no other field but `unenforced`.
+// Returns true if `unenforced` is the only field that is set.
 bool HasOnlyUnenforced(const v1::Constraint& constraint) {
   return constraint.kind_case() == v1::Constraint::KIND_NOT_SET &&
          constraint.unenforced() != v1::UNENFORCED_POLICY_UNSPECIFIED &&
@@ -407,7 +412,7 @@ bool HasOnlyUnenforced(const v1::Constraint& constraint) {
          constraint.whitespace() == v1::WHITESPACE_POLICY_UNSPECIFIED;
 }
 
-// Its text is read when it is compiled, on threads of its own.
+// Reads the constraint. Its text is parsed later, by the threads that compile constraints.
 absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request* request) {
   if (!message.has_constraint()) return absl::OkStatus();
   const v1::Constraint& constraint = message.constraint();
@@ -446,7 +451,7 @@ absl::Status ReadConstraint(const v1::GenerateRequest& message, engine::Request*
   return absl::OkStatus();
 }
 
-// `spec`: null where nothing is constrained.
+// `spec` is null if nothing is constrained.
 absl::Status ReadUnenforced(const v1::Constraint& constraint, engine::ConstraintSpec* spec) {
   const v1::UnenforcedPolicy policy = constraint.unenforced();
   if (!v1::UnenforcedPolicy_IsValid(policy)) {
@@ -457,7 +462,7 @@ absl::Status ReadUnenforced(const v1::Constraint& constraint, engine::Constraint
                           (spec != nullptr && spec->kind == engine::ConstraintKind::kToolCalls);
   if (!has_schema) {
     return BadParameter("constraint.unenforced", v1::UnenforcedPolicy_Name(policy),
-                        "absent where no answer and no call is held to a schema");
+                        "absent if neither the answer nor a tool call has a schema");
   }
   if (policy == v1::UNENFORCED_POLICY_ANNOTATE) {
     spec->unenforced = engine::UnenforcedPolicy::kAnnotate;

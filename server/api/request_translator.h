@@ -1,14 +1,13 @@
 #pragma once
 
-// quire.v1.GenerateRequest -> engine::Request: every field checked, every default resolved, the bad
-// field named by its wire path.
+// Converts quire.v1.GenerateRequest to engine::Request: checks every field and resolves every
+// default. Errors name the field by its wire path.
 //
 // Place:      between the transports and the engine; the only code that reads request messages.
-// Invariants: a request that comes out satisfies every range of docs/reference/api.md that does not
-//             need the tokens of its prompt. Fields of features that this version lacks are refused
-//             when set (UNIMPLEMENTED / FEATURE_UNSUPPORTED with metadata `field`), never ignored.
-// Threads:    any. Options are replaced as a whole; a request is read with one version of them.
-// Lifetime:   values.
+// Invariants: the request satisfies every range of docs/reference/api.md that does not depend on
+//             the prompt's tokens. Unsupported fields are refused if set (UNIMPLEMENTED /
+//             FEATURE_UNSUPPORTED with metadata `field`), never ignored.
+// Threads:    any. Options are replaced as a whole; each request uses one version of them.
 
 #include <cstdint>
 #include <memory>
@@ -38,7 +37,7 @@ class GenerateRequest;
 
 namespace quire::server {
 
-// What the call itself says, beside the message.
+// Properties of a call outside its message.
 struct CallInfo {
   std::string principal;  // "" without authentication
   std::string tenant = "default";
@@ -48,7 +47,7 @@ struct CallInfo {
   absl::Time grpc_deadline = absl::InfiniteFuture();
 };
 
-// Of the model and the configuration; replaced when hot keys change.
+// Options from the model and the configuration; replaced when hot keys change.
 struct TranslatorOptions {
   std::string model_id;
   std::vector<std::string> aliases;
@@ -58,9 +57,9 @@ struct TranslatorOptions {
   std::int32_t stream_interval_tokens = 1;
   absl::Duration queue_timeout = absl::InfiniteDuration();
   absl::Duration max_request_duration = absl::InfiniteDuration();
-  std::shared_ptr<const text::ChatTemplates> chat;  // null only where no chat is read
-  const text::ToolFormat* tool_format = nullptr;    // null: answers are not taken apart
-  bool has_reasoning = false;                       // which the chat template speaks of
+  std::shared_ptr<const text::ChatTemplates> chat;  // null: the model has no chat
+  const text::ToolFormat* tool_format = nullptr;    // null: answers are not parsed
+  bool has_reasoning = false;                       // the chat template has reasoning markers
 };
 
 class RequestTranslator {
@@ -71,11 +70,11 @@ class RequestTranslator {
   absl::StatusOr<engine::Request> ToRequest(const v1::GenerateRequest& message,
                                             const CallInfo& call) const;
 
-  // OK for "", the model's id and its aliases; else NOT_FOUND / MODEL_NOT_FOUND.
+  // Returns OK for "", the model's id and its aliases; otherwise NOT_FOUND / MODEL_NOT_FOUND.
   absl::Status CheckModel(absl::string_view name) const;
 
   std::shared_ptr<const TranslatorOptions> options() const { return options_->Get(); }
-  // For requests from now on. The model's id stays.
+  // Applies to later requests. The model's id must not change.
   void SetOptions(std::shared_ptr<const TranslatorOptions> options) {
     options_->Set(std::move(options));
   }
@@ -84,21 +83,21 @@ class RequestTranslator {
   std::unique_ptr<Published<TranslatorOptions>> options_;
 };
 
-// INVALID_ARGUMENT / BAD_PARAMETER unless `id` is 1..128 characters of [A-Za-z0-9_.:-].
+// Returns INVALID_ARGUMENT / BAD_PARAMETER unless `id` is 1..128 characters of [A-Za-z0-9_.:-].
 absl::Status CheckRequestId(absl::string_view id, absl::string_view field);
-// A random UUID, version 4.
+// Returns a random UUID (version 4).
 std::string NewRequestId();
-// `id` of the header x-request-id if it is a request id with `suffix` behind it, else a new one.
-// Gateways set the header for every call, so an id that cannot be used is not the caller's mistake.
-std::string UsableRequestId(absl::string_view id, absl::string_view suffix = "");
-// The longest number behind the id of an evaluation: 2048 pairs of two items each.
+// Returns `id`, the header x-request-id, if it plus `suffix` is a valid request id; otherwise a new
+// id. Gateways set the header on every call, so an invalid value is not an error of the caller.
+std::string ChooseRequestId(absl::string_view id, absl::string_view suffix = "");
+// The longest number that an evaluation appends to an id: 2048 pairs of two items each.
 inline constexpr absl::string_view kLongestItemSuffix = "-4095";
 
-// Whether the constraint may have JSON in it, whose white space may be chosen then.
+// Returns true if the constraint may produce JSON, so that its white space can be chosen.
 bool HasJson(const v1::Constraint& constraint);
 
-// The value of a Duration field; BAD_PARAMETER when it is malformed, negative, or zero while zero
-// is not allowed.
+// Converts a Duration field. Returns BAD_PARAMETER if it is malformed, negative, or zero although
+// zero is not allowed.
 absl::StatusOr<absl::Duration> ToDuration(const google::protobuf::Duration& duration,
                                           absl::string_view field, bool zero_allowed);
 

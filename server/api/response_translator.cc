@@ -20,7 +20,7 @@ void Assign(const std::vector<std::int32_t>& ids, List* list) {
   list->Assign(ids.begin(), ids.end());
 }
 
-v1::FinishReason FinishReasonOf(engine::FinishReason reason) {
+v1::FinishReason ToFinishReason(engine::FinishReason reason) {
   switch (reason) {
     case engine::FinishReason::kEos:
       return v1::FINISH_REASON_EOS;
@@ -40,7 +40,7 @@ v1::FinishReason FinishReasonOf(engine::FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-v1::RequestState StateOf(engine::RequestState state) {
+v1::RequestState ToRequestState(engine::RequestState state) {
   switch (state) {
     case engine::RequestState::kPreparing:
       return v1::REQUEST_STATE_PREPARING;
@@ -69,7 +69,7 @@ void FillTimings(const engine::Timings& timings, v1::Timings* message) {
   message->set_recomputed_tokens(timings.recomputed_tokens);
 }
 
-// Of ToolCall and ToolCallDelta.
+// Fills a ToolCall or ToolCallDelta.
 template <typename Message>
 void FillCall(engine::ToolCallOutput&& call, Message* message) {
   message->set_id(std::move(call.id));
@@ -122,7 +122,7 @@ struct EventWriter {
   void operator()(engine::CompletedEvent&& event) const {
     v1::Completed* message = response->mutable_completed();
     message->set_index(event.index);
-    message->set_finish_reason(FinishReasonOf(event.finish_reason));
+    message->set_finish_reason(ToFinishReason(event.finish_reason));
     if (event.stop_token_id) message->set_stop_token_id(*event.stop_token_id);
     if (event.stop_text) message->set_stop_text(*std::move(event.stop_text));
     message->set_text(std::move(event.text));
@@ -137,7 +137,9 @@ struct EventWriter {
     message->set_parse_error(std::move(event.parsed.parse_error));
   }
 
-  void operator()(engine::PooledEvent&&) const { QUIRE_CHECK(false); }  // of no generation
+  void operator()(engine::PooledEvent&&) const {
+    QUIRE_CHECK(false);
+  }  // generations have no such event
 };
 
 }  // namespace
@@ -169,7 +171,7 @@ void ToProto(absl::Duration duration, google::protobuf::Duration* message) {
 }
 
 void ToProto(absl::Time time, google::protobuf::Timestamp* message) {
-  // Nanoseconds of a Timestamp count forward, also before 1970.
+  // The nanoseconds of a Timestamp are never negative, even before 1970.
   const std::int64_t seconds = absl::ToUnixSeconds(time);
   message->set_seconds(seconds);
   message->set_nanos(
@@ -192,7 +194,7 @@ void ToProto(engine::OutputEvent&& event, const std::string& request_id, const C
 void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message) {
   message->set_request_id(info.id);
   message->set_model(info.model);
-  message->set_state(StateOf(info.state));
+  message->set_state(ToRequestState(info.state));
   ToProto(clock.ToWall(info.accept_time), message->mutable_accept_time());
   if (info.deadline != absl::InfiniteFuture()) {
     ToProto(clock.ToWall(info.deadline), message->mutable_deadline_time());

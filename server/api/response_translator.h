@@ -1,11 +1,9 @@
 #pragma once
 
-// What the engine says -> quire.v1 messages.
+// Converts output of the engine to quire.v1 messages.
 //
 // Place:      between the engine and the transports; the counterpart of request_translator.h.
-// Invariants: no text of another caller ever passes here except through its own stream.
 // Threads:    any.
-// Lifetime:   none.
 
 #include <google/protobuf/repeated_field.h>
 
@@ -43,10 +41,10 @@ void AddLogprobs(std::vector<engine::TokenLogprob>&& tokens,
 void ToProto(engine::OutputEvent&& event, const std::string& request_id, const Clock& clock,
              v1::GenerateResponse* message);
 void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message);
-// Everything but the state of the server and the memory, which the engine does not know.
+// Converts everything except the server state and the memory, which the engine does not know.
 void ToProto(const engine::EngineStats& stats, v1::Stats* message);
 v1::ServerState ToProto(LifeState state);
-// The seven values that a configuration or a model may default.
+// Converts the seven values that a configuration or a model may set.
 void ToProto(const engine::SamplingParams& defaults, v1::SamplingParams* message);
 
 }  // namespace quire::server

@@ -10,9 +10,9 @@ namespace quire::server {
 ServerProbe::ServerProbe(probe::Registry* registry, const std::string& model_id)
     : registry_(registry),
       streams_(registry->AddGauge("quire_grpc_streams_active",
-                                  "Generate and BatchGenerate calls that are open.")),
+                                  "Open Generate and BatchGenerate calls.")),
       connections_(registry->AddGauge("quire_grpc_connections_active",
-                                      "Connections of the gRPC listeners that are open.")),
+                                      "Open connections of the gRPC listeners.")),
       received_(engine::ReceivedCounter(registry, model_id)) {}
 
 void ServerProbe::CountRefused(Reason reason) {
@@ -23,14 +23,14 @@ void ServerProbe::CountRefused(Reason reason) {
 void ServerProbe::CountClosedConnection(absl::string_view cause) {
   registry_
       ->AddCounter("quire_grpc_connections_closed_total",
-                   "gRPC connections that the daemon ended or did not take.",
+                   "gRPC connections that the server closed or refused.",
                    {{"cause", std::string(cause)}})
       .Increment();
 }
 
 void ServerProbe::CountRpc(absl::string_view method, absl::StatusCode code) {
   registry_
-      ->AddCounter("quire_rpcs_total", "Finished calls of every method.",
+      ->AddCounter("quire_rpcs_total", "Finished calls by method and code.",
                    {{"method", std::string(method)},
                     {"code", std::string(GrpcCodeName(static_cast<int>(code)))}})
       .Increment();

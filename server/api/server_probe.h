@@ -1,9 +1,9 @@
 #pragma once
 
-// The metrics that only the network edge can count. Families of the engine are in
+// Metrics of the server that the engine cannot count. Metrics of the engine are in
 // engine/request/engine_probe.h.
 //
-// Place:      made by the daemon, used by all handlers.
+// Place:      created by the daemon, used by all handlers.
 // Invariants: every finished call of a known method is counted once.
 // Threads:    every method from any thread.
 // Lifetime:   the registry outlives it.
@@ -21,13 +21,13 @@ class ServerProbe {
  public:
   ServerProbe(probe::Registry* registry, const std::string& model_id);
 
-  // A finished call; `method` is a constant such as "Generate".
+  // Counts a finished call. `method` is a constant such as "Generate".
   void CountRpc(absl::string_view method, absl::StatusCode code);
-  // A generation or batch item that was refused before the engine saw it.
+  // Counts a generation or batch item that was refused before it reached the engine.
   void CountRefused(Reason reason);
   void ConnectionOpened() { connections_.Add(1); }
   void ConnectionClosed() { connections_.Add(-1); }
-  // A gRPC connection that we ended or did not take.
+  // Counts a gRPC connection that the server closed or refused.
   void CountClosedConnection(absl::string_view cause);
   void StreamOpened() { streams_.Add(1); }
   void StreamClosed() { streams_.Add(-1); }

@@ -26,7 +26,7 @@ void ServingState::SetState(LifeState state) {
 }
 
 bool ServingState::is_live() const {
-  if (state() == LifeState::kFailed || silent_port() != nullptr) return false;
+  if (state() == LifeState::kFailed || unresponsive_listener() != nullptr) return false;
   const ServedModel* served = model();
   return served == nullptr ||
          served->engine->IsAlive(absl::Nanoseconds(stall_nanos_.load(std::memory_order_acquire)));
@@ -34,7 +34,7 @@ bool ServingState::is_live() const {
 
 absl::StatusOr<const ServedModel*> ServingState::ModelOrError() const {
   if (state() == LifeState::kFailed) {
-    return WithReason(absl::UnavailableError("the engine has failed, the process is ending"),
+    return WithReason(absl::UnavailableError("the engine has failed and the process is exiting"),
                       Reason::kDeviceError);
   }
   const ServedModel* served = model();

@@ -1,14 +1,14 @@
 #pragma once
 
-// What every handler must know: where the server is in its life, and the model it serves.
+// The state of the server and the model that it serves, for all handlers.
 //
 //   LOADING -> READY -> DRAINING -> READY (Resume) or exit; any -> FAILED -> exit
 //
 // Place:      written by the daemon, read by the gRPC and HTTP handlers. Owns nothing.
-// Invariants: model() is null exactly until Publish; READY implies a model.
-// Threads:    every method from any thread, without locks: health must answer while the engine is
-//             busy.
-// Lifetime:   outlives the listeners; so does what Publish is given.
+// Invariants: model() is null until Publish. READY implies a model.
+// Threads:    every method from any thread, without locks, so that health checks never wait for the
+//             engine.
+// Lifetime:   it and the published model outlive the listeners.
 
 #include <atomic>
 #include <cstdint>
@@ -31,27 +31,27 @@ namespace quire::server {
 
 enum class LifeState : std::uint8_t { kLoading, kReady, kDraining, kFailed };
 inline constexpr int kNumLifeStates = 4;
-// "loading", "ready", "draining", "failed".
+// Returns "loading", "ready", "draining" or "failed".
 absl::string_view LifeStateName(LifeState state);
 
-// A head over the last token's hidden state.
+// A linear classifier on the last token's hidden state.
 struct Classifier {
   std::vector<std::string> labels;
-  const std::vector<float>* weights = nullptr;  // [labels, hidden]; the model's
+  const std::vector<float>* weights = nullptr;  // [labels, hidden], owned by the model
 };
 
-// Two tokens whose logits behind a prompt are a score.
+// Two tokens whose logits after the prompt determine a reranker's score.
 struct YesNoTokens {
   std::int32_t yes = 0;
   std::int32_t no = 0;
 };
 
-// What GetModel and GetServerInfo say about the model.
+// The description of the model in GetModel and GetServerInfo.
 struct ModelDescription {
   std::string architecture;
-  std::string dtype;            // of the activations
-  std::string quantization;     // "none"
-  bool batch_invariant = true;  // bits never depend on what else is in a step
+  std::string dtype;            // type of the activations
+  std::string quantization;     // "none" or a format
+  bool batch_invariant = true;  // results do not depend on other requests in a step
   std::int32_t max_context_tokens = 0;
   std::int32_t vocab_size = 0;
   std::vector<std::int32_t> eos_token_ids;
@@ -61,15 +61,15 @@ struct ModelDescription {
   absl::Time load_time;
   std::int32_t kv_page_size = 0;
   std::int32_t kv_page_count = 0;
-  std::int32_t kv_group_count = 1;  // a token without window has a row in a page of each
+  std::int32_t kv_group_count = 1;  // layer groups; each has pages of its own
   std::string kv_dtype;
-  bool has_head = true;                              // else it embeds, and nothing else
+  bool has_head = true;                              // false: the model can only embed
   bool has_constraints = false;                      // structured output
-  std::int32_t embedding_width = 0;                  // 0: it does not embed
-  engine::Pooling pooling = engine::Pooling::kLast;  // unless a request says otherwise
-  bool normalizes_embeddings = false;                // likewise
+  std::int32_t embedding_width = 0;                  // 0: the model cannot embed
+  engine::Pooling pooling = engine::Pooling::kLast;  // default of requests
+  bool normalizes_embeddings = false;                // default of requests
   std::optional<Classifier> classifier;
-  std::optional<YesNoTokens> yes_no;  // of a reranker
+  std::optional<YesNoTokens> yes_no;  // set for a reranker
   std::int64_t weight_bytes = 0, pool_bytes = 0, workspace_bytes = 0;
 };
 
@@ -98,7 +98,7 @@ class ServingState {
  public:
   explicit ServingState(absl::Duration stall_timeout) { SetStallTimeout(stall_timeout); }
 
-  // How long work may wait without a finished step (health.engine_stall_timeout).
+  // Sets how long work may wait without a finished step (health.engine_stall_timeout).
   void SetStallTimeout(absl::Duration timeout) {
     stall_nanos_.store(absl::ToInt64Nanoseconds(timeout), std::memory_order_release);
   }
@@ -109,33 +109,39 @@ class ServingState {
   const ServedModel* model() const { return model_.load(std::memory_order_acquire); }
   void Publish(const ServedModel* model) { model_.store(model, std::memory_order_release); }
 
-  // True from the beginning of a drain on: not ready, even while requests are still admitted.
-  void SetLeaving(bool leaving) { leaving_.store(leaving, std::memory_order_release); }
-  bool leaving() const { return leaving_.load(std::memory_order_acquire); }
-  // True once the process is certain to end: Resume is refused.
+  // True since the beginning of a drain: not ready, even if requests are still admitted.
+  void SetDrainStarted(bool drain_started) {
+    drain_started_.store(drain_started, std::memory_order_release);
+  }
+  bool drain_started() const { return drain_started_.load(std::memory_order_acquire); }
+  // True if the process is certain to exit, so that Resume is refused.
   void SetExiting() { exiting_.store(true, std::memory_order_release); }
   bool exiting() const { return exiting_.load(std::memory_order_acquire); }
 
-  // The name of a port for calls that does not answer, a literal, or null: with one the process is
-  // neither live nor ready.
-  void SetSilentPort(const char* port) { silent_port_.store(port, std::memory_order_release); }
-  const char* silent_port() const { return silent_port_.load(std::memory_order_acquire); }
+  // The name of a listener that does not answer (a string literal), or null. If it is set, the
+  // process is neither live nor ready.
+  void SetUnresponsiveListener(const char* port) {
+    unresponsive_listener_.store(port, std::memory_order_release);
+  }
+  const char* unresponsive_listener() const {
+    return unresponsive_listener_.load(std::memory_order_acquire);
+  }
 
-  // The three answers of health (docs/api.md, Lifecycle and health).
+  // The three health checks (docs/api.md, Lifecycle and health).
   bool is_live() const;
-  bool is_ready() const { return state() == LifeState::kReady && !leaving() && is_live(); }
+  bool is_ready() const { return state() == LifeState::kReady && !drain_started() && is_live(); }
   bool is_started() const { return state() != LifeState::kLoading; }
 
-  // The model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. Draining is the engine's answer to
-  // give.
+  // Returns the model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. Returns OK while draining,
+  // because the engine refuses requests then.
   absl::StatusOr<const ServedModel*> ModelOrError() const;
 
  private:
   std::atomic<std::int64_t> stall_nanos_{0};
   std::atomic<LifeState> state_{LifeState::kLoading};
   std::atomic<const ServedModel*> model_{nullptr};
-  std::atomic<bool> leaving_{false};
-  std::atomic<const char*> silent_port_{nullptr};
+  std::atomic<bool> drain_started_{false};
+  std::atomic<const char*> unresponsive_listener_{nullptr};
   std::atomic<bool> exiting_{false};
 };
 

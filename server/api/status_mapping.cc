@@ -19,8 +19,8 @@ constexpr std::size_t kMaxValueBytes = 512;
 constexpr std::size_t kMaxMetadataBytes = 2048;  // all entries together
 constexpr absl::Duration kDefaultRetryDelay = absl::Seconds(1);
 
-// At most `limit` bytes of `text`, never half a UTF-8 character.
-std::string Cut(absl::string_view text, std::size_t limit) {
+// Returns at most `limit` bytes of `text`, without splitting a UTF-8 character.
+std::string Truncate(absl::string_view text, std::size_t limit) {
   if (text.size() <= limit) return std::string(text);
   std::size_t end = limit;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
@@ -32,8 +32,8 @@ std::string NewIncidentId() {
   return absl::StrFormat("%08x%08x", device(), device());
 }
 
-// The reason of a status that carries none but whose code leaves no doubt.
-std::optional<Reason> ReasonOfCode(StatusCode code) {
+// Returns the reason of a status without one, if its code determines the reason.
+std::optional<Reason> ReasonFromCode(StatusCode code) {
   switch (code) {
     case StatusCode::kInvalidArgument:
       return Reason::kBadParameter;
@@ -48,10 +48,11 @@ std::optional<Reason> ReasonOfCode(StatusCode code) {
   }
 }
 
-// Null when the status is a bug of ours.
-const ReasonRow* PublicRow(const absl::Status& status, const std::optional<ErrorReason>& carried) {
+// Returns the row of the status, or null if the status is an internal bug.
+const ReasonRow* FindPublicRow(const absl::Status& status,
+                               const std::optional<ErrorReason>& carried) {
   const std::optional<Reason> reason =
-      carried ? std::optional<Reason>(carried->reason) : ReasonOfCode(status.code());
+      carried ? std::optional<Reason>(carried->reason) : ReasonFromCode(status.code());
   if (!reason) return nullptr;
   const ReasonRow& row = RowOf(*reason);
   const bool is_public = row.code != StatusCode::kInternal ||
@@ -70,10 +71,10 @@ absl::string_view WireError::Find(absl::string_view key) const {
 
 absl::Status SanitizeInternalError(absl::Status status) {
   if (status.ok()) return status;
-  if (PublicRow(status, GetErrorReason(status)) != nullptr) return status;
+  if (FindPublicRow(status, GetErrorReason(status)) != nullptr) return status;
   const std::string incident = NewIncidentId();
   log::Error("api", "internal error",
-             {{"incident_id", incident}, {"status", Cut(status.ToString(), 4096)}});
+             {{"incident_id", incident}, {"status", Truncate(status.ToString(), 4096)}});
   return WithReason(absl::InternalError(absl::StrCat("internal error, incident ", incident)),
                     Reason::kEngineError, {{"incident_id", incident}});
 }
@@ -82,17 +83,17 @@ WireError ToWireError(const absl::Status& original) {
   QUIRE_CHECK(!original.ok());
   const absl::Status status = SanitizeInternalError(original);
   const std::optional<ErrorReason> reason = GetErrorReason(status);
-  const ReasonRow* row = PublicRow(status, reason);
+  const ReasonRow* row = FindPublicRow(status, reason);
   WireError error;
   error.code = row->code;
   error.http_status = row->http_status;
   error.detail = row->detail;
   error.reason = row->reason;
-  error.message = Cut(status.message(), kMaxMessageBytes);
+  error.message = Truncate(status.message(), kMaxMessageBytes);
   std::size_t bytes = 0;
   if (reason) {
     for (const auto& [key, value] : reason->metadata) {
-      std::string text = Cut(value, kMaxValueBytes);
+      std::string text = Truncate(value, kMaxValueBytes);
       bytes += key.size() + text.size();
       if (bytes > kMaxMetadataBytes) break;
       error.metadata.emplace_back(key, std::move(text));
@@ -107,11 +108,12 @@ WireError ToWireError(const absl::Status& original) {
 
 absl::Status BadParameter(absl::string_view field, absl::string_view value,
                           absl::string_view range) {
-  return WithReason(
-      absl::InvalidArgumentError(
-          absl::StrCat(field, " is ", Cut(value, 128), ", it must be ", range)),
-      Reason::kBadParameter,
-      {{"field", std::string(field)}, {"value", Cut(value, 128)}, {"range", std::string(range)}});
+  return WithReason(absl::InvalidArgumentError(
+                        absl::StrCat(field, " is ", Truncate(value, 128), ", it must be ", range)),
+                    Reason::kBadParameter,
+                    {{"field", std::string(field)},
+                     {"value", Truncate(value, 128)},
+                     {"range", std::string(range)}});
 }
 
 absl::Status FeatureUnsupported(absl::string_view feature, absl::string_view field) {

@@ -1,15 +1,14 @@
 #pragma once
 
-// From a status to what the wire says of it: the code, HTTP status and details that the table of
-// reasons asks for (base/error_reason.h; docs/api.md, Errors).
+// Converts a status to its wire form: code, HTTP status and details, according to the table of
+// reasons (base/error_reason.h; docs/api.md, Errors).
 //
-// Place:      between the layers below, whose absl::Status carries a reason, and the transports.
-//             Knows no transport itself.
-// Invariants: a wire error always has a reason. What carries none, or one whose code is INTERNAL,
-//             is a bug of ours: INTERNAL / ENGINE_ERROR with an incident id, and the text goes to
-//             the log only.
+// Place:      between the lower layers, whose absl::Status carries a reason, and the transports.
+//             Does not depend on any transport.
+// Invariants: a wire error always has a reason. A status without a reason, or with a reason whose
+//             code is INTERNAL, is an internal bug. It becomes INTERNAL / ENGINE_ERROR with an
+//             incident id, and its text is only logged.
 // Threads:    any.
-// Lifetime:   values.
 
 #include <optional>
 #include <string>
@@ -32,23 +31,23 @@ struct WireError {
   std::vector<std::pair<std::string, std::string>> metadata;
   std::optional<absl::Duration> retry_delay;
 
-  // The value of the first entry `key`, or "".
+  // Returns the value of the first entry named `key`, or "".
   absl::string_view Find(absl::string_view key) const;
 };
 
-// What is a bug of ours, turned into ENGINE_ERROR with an incident id after its text was logged;
-// anything else, and what has an incident id already, stays as it is. A status that is used twice
-// is sanitized once before, else the log shows two incidents.
+// Converts an internal bug to ENGINE_ERROR with an incident id and logs its text. Returns any other
+// status, and one that has an incident id, unchanged. Sanitize a status before using it twice,
+// otherwise the log shows two incidents.
 absl::Status SanitizeInternalError(absl::Status status);
 
-// REQUIRES: !status.ok(). Sanitizes it. Message and metadata are cut so that the encoded details
-// stay below 4 KiB.
+// Converts and sanitizes the status. Truncates message and metadata so that the encoded details
+// have less than 4 KiB. REQUIRES: !status.ok().
 WireError ToWireError(const absl::Status& status);
 
-// Statuses that handlers make themselves.
+// Errors that handlers create themselves. The message is "FIELD is VALUE, it must be RANGE".
 absl::Status BadParameter(absl::string_view field, absl::string_view value,
                           absl::string_view range);
-// UNIMPLEMENTED / FEATURE_UNSUPPORTED; `field` may be empty (a whole method).
+// Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED. `field` is empty if a whole method is unsupported.
 absl::Status FeatureUnsupported(absl::string_view feature, absl::string_view field);
 
 }  // namespace quire::server

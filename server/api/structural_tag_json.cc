@@ -21,12 +21,12 @@ absl::Status Bad(absl::string_view field, const OrderedJson& value, absl::string
   return BadParameter(field, formats::OrderedText(value), range);
 }
 
-// One object with its place.
-class Members {
+// A JSON object and its path.
+class JsonMembers {
  public:
-  Members(const OrderedJson& json, std::string field) : json_(json), field_(std::move(field)) {}
+  JsonMembers(const OrderedJson& json, std::string field) : json_(json), field_(std::move(field)) {}
 
-  // Which members it may have.
+  // Refuses members other than `known`.
   absl::Status Check(std::initializer_list<absl::string_view> known) const {
     for (const auto& [key, value] : json_.items()) {
       if (std::ranges::find(known, key) == known.end()) {
@@ -41,39 +41,39 @@ class Members {
   bool IsText(const char* key, absl::string_view text) const {
     return Has(key) && At(key) == std::string(text);
   }
-  // Of a member that is not in the range, or not there.
+  // Returns the error of a member that is missing or out of range.
   absl::Status Bad(const char* key, absl::string_view range) const {
     return Has(key) ? quire::server::Bad(PathOf(key), At(key), range)
                     : BadParameter(PathOf(key), "absent", range);
   }
 
-  absl::Status Text(const char* key, std::string* text) const {
+  absl::Status ReadText(const char* key, std::string* text) const {
     if (!Has(key) || !At(key).is_string()) return Bad(key, "a text");
     *text = At(key).get<std::string>();
     return absl::OkStatus();
   }
-  // Absent: false.
-  absl::Status Bool(const char* key, bool* value) const {
+  // An absent member is false.
+  absl::Status ReadBool(const char* key, bool* value) const {
     if (!Has(key)) return absl::OkStatus();
     if (!At(key).is_boolean()) return Bad(key, "true or false");
     *value = At(key).get<bool>();
     return absl::OkStatus();
   }
-  // Calls `read` with each element and its place.
+  // Calls `read` with each element and its path.
   template <typename Read>
-  absl::Status List(const char* key, Read read) const {
+  absl::Status ForEach(const char* key, Read read) const {
     if (!Has(key) || !At(key).is_array()) return Bad(key, "a list");
     for (std::size_t i = 0; i < At(key).size(); ++i) {
       QUIRE_RETURN_IF_ERROR(read(At(key)[i], absl::StrCat(PathOf(key), "[", i, "]")));
     }
     return absl::OkStatus();
   }
-  // The same for objects.
+  // Calls `read` with each element, which must be an object.
   template <typename Read>
-  absl::Status Objects(const char* key, Read read) const {
-    return List(key, [&](const OrderedJson& value, const std::string& place) {
+  absl::Status ForEachObject(const char* key, Read read) const {
+    return ForEach(key, [&](const OrderedJson& value, const std::string& place) {
       if (!value.is_object()) return quire::server::Bad(place, value, "an object");
-      return read(Members(value, place));
+      return read(JsonMembers(value, place));
     });
   }
 
@@ -82,13 +82,13 @@ class Members {
   const std::string field_;
 };
 
-absl::Status ReadMarkers(const Members& tag, v1::StructuralTag* message) {
-  QUIRE_RETURN_IF_ERROR(tag.Text("begin", message->mutable_begin()));
-  return tag.Text("end", message->mutable_end());
+absl::Status ReadMarkers(const JsonMembers& tag, v1::StructuralTag* message) {
+  QUIRE_RETURN_IF_ERROR(tag.ReadText("begin", message->mutable_begin()));
+  return tag.ReadText("end", message->mutable_end());
 }
 
 // {"begin", "schema", "end"}
-absl::Status ReadStructure(const Members& tag, v1::StructuralTag* message) {
+absl::Status ReadStructure(const JsonMembers& tag, v1::StructuralTag* message) {
   QUIRE_RETURN_IF_ERROR(tag.Check({"begin", "schema", "end"}));
   QUIRE_RETURN_IF_ERROR(ReadMarkers(tag, message));
   if (!tag.Has("schema")) return tag.Bad("schema", "a schema");
@@ -96,7 +96,7 @@ absl::Status ReadStructure(const Members& tag, v1::StructuralTag* message) {
   return absl::OkStatus();
 }
 
-absl::Status ReadContent(const Members& content, v1::StructuralTag* message) {
+absl::Status ReadContent(const JsonMembers& content, v1::StructuralTag* message) {
   if (content.IsText("type", "json_schema")) {
     QUIRE_RETURN_IF_ERROR(content.Check({"type", "json_schema"}));
     if (!content.Has("json_schema")) return content.Bad("json_schema", "a schema");
@@ -105,72 +105,73 @@ absl::Status ReadContent(const Members& content, v1::StructuralTag* message) {
   }
   if (content.IsText("type", "regex")) {
     QUIRE_RETURN_IF_ERROR(content.Check({"type", "pattern"}));
-    return content.Text("pattern", message->mutable_regex());
+    return content.ReadText("pattern", message->mutable_regex());
   }
   if (content.IsText("type", "grammar")) {
     QUIRE_RETURN_IF_ERROR(content.Check({"type", "grammar"}));
-    return content.Text("grammar", message->mutable_ebnf_grammar());
+    return content.ReadText("grammar", message->mutable_ebnf_grammar());
   }
   return content.Bad("type", "json_schema, regex or grammar");
 }
 
 // {"type": "tag", "begin", "content", "end"}
-absl::Status ReadTag(const Members& tag, v1::StructuralTag* message) {
+absl::Status ReadTag(const JsonMembers& tag, v1::StructuralTag* message) {
   QUIRE_RETURN_IF_ERROR(tag.Check({"type", "begin", "content", "end"}));
   if (tag.Has("type") && !tag.IsText("type", "tag")) return tag.Bad("type", "tag");
   QUIRE_RETURN_IF_ERROR(ReadMarkers(tag, message));
   if (!tag.Has("content") || !tag.At("content").is_object()) {
     return tag.Bad("content", "an object");
   }
-  return ReadContent(Members(tag.At("content"), tag.PathOf("content")), message);
+  return ReadContent(JsonMembers(tag.At("content"), tag.PathOf("content")), message);
 }
 
-absl::Status ReadTriggers(const Members& object, v1::StructuralTags* tags) {
-  return object.List("triggers", [&](const OrderedJson& text, const std::string& place) {
+absl::Status ReadTriggers(const JsonMembers& object, v1::StructuralTags* tags) {
+  return object.ForEach("triggers", [&](const OrderedJson& text, const std::string& place) {
     if (!text.is_string()) return Bad(place, text, "a text");
     tags->add_triggers(text.get<std::string>());
     return absl::OkStatus();
   });
 }
 
-absl::Status ReadStructures(const Members& object, v1::StructuralTags* tags) {
+absl::Status ReadStructures(const JsonMembers& object, v1::StructuralTags* tags) {
   QUIRE_RETURN_IF_ERROR(object.Check({"type", "structures", "triggers"}));
   QUIRE_RETURN_IF_ERROR(ReadTriggers(object, tags));
-  return object.Objects("structures",
-                        [&](const Members& tag) { return ReadStructure(tag, tags->add_tags()); });
+  return object.ForEachObject(
+      "structures", [&](const JsonMembers& tag) { return ReadStructure(tag, tags->add_tags()); });
 }
 
-absl::Status ReadTriggeredTags(const Members& format, v1::StructuralTags* tags) {
+absl::Status ReadTriggeredTags(const JsonMembers& format, v1::StructuralTags* tags) {
   QUIRE_RETURN_IF_ERROR(
       format.Check({"type", "triggers", "tags", "at_least_one", "stop_after_first"}));
   QUIRE_RETURN_IF_ERROR(ReadTriggers(format, tags));
   bool at_least_one = false, stop_after_first = false;
-  QUIRE_RETURN_IF_ERROR(format.Bool("at_least_one", &at_least_one));
-  QUIRE_RETURN_IF_ERROR(format.Bool("stop_after_first", &stop_after_first));
+  QUIRE_RETURN_IF_ERROR(format.ReadBool("at_least_one", &at_least_one));
+  QUIRE_RETURN_IF_ERROR(format.ReadBool("stop_after_first", &stop_after_first));
   tags->set_at_least_one(at_least_one);
   tags->set_stop_after_first(stop_after_first);
-  return format.Objects("tags", [&](const Members& tag) { return ReadTag(tag, tags->add_tags()); });
+  return format.ForEachObject(
+      "tags", [&](const JsonMembers& tag) { return ReadTag(tag, tags->add_tags()); });
 }
 
 }  // namespace
 
 absl::Status ReadStructuralTagJson(absl::string_view text, absl::string_view field,
                                    v1::StructuralTags* tags) {
-  // Bounds depth and size, and refuses keys that are there twice.
+  // Limits depth and size, and refuses duplicate keys.
   const auto checked = formats::JsonDocument::Parse(text);
   if (!checked.ok()) {
     return BadParameter(field, text, absl::StrCat("JSON: ", checked.status().message()));
   }
   const auto json = OrderedJson::parse(text.begin(), text.end());
   if (!json.is_object()) return Bad(field, json, "an object");
-  const Members object(json, std::string(field));
+  const JsonMembers object(json, std::string(field));
   if (!object.IsText("type", "structural_tag")) return object.Bad("type", "structural_tag");
   if (object.Has("structures")) return ReadStructures(object, tags);
   QUIRE_RETURN_IF_ERROR(object.Check({"type", "format"}));
   if (!object.Has("format") || !object.At("format").is_object()) {
     return object.Bad("format", "an object, or absent beside structures");
   }
-  const Members format(object.At("format"), object.PathOf("format"));
+  const JsonMembers format(object.At("format"), object.PathOf("format"));
   if (!format.IsText("type", "triggered_tags")) return format.Bad("type", "triggered_tags");
   return ReadTriggeredTags(format, tags);
 }

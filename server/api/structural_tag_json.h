@@ -1,14 +1,14 @@
 #pragma once
 
-// Structural tags as vLLM and its library spell them in JSON -> quire.v1.StructuralTags.
+// Converts structural tags in the JSON format of vLLM and xgrammar to quire.v1.StructuralTags.
 //
 //   {"type": "structural_tag", "structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}
 //   {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": [...], "tags":
 //     [{"begin", "content", "end"}, ...], "at_least_one": BOOL, "stop_after_first": BOOL}}
 //
-// Place:      for the transports whose clients send such a text.
-// Invariants: schemas keep the order of their keys. Members that are not known are refused: they
-//             would change what the answer may be.
+// Place:      for transports whose clients send this format.
+// Invariants: schemas keep the order of their keys. Unknown members are refused, because ignoring
+//             them would change the allowed answers.
 // Threads:    pure.
 
 #include "absl/status/status.h"
@@ -17,8 +17,8 @@
 
 namespace quire::server {
 
-// Errors: INVALID_ARGUMENT / BAD_PARAMETER with metadata `field`, a path that begins with the one
-// given.
+// Returns INVALID_ARGUMENT / BAD_PARAMETER on errors. The path in the metadata `field` begins with
+// `field`.
 absl::Status ReadStructuralTagJson(absl::string_view text, absl::string_view field,
                                    v1::StructuralTags* tags);
 

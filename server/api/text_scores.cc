@@ -13,23 +13,23 @@
 namespace quire::server {
 namespace {
 
-text::ChatInput ChatOf(const TextPair& pair) {
+text::ChatInput MakeChat(const TextPair& pair) {
   return {.messages = {{.role = "query", .content = std::string(pair.query)},
                        {.role = "document", .content = std::string(pair.document)}}};
 }
 
-engine::Request LabelRequest() {
+engine::Request MakeLabelRequest() {
   engine::Request request;
   request.task = engine::Task::kEmbed;
   request.pooling = engine::Pooling::kLast;
   return request;
 }
 
-// The two continuations of one prompt; the second reads the pages of the first.
+// Adds the two continuations of one prompt. The second one reuses the pages of the first.
 void AddYesNo(const ServedModel& served, const TextPair& pair, std::vector<EvaluationItem>* items) {
   engine::ScorePrompt prompt;
   prompt.context_chat =
-      engine::ChatPrompt{.chat = ChatOf(pair), .templates = served.translator.options()->chat};
+      engine::ChatPrompt{.chat = MakeChat(pair), .templates = served.translator.options()->chat};
   const YesNoTokens& tokens = *served.description.yes_no;
   const std::size_t first = items->size();
   for (const std::int32_t token : {tokens.yes, tokens.no}) {
@@ -44,7 +44,7 @@ void AddYesNo(const ServedModel& served, const TextPair& pair, std::vector<Evalu
   yes.request.output.text = false;
   EvaluationItem& no = items->back();
   no.after = first;
-  no.takes_context = true;
+  no.copies_context = true;
   std::get<engine::ScorePrompt>(no.request.prompt).context_chat.reset();
 }
 
@@ -52,9 +52,9 @@ void AddLabelPair(const ServedModel& served, const TextPair& pair,
                   std::vector<EvaluationItem>* items) {
   const auto options = served.translator.options();
   EvaluationItem& item = items->emplace_back();
-  item.request = LabelRequest();
+  item.request = MakeLabelRequest();
   if (options->chat != nullptr && options->chat->has_default()) {
-    item.request.prompt = engine::ChatPrompt{.chat = ChatOf(pair), .templates = options->chat};
+    item.request.prompt = engine::ChatPrompt{.chat = MakeChat(pair), .templates = options->chat};
   } else {
     item.request.prompt = engine::ScorePrompt{.context_text = std::string(pair.query),
                                               .context_ids = {},
@@ -63,7 +63,7 @@ void AddLabelPair(const ServedModel& served, const TextPair& pair,
   }
 }
 
-absl::Status Empty(const std::string& field) {
+absl::Status EmptyText(const std::string& field) {
   return WithReason(absl::InvalidArgumentError(absl::StrCat(field, " is empty")),
                     Reason::kPromptMissing, {{"field", field}});
 }
@@ -76,23 +76,23 @@ absl::StatusOr<std::vector<EvaluationItem>> ToPairItems(const ServedModel& serve
   const bool is_yes_no = model.yes_no.has_value();
   if (!is_yes_no && (!model.classifier || model.classifier->labels.size() != 1)) {
     return FeatureUnsupported(
-        "scoring pairs with a model that has neither a head of one label nor a LogitScore module",
+        "scoring pairs with a model that has neither a one-label head nor a LogitScore module",
         "model");
   }
   std::size_t bytes = 0;
   for (const TextPair& pair : pairs) {
-    if (pair.query.empty()) return Empty(pair.query_field);
-    if (pair.document.empty()) return Empty(pair.document_field);
+    if (pair.query.empty()) return EmptyText(pair.query_field);
+    if (pair.document.empty()) return EmptyText(pair.document_field);
     bytes += pair.query.size() + pair.document.size();
   }
   if (bytes > kMaxPairBytes) {
     const std::string& first = pairs.front().document_field;
     return BadParameter(first.substr(0, first.find('[')),
-                        absl::StrCat(bytes, " bytes with the query of each"),
+                        absl::StrCat(bytes, " bytes, counting the query per document"),
                         absl::StrCat("at most ", kMaxPairBytes, " bytes"));
   }
   std::vector<EvaluationItem> items;
-  std::size_t named = 0;  // items that have their field
+  std::size_t named = 0;  // number of items whose field is set
   for (const TextPair& pair : pairs) {
     if (is_yes_no) {
       AddYesNo(served, pair, &items);
@@ -104,12 +104,13 @@ absl::StatusOr<std::vector<EvaluationItem>> ToPairItems(const ServedModel& serve
   return items;
 }
 
-std::vector<double> PairScores(const ServedModel& served,
-                               const std::vector<EvaluationResult>& results) {
+std::vector<double> ComputePairScores(const ServedModel& served,
+                                      const std::vector<EvaluationResult>& results) {
   std::vector<double> scores;
   if (!served.description.yes_no) {
     for (const EvaluationResult& result : results) {
-      scores.push_back(LabelProbabilities(*served.description.classifier, result.pooled).front());
+      scores.push_back(
+          ComputeLabelProbabilities(*served.description.classifier, result.pooled).front());
     }
     return scores;
   }
@@ -123,11 +124,11 @@ std::vector<double> PairScores(const ServedModel& served,
 
 absl::Status CheckClassifies(const ServedModel& served) {
   if (served.description.classifier) return absl::OkStatus();
-  return FeatureUnsupported("classification with a model that has no labels", "model");
+  return FeatureUnsupported("classification with a model without labels", "model");
 }
 
-std::vector<double> LabelProbabilities(const Classifier& classifier,
-                                       const std::vector<float>& hidden) {
+std::vector<double> ComputeLabelProbabilities(const Classifier& classifier,
+                                              const std::vector<float>& hidden) {
   const std::vector<float>& weights = *classifier.weights;
   std::vector<double> values(classifier.labels.size());
   for (std::size_t label = 0; label < values.size(); ++label) {
@@ -143,7 +144,7 @@ std::vector<double> LabelProbabilities(const Classifier& classifier,
   return values;
 }
 
-engine::Usage SumOfUsage(const std::vector<EvaluationResult>& results) {
+engine::Usage SumUsage(const std::vector<EvaluationResult>& results) {
   engine::Usage sum;
   for (const EvaluationResult& result : results) {
     sum.prompt_tokens += result.usage.prompt_tokens;

@@ -1,19 +1,18 @@
 #pragma once
 
-// Texts and pairs of texts -> items of an Evaluation, and its results -> probabilities: what
-// classifiers and rerankers are asked.
+// Scores of classifiers and rerankers: converts texts and pairs of texts to items of an Evaluation,
+// and its results to probabilities.
 //
-//   classifier     logits = score * hidden state of the last token; softmax, of one label sigmoid
-//   yes/no         exp(y) / (exp(y) + exp(n)) of two tokens behind the prompt
+//   classifier     logits = weights * hidden state of the last token; softmax (one label: sigmoid)
+//   yes/no         exp(y) / (exp(y) + exp(n)) for the logits of two tokens after the prompt
 //
-// A pair is rendered by the model's chat template, as messages of the roles `query` and `document`;
-// a classifier without a template reads the query with what the tokenizer adds, then the document.
+// A pair is rendered by the model's chat template, as messages with the roles `query` and
+// `document`. A classifier without a template gets the tokenized query, then the document.
 //
 // Place:      between the transports and Evaluation.
-// Invariants: a template is the model's file, never built in. Sums are in double, in the order of
-//             the hidden state's columns.
+// Invariants: templates come from the model's files and are never built in. Sums are computed in
+//             double, in the order of the hidden state's columns.
 // Threads:    any.
-// Lifetime:   none.
 
 #include <cstddef>
 #include <string>
@@ -28,34 +27,35 @@
 
 namespace quire::server {
 
-// Views: one query may stand in all pairs of a call.
+// Views, because all pairs of a call may have the same query.
 struct TextPair {
   absl::string_view query;
   absl::string_view document;
-  // Errors name these fields, in which the client sent them.
+  // The client's names of these fields, for error messages.
   std::string query_field = "query";
   std::string document_field = "document";
 };
 
-// Of all pairs of a call, the query counted in each: every pair becomes a prompt of its own.
+// Maximum bytes of all pairs of a call. The query counts once per pair, since each pair is a
+// prompt.
 inline constexpr std::size_t kMaxPairBytes = std::size_t{64} << 20;
 
-// FEATURE_UNSUPPORTED where the model is neither a classifier of one label nor a yes/no reranker;
-// BAD_PARAMETER above kMaxPairBytes, before any pair is copied. Pairs are rendered and tokenized by
-// the engine's text workers, as all prompts are.
+// Returns FEATURE_UNSUPPORTED unless the model is a classifier with one label or a yes/no reranker.
+// Returns BAD_PARAMETER above kMaxPairBytes, before any pair is copied. The engine's text workers
+// render and tokenize the pairs.
 absl::StatusOr<std::vector<EvaluationItem>> ToPairItems(const ServedModel& served,
                                                         const std::vector<TextPair>& pairs);
-// One in [0, 1] a pair. REQUIRES: the results are those of ToPairItems.
-std::vector<double> PairScores(const ServedModel& served,
-                               const std::vector<EvaluationResult>& results);
+// Returns one score in [0, 1] per pair. REQUIRES: the results belong to items of ToPairItems.
+std::vector<double> ComputePairScores(const ServedModel& served,
+                                      const std::vector<EvaluationResult>& results);
 
-// FEATURE_UNSUPPORTED where the model is no classifier.
+// Returns FEATURE_UNSUPPORTED unless the model is a classifier.
 absl::Status CheckClassifies(const ServedModel& served);
-// Of each label one in [0, 1]. REQUIRES: a classifier; `hidden` has its width.
-std::vector<double> LabelProbabilities(const Classifier& classifier,
-                                       const std::vector<float>& hidden);
+// Returns the probability of each label. REQUIRES: `hidden` has the classifier's width.
+std::vector<double> ComputeLabelProbabilities(const Classifier& classifier,
+                                              const std::vector<float>& hidden);
 
-// What all items have used; a pair's prompt counts once for each item that reads it.
-engine::Usage SumOfUsage(const std::vector<EvaluationResult>& results);
+// Returns the total usage. A pair's prompt counts once per item that reads it.
+engine::Usage SumUsage(const std::vector<EvaluationResult>& results);
 
 }  // namespace quire::server

@@ -19,7 +19,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::UnknownField;
 using google::protobuf::UnknownFieldSet;
 
-// Messages of the API nest far less deep.
+// Larger than the nesting of any API message.
 constexpr int kMaxDepth = 16;
 
 struct BadText {
@@ -27,7 +27,7 @@ struct BadText {
   std::size_t offset = 0;
 };
 
-// Looks at the raw fields of `bytes` with the eyes of `type`; OK bytes give nothing.
+// Searches the raw fields of `bytes`, interpreted as `type`.
 std::optional<BadText> FindBadText(const Descriptor* type, const std::string& bytes,
                                    const std::string& prefix, int depth) {
   UnknownFieldSet fields;

@@ -1,9 +1,9 @@
 #pragma once
 
-// Why a request message did not parse. Protobuf says only that it did not; a client with text that
-// is not UTF-8 deserves the field and the offset.
+// Finds out why a request message did not parse. Protobuf does not report it; for text that is not
+// UTF-8, the client should get the field and the offset.
 //
-// Place:      used by handlers that take their requests as bytes.
+// Place:      used by handlers that receive requests as bytes.
 // Threads:    any.
 
 #include <string>
@@ -17,9 +17,9 @@ class Descriptor;
 
 namespace quire::server {
 
-// INVALID_ARGUMENT / BAD_UTF8 with field path and byte offset when a text field of `type` holds
-// bytes that are not UTF-8; else INVALID_ARGUMENT / BAD_PARAMETER. REQUIRES: parsing `bytes` as
-// `type` failed.
+// Returns INVALID_ARGUMENT / BAD_UTF8 with field path and byte offset if a text field of `type` is
+// not UTF-8; otherwise INVALID_ARGUMENT / BAD_PARAMETER. REQUIRES: parsing `bytes` as `type`
+// failed.
 absl::Status ExplainParseFailure(const google::protobuf::Descriptor* type,
                                  const std::string& bytes);
 

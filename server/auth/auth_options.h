@@ -1,9 +1,9 @@
 #pragma once
 
-// How callers are known and what they may do, as the configuration says it.
+// Options of authentication and TLS.
 //
 // Place:      shared by configuration, authenticator and handlers.
-// Threads:    values.
+// Threads:    plain values.
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@
 namespace quire::server {
 
 enum class Scope : std::uint8_t {
-  kGenerate,  // GenerationService, the OpenAI-compatible listener
+  kGenerate,  // GenerationService and the OpenAI-compatible listener
   kAdmin,     // AdminService
   kMetrics    // /metrics
 };
@@ -46,18 +46,18 @@ class ScopeSet {
 
 enum class AuthMode : std::uint8_t { kNone, kToken, kMtls };
 
-// auth.*
+// Section auth of the configuration.
 struct AuthOptions {
   AuthMode mode = AuthMode::kNone;
-  std::string tokens_file = {};    // kToken
-  ScopeSet anonymous_scopes = {};  // kToken: of callers without a token
+  std::string tokens_file = {};    // for kToken
+  ScopeSet anonymous_scopes = {};  // for kToken: scopes of callers without a token
   bool trust_tenant_metadata = false;
 };
 
-// tls.*; an empty cert_file means plain text.
+// Section tls of the configuration. An empty cert_file means no TLS.
 struct TlsOptions {
   std::string cert_file, key_file;
-  std::string client_ca_file;  // empty: clients show no certificate
+  std::string client_ca_file;  // empty: client certificates are not requested
   bool require_client_cert = false;
   absl::Duration refresh_interval = absl::Seconds(60);
 

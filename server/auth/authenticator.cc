@@ -29,11 +29,11 @@ namespace {
 
 using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
 
-// Every call is compared with every line: so many take about a tenth of a millisecond.
+// Every call is compared with every line; this many take about 0.1 ms.
 constexpr std::size_t kMaxTokens = 10000;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr std::size_t kMaxTenantBytes = 64;
-constexpr std::size_t kShownDigestBytes = 8;  // of the hash, in the principal
+constexpr std::size_t kShownDigestBytes = 8;  // bytes of the hash in the principal
 
 constexpr absl::string_view kCountPrefix = "# tokens:";
 constexpr absl::string_view kTokenPrefix = "token:";
@@ -57,25 +57,26 @@ Digest Hash(absl::string_view token) {
   return digest;
 }
 
-// A name that fits a log line and a label: 1 to 64 bytes, none of them a control character.
+// Returns true for 1 to 64 bytes without control characters, which are safe in log lines and
+// labels.
 bool IsTenantName(absl::string_view name) {
   return !name.empty() && name.size() <= kMaxTenantBytes &&
          std::none_of(name.begin(), name.end(),
                       [](unsigned char c) { return absl::ascii_iscntrl(c); });
 }
 
-absl::Status Missing(absl::string_view text) {
+absl::Status MissingTokenError(absl::string_view text) {
   return WithReason(absl::UnauthenticatedError(text), Reason::kTokenMissing);
 }
 
-absl::Status Invalid(absl::string_view text) {
+absl::Status InvalidTokenError(absl::string_view text) {
   return WithReason(absl::UnauthenticatedError(text), Reason::kTokenInvalid);
 }
 
-absl::Status LacksScope(absl::string_view who, Scope scope) {
+absl::Status MissingScopeError(absl::string_view who, Scope scope) {
   return WithReason(
       absl::PermissionDeniedError(absl::StrCat(who, " lacks the scope ", ScopeName(scope))),
-      Reason::kScope, {{"scope", std::string(ScopeName(scope))}});
+      Reason::kScopeMissing, {{"scope", std::string(ScopeName(scope))}});
 }
 
 absl::StatusOr<ScopeSet> ParseScopes(absl::string_view text) {
@@ -91,7 +92,7 @@ absl::StatusOr<ScopeSet> ParseScopes(absl::string_view text) {
   return scopes;
 }
 
-// `line` has something in it.
+// REQUIRES: `line` is not empty.
 absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
   const std::vector<absl::string_view> words =
       absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
@@ -103,7 +104,7 @@ absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
   const bool is_hex = words[0].size() == 2 * token.digest.size() &&
                       std::all_of(words[0].begin(), words[0].end(),
                                   [](unsigned char c) { return absl::ascii_isxdigit(c); });
-  // What stands there may be the token itself, so it is not shown.
+  // The word may be the token itself, so the message does not show it.
   if (!is_hex) {
     return absl::InvalidArgumentError(absl::StrCat("the first word is not a SHA-256 in ",
                                                    2 * token.digest.size(), " hex digits"));
@@ -126,7 +127,7 @@ absl::Status FileError(const std::string& path, absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("auth.tokens_file: ", path, text));
 }
 
-// Of a comment "# tokens: 12": the number; of other lines nothing.
+// Returns the number of a comment "# tokens: 12", or nothing for other lines.
 absl::StatusOr<std::optional<std::size_t>> ParseCount(absl::string_view line) {
   if (!absl::ConsumePrefix(&line, kCountPrefix)) return std::optional<std::size_t>();
   std::uint64_t count = 0;
@@ -137,19 +138,19 @@ absl::StatusOr<std::optional<std::size_t>> ParseCount(absl::string_view line) {
   return std::optional<std::size_t>(count);
 }
 
-// The signs of a file that is not whole. Each of its lines may be in order all the same.
-absl::Status CheckWhole(absl::string_view content, std::size_t tokens,
-                        std::optional<std::size_t> count) {
+// Refuses a file that looks truncated, even if each of its lines is valid.
+absl::Status CheckComplete(absl::string_view content, std::size_t tokens,
+                           std::optional<std::size_t> count) {
   if (count.has_value() && *count != tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(" has ", tokens, " tokens, and says \"", kCountPrefix, " ", *count, "\""));
+    return absl::InvalidArgumentError(absl::StrCat(
+        " has ", tokens, " tokens, but its comment declares \"", kCountPrefix, " ", *count, "\""));
   }
   if (tokens == 0 && !count.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        " has no token; if no caller is to have one, say \"", kCountPrefix, " 0\" in it"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(" has no token; if that is intended, add the line \"", kCountPrefix, " 0\""));
   }
   if (!content.empty() && content.back() != '\n') {
-    return absl::InvalidArgumentError(" ends within a line, so there may be more to come");
+    return absl::InvalidArgumentError(" does not end with a newline and may be incomplete");
   }
   return absl::OkStatus();
 }
@@ -183,8 +184,8 @@ absl::StatusOr<std::vector<TokenLine>> ParseTokens(const std::string& path,
     }
     tokens.push_back(*std::move(token));
   }
-  const absl::Status whole = CheckWhole(content, tokens.size(), count);
-  if (!whole.ok()) return FileError(path, whole.message());
+  const absl::Status complete = CheckComplete(content, tokens.size(), count);
+  if (!complete.ok()) return FileError(path, complete.message());
   return tokens;
 }
 
@@ -203,7 +204,7 @@ struct AuthRules {
   AuthOptions options;
   std::vector<TokenLine> tokens;
 
-  // All lines are looked at, whichever matches.
+  // Compares with all lines, even after a match.
   const TokenLine* Find(absl::string_view token) const {
     const Digest digest = Hash(token);
     const TokenLine* found = nullptr;
@@ -216,26 +217,27 @@ struct AuthRules {
 
 namespace {
 
-absl::StatusOr<Identity> ByToken(const AuthRules& rules, const Credentials& credentials,
-                                 Scope needed) {
+absl::StatusOr<Identity> IdentifyByToken(const AuthRules& rules, const Credentials& credentials,
+                                         Scope needed) {
   if (credentials.bearer_token.empty()) {
     Identity anonymous{.principal = "", .scopes = rules.options.anonymous_scopes};
     if (anonymous.scopes.Has(needed)) return anonymous;
-    return Missing("the call has no bearer token");
+    return MissingTokenError("the call has no bearer token");
   }
   const TokenLine* line = rules.Find(credentials.bearer_token);
-  if (line == nullptr) return Invalid("the bearer token is not known");
-  if (!line->scopes.Has(needed)) return LacksScope("the token", needed);
+  if (line == nullptr) return InvalidTokenError("the bearer token is unknown");
+  if (!line->scopes.Has(needed)) return MissingScopeError("the token", needed);
   return Identity{.principal = line->principal, .tenant = line->tenant, .scopes = line->scopes};
 }
 
-absl::StatusOr<Identity> ByCertificate(const Credentials& credentials) {
+absl::StatusOr<Identity> IdentifyByCertificate(const Credentials& credentials) {
   const std::string& name = credentials.certificate_name;
-  if (name.empty()) return Missing("the call has no client certificate with a common name");
+  if (name.empty())
+    return MissingTokenError("the call has no client certificate with a common name");
   if (!IsTenantName(name)) {
-    return Invalid(absl::StrCat("the common name of the certificate has ", name.size(),
-                                " bytes, at most ", kMaxTenantBytes,
-                                " printable ones make a tenant"));
+    return InvalidTokenError(absl::StrCat("the common name of the certificate has ", name.size(),
+                                          " bytes, but a tenant has 1 to ", kMaxTenantBytes,
+                                          " printable bytes"));
   }
   return Identity{.principal = absl::StrCat(kCertificatePrefix, name),
                   .tenant = name,
@@ -244,16 +246,17 @@ absl::StatusOr<Identity> ByCertificate(const Credentials& credentials) {
 
 absl::StatusOr<Identity> Identify(const AuthRules& rules, const Credentials& credentials,
                                   Scope needed) {
-  // The mode of the socket says who may connect; that is its authentication.
+  // The permissions of the socket are its authentication.
   if (needed == Scope::kAdmin && credentials.is_local_socket) {
     return Identity{.principal = std::string(kLocalPrincipal), .scopes = ScopeSet::All()};
   }
   switch (rules.options.mode) {
     case AuthMode::kToken:
-      return ByToken(rules, credentials, needed);
+      return IdentifyByToken(rules, credentials, needed);
     case AuthMode::kMtls:
-      // The HTTP listener for metrics asks for no certificates; it is open unless tokens guard it.
-      if (needed != Scope::kMetrics) return ByCertificate(credentials);
+      // The HTTP listener of metrics does not request certificates, so it is open except with
+      // tokens.
+      if (needed != Scope::kMetrics) return IdentifyByCertificate(credentials);
       break;
     case AuthMode::kNone:
       break;
@@ -324,7 +327,7 @@ absl::StatusOr<Identity> Authenticator::Authenticate(const Credentials& credenti
   return identity;
 }
 
-bool Authenticator::StillHolds(absl::string_view principal, Scope needed) const {
+bool Authenticator::IsStillAllowed(absl::string_view principal, Scope needed) const {
   const std::shared_ptr<const AuthRules> rules = this->rules();
   if (rules->options.mode != AuthMode::kToken || principal == kLocalPrincipal) return true;
   if (principal.empty()) return rules->options.anonymous_scopes.Has(needed);
@@ -341,7 +344,7 @@ absl::string_view BearerToken(absl::string_view authorization) {
 }
 
 absl::Status RevokedError() {
-  return Invalid("the token was revoked while the call ran");
+  return InvalidTokenError("the token was revoked while the call ran");
 }
 
 }  // namespace quire::server

@@ -1,20 +1,19 @@
 #pragma once
 
-// Who calls, for which tenant, and whether he may: the one place that decides it. Transports take
-// Credentials out of a call and ask; they decide nothing themselves.
+// Authenticates callers and checks their scopes. Transports extract Credentials from a call and
+// leave every decision to this class.
 //
-//   none   everybody may do everything; one principal ""
-//   token  SHA-256 of the bearer token is looked up in auth.tokens_file, which is refused when it
-//          shows that it is not whole
-//   mtls   the common name of the client certificate that TLS has verified is principal and tenant
+//   none   every caller has every scope; the principal is ""
+//   token  the SHA-256 of the bearer token is looked up in auth.tokens_file; an incomplete file is
+//          refused
+//   mtls   the common name of the verified client certificate is principal and tenant
 //
-// Place:      made by the daemon, in HandlerContext; asked by every handler (grpc/unary_call.h, the
-//             reactors) and by the HTTP listeners.
-// Invariants: the tenant never comes from a request field. Presented tokens are compared as
-//             SHA-256, with every line of the table, in a time that does not depend on where they
-//             differ; neither tokens nor whole hashes are logged. AdminService on a Unix socket is
-//             guarded by the mode of the socket alone, in every mode; other scopes are checked on
-//             Unix sockets too.
+// Place:      created by the daemon, in HandlerContext; used by every handler (grpc/unary_call.h,
+//             the reactors) and by the HTTP listeners.
+// Invariants: the tenant never comes from a request field. The SHA-256 of a presented token is
+//             compared with every line of the table, in constant time. Tokens and complete hashes
+//             are not logged. AdminService on a Unix socket is protected only by the socket's
+//             permissions, in every mode; other scopes are checked on Unix sockets too.
 // Threads:    every method from any.
 // Lifetime:   outlives listeners and handlers.
 
@@ -33,49 +32,50 @@
 
 namespace quire::server {
 
-// What a call presents. Fields that it does not have stay empty.
+// Credentials of a call. Absent ones are empty.
 struct Credentials {
-  std::string bearer_token = {};      // of `authorization: Bearer TOKEN`; see BearerToken
-  std::string certificate_name = {};  // common name of a client certificate that TLS has verified
-  std::string tenant_metadata = {};   // quire-tenant; used with auth.trust_tenant_metadata only
-  bool is_local_socket = false;       // the call came over a Unix socket
+  std::string bearer_token = {};      // from `authorization: Bearer TOKEN`; see BearerToken
+  std::string certificate_name = {};  // common name of the verified client certificate
+  std::string tenant_metadata = {};   // quire-tenant; used only with auth.trust_tenant_metadata
+  bool is_local_socket = false;       // the call arrived on a Unix socket
 };
 
 struct Identity {
-  // Who: "" = an unnamed caller, "token:" and 16 hex digits of its hash, "cert:" and the name of
-  // the certificate, "local" for the admin socket.
+  // "" for an anonymous caller, "token:" and 16 hex digits of the token's hash, "cert:" and the
+  // certificate's common name, or "local" for the admin socket.
   std::string principal;
   std::string tenant = "default";
   ScopeSet scopes;
 };
 
-// The rules in effect, immutable: read from a file at once, put into effect at once.
+// The rules in effect. Immutable; replaced as a whole.
 struct AuthRules;
 
 class Authenticator {
  public:
-  // INVALID_ARGUMENT naming file, line and what is wrong.
+  // Returns INVALID_ARGUMENT that names file, line and problem.
   static absl::StatusOr<std::unique_ptr<Authenticator>> Create(const AuthOptions& options);
   ~Authenticator();
 
-  // The caller, if he holds `needed`. Else UNAUTHENTICATED / TOKEN_MISSING or TOKEN_INVALID,
-  // PERMISSION_DENIED / SCOPE, or INVALID_ARGUMENT / BAD_PARAMETER for a tenant in metadata that is
-  // no name.
+  // Returns the caller if it has the scope `needed`. Otherwise returns UNAUTHENTICATED /
+  // TOKEN_MISSING or TOKEN_INVALID, or PERMISSION_DENIED / SCOPE_MISSING. A malformed tenant in the
+  // metadata is INVALID_ARGUMENT / BAD_PARAMETER.
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
 
-  // Whether the principal of an earlier answer would still get `needed`. False once its token was
-  // taken out of the file or lost the scope: then streams under way end (docs/security.md).
-  bool StillHolds(absl::string_view principal, Scope needed) const;
-  // Grows with every Apply: as long as it stays, so do all answers.
+  // Returns whether a principal that was authenticated earlier still has `needed`. It becomes false
+  // if the token was removed from the file or lost the scope; then its streams end
+  // (docs/security.md).
+  bool IsStillAllowed(absl::string_view principal, Scope needed) const;
+  // Incremented by every Apply. Results of IsStillAllowed do not change while it stays the same.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
-  // A reload in two steps, so that nothing changes when anything is wrong: Read the file, then
-  // Apply. `options.mode` and `options.trust_tenant_metadata` as at Create.
+  // A reload in two steps, so that an error changes nothing: Read the file, then Apply.
+  // `options.mode` and `options.trust_tenant_metadata` must be those of Create.
   static absl::StatusOr<std::shared_ptr<const AuthRules>> Read(const AuthOptions& options);
-  // Those that Read reads.
+  // Returns the files that Read reads.
   static std::vector<NamedFile> Files(const AuthOptions& options);
   void Apply(std::shared_ptr<const AuthRules> rules);
-  // Both at once.
+  // Runs Read and Apply.
   absl::Status Reload(const AuthOptions& options);
 
  private:
@@ -87,10 +87,10 @@ class Authenticator {
   std::atomic<std::uint64_t> version_{0};
 };
 
-// The token of a header `Bearer TOKEN`, the scheme in any case; "" when it is none.
+// Returns the token of a header `Bearer TOKEN` (the scheme in any case), or "" if it has none.
 absl::string_view BearerToken(absl::string_view authorization);
 
-// The reason of TOKEN_INVALID for streams whose token was revoked while they ran.
+// Returns the TOKEN_INVALID status of a stream whose token was revoked.
 absl::Status RevokedError();
 
 }  // namespace quire::server

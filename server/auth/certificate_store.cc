@@ -33,7 +33,7 @@ using Bio = std::unique_ptr<BIO, Deleter>;
 using Certificate = std::unique_ptr<X509, Deleter>;
 using Key = std::unique_ptr<EVP_PKEY, Deleter>;
 
-absl::Status Bad(absl::string_view name, absl::string_view file, absl::string_view what) {
+absl::Status BadFile(absl::string_view name, absl::string_view file, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(name, ": ", file, " ", what));
 }
 
@@ -47,7 +47,7 @@ Bio AsBio(const std::string& pem) {
   return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// A key with a passphrase is an error, not a question on the terminal.
+// Makes a key with a passphrase an error instead of a prompt on the terminal.
 int NoPassphrase(char*, int, int, void*) {
   return -1;
 }
@@ -58,9 +58,10 @@ absl::Time ToTime(const ASN1_TIME* time) {
   return absl::FromTimeT(timegm(&parts));
 }
 
-// At least one certificate, and nothing after them that only looks like one.
-absl::StatusOr<std::vector<Certificate>> ParseAll(absl::string_view name, const std::string& file,
-                                                  const std::string& pem) {
+// Parses all certificates. Fails if there is none or if one is malformed.
+absl::StatusOr<std::vector<Certificate>> ParseCertificates(absl::string_view name,
+                                                           const std::string& file,
+                                                           const std::string& pem) {
   const Bio bio = AsBio(pem);
   std::vector<Certificate> chain;
   while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, &NoPassphrase, nullptr)) {
@@ -68,13 +69,14 @@ absl::StatusOr<std::vector<Certificate>> ParseAll(absl::string_view name, const 
   }
   const unsigned long last = ERR_peek_last_error();
   ERR_clear_error();
-  // The end of the file is "no start line"; anything else is a block that does not parse.
+  // "no start line" means the end of the file; any other error is a malformed block.
   const bool at_end =
       ERR_GET_LIB(last) == ERR_LIB_PEM && ERR_GET_REASON(last) == PEM_R_NO_START_LINE;
-  if (chain.empty()) return Bad(name, file, "holds no certificate in PEM");
+  if (chain.empty()) return BadFile(name, file, "contains no PEM certificate");
   if (!at_end) {
-    return Bad(name, file,
-               absl::StrCat("holds a certificate that does not parse, after ", chain.size()));
+    return BadFile(
+        name, file,
+        absl::StrCat("contains a malformed certificate after certificate ", chain.size()));
   }
   return chain;
 }
@@ -84,18 +86,18 @@ absl::Status CheckDates(absl::string_view name, const std::string& file, const X
   const absl::Time from = ToTime(X509_get0_notBefore(certificate));
   const absl::Time until = ToTime(X509_get0_notAfter(certificate));
   if (now >= until) {
-    return Bad(name, file, absl::StrCat("has expired, at ", absl::FormatTime(until)));
+    return BadFile(name, file, absl::StrCat("expired at ", absl::FormatTime(until)));
   }
   if (now < from) {
-    return Bad(name, file, absl::StrCat("is not valid before ", absl::FormatTime(from)));
+    return BadFile(name, file, absl::StrCat("is not valid before ", absl::FormatTime(from)));
   }
   return absl::OkStatus();
 }
 
-// Every certificate of the chain counts; of several authorities one may be on its way out.
+// Accepts the file if one CA is valid, since others may be about to be replaced.
 absl::Status CheckAuthorities(const std::string& file, const std::string& pem, absl::Time now) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Certificate> all,
-                         ParseAll("tls.client_ca_file", file, pem));
+                         ParseCertificates("tls.client_ca_file", file, pem));
   absl::Status status;
   for (const Certificate& one : all) {
     status = CheckDates("tls.client_ca_file", file, one.get(), now);
@@ -104,8 +106,8 @@ absl::Status CheckAuthorities(const std::string& file, const std::string& pem, a
   return status;
 }
 
-// What the library's security level refuses: short keys, old digests. Of the chain it would say so
-// only in each handshake.
+// Checks the TLS library's security level, which refuses short keys and old digests. Otherwise the
+// library would report problems of the chain only in each handshake.
 absl::Status CheckUsable(const std::string& file, const std::vector<Certificate>& chain,
                          EVP_PKEY* key) {
   const std::unique_ptr<SSL_CTX, Deleter> context(SSL_CTX_new(TLS_server_method()));
@@ -119,8 +121,8 @@ absl::Status CheckUsable(const std::string& file, const std::vector<Certificate>
   if (is_usable) return absl::OkStatus();
   const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
   ERR_clear_error();
-  return Bad("tls.cert_file", file,
-             absl::StrCat("is refused by the TLS library: ", reason == nullptr ? "?" : reason));
+  return BadFile("tls.cert_file", file,
+                 absl::StrCat("is refused by the TLS library: ", reason == nullptr ? "?" : reason));
 }
 
 absl::StatusOr<Key> ParseKey(const std::string& file, const std::string& pem) {
@@ -128,12 +130,12 @@ absl::StatusOr<Key> ParseKey(const std::string& file, const std::string& pem) {
   Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, &NoPassphrase, nullptr));
   ERR_clear_error();
   if (key == nullptr) {
-    return Bad("tls.key_file", file, "holds no private key in PEM, or one with a passphrase");
+    return BadFile("tls.key_file", file, "contains no PEM private key without passphrase");
   }
   return key;
 }
 
-std::string SubjectOf(const X509* certificate) {
+std::string GetSubject(const X509* certificate) {
   char text[256];
   X509_NAME_oneline(X509_get_subject_name(certificate), text, sizeof(text));
   return text;
@@ -146,18 +148,18 @@ absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::T
   QUIRE_ASSIGN_OR_RETURN(result.chain, ReadFile("tls.cert_file", options.cert_file));
   QUIRE_ASSIGN_OR_RETURN(result.private_key, ReadFile("tls.key_file", options.key_file));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
-                         ParseAll("tls.cert_file", options.cert_file, result.chain));
+                         ParseCertificates("tls.cert_file", options.cert_file, result.chain));
   for (const Certificate& one : chain) {
     QUIRE_RETURN_IF_ERROR(CheckDates("tls.cert_file", options.cert_file, one.get(), now));
   }
   QUIRE_ASSIGN_OR_RETURN(const Key key, ParseKey(options.key_file, result.private_key));
   if (X509_check_private_key(chain[0].get(), key.get()) != 1) {
     ERR_clear_error();
-    return Bad("tls.key_file", options.key_file,
-               absl::StrCat("is not the key of the certificate in ", options.cert_file));
+    return BadFile("tls.key_file", options.key_file,
+                   absl::StrCat("is not the key of the certificate in ", options.cert_file));
   }
   QUIRE_RETURN_IF_ERROR(CheckUsable(options.cert_file, chain, key.get()));
-  result.subject = SubjectOf(chain[0].get());
+  result.subject = GetSubject(chain[0].get());
   result.not_after = ToTime(X509_get0_notAfter(chain[0].get()));
   if (options.client_ca_file.empty()) return result;
   QUIRE_ASSIGN_OR_RETURN(result.client_ca, ReadFile("tls.client_ca_file", options.client_ca_file));
@@ -222,8 +224,8 @@ absl::Status CertificateStore::Refresh() {
   const std::string error(read.status().message());
   MutexLock lock(&mutex_);
   if (error != last_error_) {
-    log::Error("tls", "the certificates are bad, the old ones stay in use",
-               {{"error", error}, {"old_ones_expire", absl::FormatTime(current_->not_after)}});
+    log::Error("tls", "cannot use the new certificates, the old ones stay in use",
+               {{"error", error}, {"old_expires", absl::FormatTime(current_->not_after)}});
   }
   last_error_ = error;
   return read.status();
@@ -240,13 +242,13 @@ void CertificateStore::Publish(Certificates certificates) {
   if (is_same) return;
   certificates.version = current_->version + 1;
   current_ = std::make_shared<const Certificates>(std::move(certificates));
-  log::Info("tls", "new certificates serve the next connections",
+  log::Info("tls", "new certificates apply to new connections",
             {{"subject", current_->subject},
              {"expires", absl::FormatTime(current_->not_after)},
              {"version", current_->version}});
 }
 
-// `seen`: the files as they were when they were looked at last. Refresh logs what is wrong.
+// `seen` are the stamps at the last look. Refresh logs errors.
 void CertificateStore::Run(FileStamps seen) {
   absl::Time next = MonotonicNow() + options_.refresh_interval;
   for (;;) {

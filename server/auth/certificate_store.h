@@ -1,19 +1,18 @@
 #pragma once
 
-// The server's certificate, its key and the authorities for clients, read again while the process
-// runs.
+// The server's certificate, its private key and the CAs of clients. The files are read again
+// periodically while the process runs.
 //
-//   Create: files -> checked -> current()     thread: every refresh_interval the same, or the old
-//   ones
+//   Create: read and check the files -> current()
+//   thread: the same every refresh_interval; on errors the old contents stay
 //
-// Place:      made by the daemon when tls.cert_file is set; the listeners take what is current for
-//             each new connection. Connections that are open keep what they began with.
-// Invariants: current() always passed ReadCertificates: it parses, the key belongs to the
-//             certificate, the TLS library takes both and the chain, and it was within its dates
-//             when it was read. Files that do not are logged, once for each new error, and change
-//             nothing; nor do files that have not stayed as they are for kSettleTime. What
-//             current() gives never becomes older contents.
-// Threads:    every method from any; a thread of its own reads the files.
+// Place:      created by the daemon if tls.cert_file is set. Listeners use current() for each new
+//             connection; open connections keep their certificates.
+// Invariants: current() has passed ReadCertificates: it parses, the key belongs to the certificate,
+//             the TLS library accepts both and the chain, and the dates were valid at that time.
+//             Other contents are logged once per new error and ignored, as are files that changed
+//             within kSettleTime. Older contents never replace newer ones.
+// Threads:    every method from any; its own thread reads the files.
 // Lifetime:   outlives the listeners.
 
 #include <cstdint>
@@ -33,22 +32,21 @@ namespace quire::server {
 
 // Contents of the files, in PEM.
 struct Certificates {
-  std::string chain;  // the server's own first
+  std::string chain;  // server certificate first
   std::string private_key;
-  std::string client_ca;          // empty: clients are not asked for a certificate
-  std::uint64_t version = 0;      // grows with every change of current()
-  std::uint64_t read_number = 0;  // grows with every Read of a store
+  std::string client_ca;          // empty: client certificates are not requested
+  std::uint64_t version = 0;      // incremented when current() changes
+  std::uint64_t read_number = 0;  // incremented by every Read
 
-  // For log lines.
+  // Used in log lines.
   std::string subject;
   absl::Time not_after;
 };
 
-// Reads the files and checks what they hold, at the time `now`. INVALID_ARGUMENT begins with the
-// key of the file that is wrong: cannot be read, is not PEM, has expired or does not hold yet, or
-// the two do not belong together.
+// Reads and checks the files at time `now`. Returns INVALID_ARGUMENT that begins with the key of
+// the bad file: unreadable, not PEM, expired, not yet valid, or certificate and key do not match.
 absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::Time now);
-// Those that it reads.
+// Returns the files that ReadCertificates reads.
 std::vector<NamedFile> CertificateFiles(const TlsOptions& options);
 
 class CertificateStore {
@@ -62,10 +60,10 @@ class CertificateStore {
   std::shared_ptr<const Certificates> current() const;
   const TlsOptions& options() const { return options_; }
 
-  // Reads the files now. Not OK: they are bad, and the old ones stay.
+  // Reads the files now. On errors the old contents stay in use.
   absl::Status Refresh();
-  // The same in two steps. Read refuses files that change meanwhile. What it gave serves the next
-  // connections, unless something that was read later does so already.
+  // Refresh in two steps. Read fails if a file changes meanwhile. Publish makes the contents
+  // current, unless contents that were read later are current already.
   absl::StatusOr<Certificates> Read();
   void Publish(Certificates certificates);
 
@@ -74,7 +72,7 @@ class CertificateStore {
   void Run(FileStamps seen);
 
   const TlsOptions options_;
-  Mutex read_mutex_;  // one at a time, so that their numbers are in the order of the contents
+  Mutex read_mutex_;  // serializes Read, so that read numbers follow the order of the contents
   std::uint64_t next_read_ ABSL_GUARDED_BY(read_mutex_) = 1;
   mutable Mutex mutex_;
   CondVar changed_;

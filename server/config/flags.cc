@@ -7,12 +7,15 @@ namespace quire::server {
 void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("model", flags->model,
                   "model directory or GGUF file, short for --set model.path=MODEL");
-  app->add_option("--config", flags->sources.files, "YAML file, repeatable")
+  app->add_option("--config", flags->sources.files, "YAML configuration file, repeatable")
       ->allow_extra_args(false);
-  app->add_option("--set", flags->sources.sets, "KEY=VALUE, repeatable")->allow_extra_args(false);
-  app->add_flag("--validate", flags->validate, "check everything short of loading; exit 0 or 78");
-  app->add_flag("--print-effective-config{yaml}", flags->print_format,
-                "print every value, as YAML with its origin or (=json) as JSON, and exit")
+  app->add_option("--set", flags->sources.sets, "set one configuration key: KEY=VALUE, repeatable")
+      ->allow_extra_args(false);
+  app->add_flag("--validate", flags->validate,
+                "check the configuration without loading the model; exit with 0 or 78");
+  app->add_flag(
+         "--print-effective-config{yaml}", flags->print_format,
+         "print the effective configuration as YAML with origins, or as JSON (=json), and exit")
       ->check(CLI::IsMember({"yaml", "json"}));
 }
 

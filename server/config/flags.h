@@ -1,12 +1,10 @@
 #pragma once
 
-// The flags of quired, apart from its main, so that its manual and its completion are made of the
-// same ones.
+// The command-line flags of quired. They are apart from its main because `quire` generates the
+// manual and the shell completion from them.
 //
 // Place:      above layered_config.h; used by server/main.cc and by `quire`.
-// Invariants: none.
-// Threads:    main's.
-// Lifetime:   plain values.
+// Threads:    main thread.
 
 #include <string>
 
@@ -19,13 +17,13 @@ class App;
 namespace quire::server {
 
 struct Flags {
-  std::string model;  // short for --set model.path=MODEL; empty: not given
+  std::string model;  // short for --set model.path=MODEL; empty if not given
   ConfigSources sources;
   bool validate = false;
-  std::string print_format;  // yaml or json; empty: do not print
+  std::string print_format;  // "yaml" or "json"; empty: do not print
 };
 
-// Registers all flags on `app`, which stores into `*flags` when it parses.
+// Registers all flags on `app`. Parsing stores their values into `*flags`.
 void AddFlags(CLI::App* app, Flags* flags);
 
 }  // namespace quire::server

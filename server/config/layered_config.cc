@@ -34,8 +34,9 @@ constexpr std::size_t kMaxErrors = 50;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr absl::string_view kPrefix = "QUIRE__";
 
-// The file that `profile` names: a path as it is, a bare name in the profile directories.
-std::string ProfilePath(const std::string& profile, const std::vector<std::string>& dirs) {
+// Returns the file of a profile. A name with a slash or ".yaml" is a path; other names are searched
+// in `dirs`.
+std::string FindProfile(const std::string& profile, const std::vector<std::string>& dirs) {
   if (absl::StrContains(profile, "/") || absl::EndsWith(profile, ".yaml")) return profile;
   std::string path;
   for (const std::string& dir : dirs) {
@@ -46,7 +47,7 @@ std::string ProfilePath(const std::string& profile, const std::vector<std::strin
   return path.empty() ? absl::StrCat(profile, ".yaml") : path;
 }
 
-// Everything above the profile, in order.
+// Applies the layers above the profile, lowest first.
 void ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* origins,
                       std::vector<std::string>* errors) {
   for (const std::string& file : sources.files) {
@@ -76,19 +77,19 @@ void ApplyUpperLayers(const ConfigSources& sources, Message* config, Origins* or
 
 void ApplyProfile(const std::string& profile, const ConfigSources& sources, Message* config,
                   Origins* origins, std::vector<std::string>* errors) {
-  const std::string path = ProfilePath(profile, sources.profile_dirs);
+  const std::string path = FindProfile(profile, sources.profile_dirs);
   const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxFileBytes);
   if (!text.ok()) {
     errors->push_back(absl::StrCat(
-        "profile \"", profile, "\": ", text.status().message(), "; looked in ",
+        "profile \"", profile, "\": ", text.status().message(), "; searched in ",
         sources.profile_dirs.empty() ? "no directory" : absl::StrJoin(sources.profile_dirs, ", ")));
     return;
   }
   ReadYaml(*text, path, config, origins, errors);
   const auto origin = origins->find("profile");
   if (origin != origins->end() && origin->second.layer == path) {
-    errors->push_back(
-        absl::StrCat(origin->second.ToString(), ": profile: a profile cannot name another one"));
+    errors->push_back(absl::StrCat(origin->second.ToString(),
+                                   ": profile: a profile cannot name another profile"));
   }
 }
 
@@ -99,7 +100,7 @@ bool IsDefault(const Origins& origins, const std::string& path) {
 
 std::string PrintField(const Message& section, const FieldDescriptor* field, Spelling spelling);
 
-// One entry of a list of groups, on one line: YAML's flow style differs from JSON in quotes only.
+// Prints one entry of a list of groups on one line. YAML flow style is JSON without quoted keys.
 std::string PrintEntry(const Message& entry, Spelling spelling) {
   const char* const quote = spelling == Spelling::kJson ? "\"" : "";
   std::vector<std::string> keys;
@@ -126,7 +127,7 @@ std::string PrintField(const Message& section, const FieldDescriptor* field, Spe
   return absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
 }
 
-// Appends the section's lines to `out`; a section without lines leaves nothing behind.
+// Appends the section's lines to `out`. Appends nothing for a section without lines.
 void PrintYaml(const Message& section, const std::string& prefix, int indent, bool include_defaults,
                const Origins& origins, std::string* out) {
   const std::string margin(static_cast<std::size_t>(indent) * 2, ' ');
@@ -202,7 +203,7 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
   const Origins default_origins = result->origins_;
   ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
 
-  // The profile lies below the layers that may name it: read them again on top of it.
+  // The profile is below the layers that name it, so apply these layers again on top of it.
   const std::string profile = result->config_->profile();
   if (errors->empty() && !profile.empty()) {
     *result->config_ = defaults;

@@ -12,7 +12,7 @@
 //             structs.
 // Invariants: every value satisfies its rule, and the cross-field rules of validator.h hold.
 // Threads:    immutable after Load.
-// Lifetime:   owns everything it shows.
+// Lifetime:   owns everything it returns.
 
 #include <memory>
 #include <string>
@@ -31,20 +31,21 @@ class Config;
 namespace quire::server {
 
 struct ConfigSources {
-  std::vector<std::string> files = {};  // --config, left to right
-  std::vector<std::string> sets = {};   // --set, "path=value", left to right
-  std::vector<std::pair<std::string, std::string>> environment = {};  // only QUIRE__... are read
-  std::vector<std::string> profile_dirs = {};  // where `profile: NAME` is looked for, in this order
+  std::vector<std::string> files = {};  // --config, in command-line order
+  std::vector<std::string> sets = {};   // --set "path=value", in command-line order
+  // Names other than QUIRE__... are ignored.
+  std::vector<std::pair<std::string, std::string>> environment = {};
+  std::vector<std::string> profile_dirs = {};  // searched in order for `profile: NAME`
 };
 
-// QUIRE__... variables of this process.
+// Returns the QUIRE__... variables of this process.
 std::vector<std::pair<std::string, std::string>> ConfigEnvironment();
-// share/quire/configs beside the directory of the running binary.
+// Returns share/quire/configs of the prefix that the running binary is installed in.
 std::vector<std::string> InstalledProfileDirs();
 
 class LayeredConfig {
  public:
-  // Null when there is any error; then `errors` has up to 50 lines for people. Reads files.
+  // Reads all layers. Returns null on any error; then `errors` has at most 50 messages and a count.
   static std::unique_ptr<LayeredConfig> Load(const ConfigSources& sources,
                                              std::vector<std::string>* errors);
   ~LayeredConfig();
@@ -53,16 +54,16 @@ class LayeredConfig {
   const Origins& origins() const { return origins_; }
   absl::Time load_time() const { return load_time_; }
 
-  // Text that Load accepts again. YAML has the origin of each value as a comment; without
-  // `include_defaults` values that no layer set are left out.
+  // Returns text that Load accepts. YAML has the origin of each value as a comment. Without
+  // `include_defaults`, values that no layer sets are left out.
   std::string Print(Spelling spelling, bool include_defaults = true) const;
 
-  // The value of one key, as Print spells it; "<redacted>" for secrets. REQUIRES: the schema has
-  // the key.
+  // Returns the value of one key in the format of Print, or "<redacted>" for secrets. REQUIRES: the
+  // schema has the key.
   std::string PrintValue(absl::string_view path, Spelling spelling) const;
 
-  // SHA-256 of all values, in lower-case hex; equal for equal configurations whatever the layers
-  // were.
+  // Returns the SHA-256 of all values in lower-case hex. It does not depend on the layers that set
+  // them.
   std::string Sha256() const;
 
  private:

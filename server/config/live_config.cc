@@ -21,7 +21,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::util::MessageDifferencer;
 
-// Hot keys that may go down, and up to their value at start: memory was planned for that.
+// Hot keys that must not exceed their value at start, because memory was allocated for it.
 struct StartBound {
   absl::string_view path;
   std::int64_t (*value)(const DaemonOptions& o);
@@ -35,7 +35,7 @@ constexpr StartBound kStartBounds[] = {
      [](const DaemonOptions& o) { return std::int64_t{o.engine.max_step_tokens}; }},
 };
 
-// The field itself if it is there, for a comparison of this field only.
+// Returns the field if it is set, as the field list of a comparison.
 std::vector<const FieldDescriptor*> Present(const Message& section, const FieldDescriptor* field) {
   const auto* reflection = section.GetReflection();
   const bool has = field->is_repeated() ? reflection->FieldSize(section, field) > 0
@@ -43,7 +43,7 @@ std::vector<const FieldDescriptor*> Present(const Message& section, const FieldD
   return has ? std::vector<const FieldDescriptor*>{field} : std::vector<const FieldDescriptor*>{};
 }
 
-// Compares values, not what is printed of them: secrets are printed alike.
+// Compares values instead of printed values, because all secrets print the same.
 void Compare(const Message& old, const Message& next, const std::string& prefix,
              std::vector<std::pair<std::string, const FieldDescriptor*>>* different) {
   for (int i = 0; i < old.GetDescriptor()->field_count(); ++i) {
@@ -66,23 +66,23 @@ std::string LocationOf(const LayeredConfig& config, const std::string& path) {
   return origin == config.origins().end() ? "default" : origin->second.ToString();
 }
 
-// Why this change cannot take effect, or nothing.
-std::string Refusal(const ConfigChange& change, const DaemonOptions& start,
-                    const DaemonOptions& next) {
+// Returns why the change cannot be applied, or "" if it can.
+std::string DescribeRefusal(const ConfigChange& change, const DaemonOptions& start,
+                            const DaemonOptions& next) {
   if (!change.hot) {
     return absl::StrCat(change.location, ": ", change.path, " (", change.new_value, "; ",
-                        change.old_value, " in effect) changes by a restart only");
+                        change.old_value, " in effect) can only be changed by a restart");
   }
   for (const StartBound& bound : kStartBounds) {
     if (bound.path != change.path || bound.value(next) <= bound.value(start)) continue;
     return absl::StrCat(change.location, ": ", change.path, " (", bound.value(next),
                         ") is larger than its value at start (", bound.value(start),
-                        "), for which memory was planned; a larger one needs a restart");
+                        "), for which memory was planned; a larger value needs a restart");
   }
   return "";
 }
 
-std::string Paths(const std::vector<ConfigChange>& changes) {
+std::string JoinPaths(const std::vector<ConfigChange>& changes) {
   return absl::StrJoin(changes, ",", [](std::string* out, const ConfigChange& change) {
     absl::StrAppend(out, change.path);
   });
@@ -113,7 +113,7 @@ LiveConfig::LiveConfig(ConfigSources sources, std::unique_ptr<const LayeredConfi
                        .options = std::make_shared<const DaemonOptions>(start_options_)}) {
   if (metrics_ == nullptr) return;
   for (const char* result : {"applied", "unchanged", "rejected"}) CountReload(result, 0);
-  ShowLoadTime();
+  PublishLoadTime();
 }
 
 std::shared_ptr<const LayeredConfig> LiveConfig::config() const {
@@ -134,7 +134,7 @@ absl::Status LiveConfig::Subscribe(std::string name, Prepare prepare, Files file
   if (!apply.ok()) return apply.status();
   (*apply)();
   stamps_.merge(stamps);
-  parts_.push_back(
+  subscribers_.push_back(
       {.name = std::move(name), .prepare = std::move(prepare), .files = std::move(files)});
   return absl::OkStatus();
 }
@@ -153,18 +153,18 @@ ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
   if (next == nullptr) return result;
   auto options = std::make_shared<const DaemonOptions>(ToOptions(*next));
   for (ConfigChange& change : CompareConfigs(*config(), *next)) {
-    std::string refusal = Refusal(change, start_options_, *options);
+    std::string refusal = DescribeRefusal(change, start_options_, *options);
     (refusal.empty() ? result.changed : result.rejected).push_back(std::move(change));
     if (!refusal.empty()) result.errors.push_back(std::move(refusal));
   }
   if (!result.ok()) return result;
-  const std::vector<NamedFile> files = FilesOfParts(*options);
+  const std::vector<NamedFile> files = SubscribedFiles(*options);
   absl::StatusOr<FileStamps> stamps = WaitUntilSettled(files, stamps_);
   if (!stamps.ok()) {
     result.errors.emplace_back(stamps.status().message());
     return result;
   }
-  const std::vector<Apply> applies = PrepareParts(*options, &result);
+  const std::vector<Apply> applies = PrepareSubscribers(*options, &result);
   const absl::Status unchanged = CheckUnchanged(files, *stamps);
   if (!unchanged.ok()) result.errors.emplace_back(unchanged.message());
   if (dry_run || !result.ok()) return result;
@@ -174,19 +174,19 @@ ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
   return result;
 }
 
-std::vector<NamedFile> LiveConfig::FilesOfParts(const DaemonOptions& next) {
+std::vector<NamedFile> LiveConfig::SubscribedFiles(const DaemonOptions& next) {
   std::vector<NamedFile> files;
-  for (const Part& part : parts_) {
+  for (const Subscriber& part : subscribers_) {
     if (!part.files) continue;
     for (NamedFile& file : part.files(next)) files.push_back(std::move(file));
   }
   return files;
 }
 
-std::vector<LiveConfig::Apply> LiveConfig::PrepareParts(const DaemonOptions& next,
-                                                        ReloadResult* result) {
+std::vector<LiveConfig::Apply> LiveConfig::PrepareSubscribers(const DaemonOptions& next,
+                                                              ReloadResult* result) {
   std::vector<Apply> applies;
-  for (const Part& part : parts_) {
+  for (const Subscriber& part : subscribers_) {
     absl::StatusOr<Apply> apply = part.prepare(next);
     if (apply.ok()) {
       applies.push_back(*std::move(apply));
@@ -197,28 +197,28 @@ std::vector<LiveConfig::Apply> LiveConfig::PrepareParts(const DaemonOptions& nex
   return applies;
 }
 
-void LiveConfig::ShowLoadTime() {
+void LiveConfig::PublishLoadTime() {
   metrics_
       ->AddGauge("quire_config_last_reload_success_timestamp_seconds",
-                 "Unix time when the configuration in effect was loaded.")
+                 "Unix time at which the effective configuration was loaded.")
       .Set(absl::ToDoubleSeconds(config()->load_time() - absl::UnixEpoch()));
 }
 
 void LiveConfig::CountReload(absl::string_view result, double by) {
   metrics_
-      ->AddCounter("quire_config_reloads_total", "Reloads of the configuration by their outcome.",
+      ->AddCounter("quire_config_reloads_total", "Configuration reloads by result.",
                    {{"result", std::string(result)}})
       .Increment(by);
 }
 
-// After the change, so that lines about it have the new level and place.
+// Called after the change, so that its lines use the new log level and file.
 void LiveConfig::Report(const ReloadResult& result) {
   const char* const outcome = !result.ok()             ? "rejected"
                               : result.changed.empty() ? "unchanged"
                                                        : "applied";
   if (metrics_ != nullptr) {
     CountReload(outcome, 1);
-    if (result.ok()) ShowLoadTime();
+    if (result.ok()) PublishLoadTime();
   }
   for (const ConfigChange& change : result.ok() ? result.changed : std::vector<ConfigChange>()) {
     log::Info("config", "changed",
@@ -228,12 +228,13 @@ void LiveConfig::Report(const ReloadResult& result) {
                {"location", change.location}});
   }
   for (const std::string& error : result.errors) {
-    log::Error("config", "reload refused, what was in effect stays", {{"error", error}});
+    log::Error("config", "reload refused, the previous configuration stays in effect",
+               {{"error", error}});
   }
   log::Info("config", "reload",
             {{"result", outcome},
-             {"changed", Paths(result.changed)},
-             {"rejected", Paths(result.rejected)},
+             {"changed", JoinPaths(result.changed)},
+             {"rejected", JoinPaths(result.rejected)},
              {"errors", static_cast<std::int64_t>(result.errors.size())},
              {"config_sha256", result.config_sha256}});
 }

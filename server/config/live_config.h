@@ -1,27 +1,27 @@
 #pragma once
 
-// The configuration in effect, and its reload: all layers are read again, checked and compared with
-// what is in effect; either every change takes effect or none.
+// The effective configuration and its reload. A reload reads all layers again, validates them and
+// compares them with the effective configuration. It applies either every change or none.
 //
-//   SIGHUP, ReloadConfig -> Reload: load, compare, every part prepares -> every part applies
+//   SIGHUP, ReloadConfig -> Reload: load, compare, prepare all subscribers -> apply all
 //
-// A part of the daemon that reads hot keys subscribes:
+// A component that uses hot keys subscribes:
 //
 //   live->Subscribe("auth", [this](const DaemonOptions& next) -> absl::StatusOr<Apply> {
 //     QUIRE_ASSIGN_OR_RETURN(auto tokens, ReadTokens(next.auth));  // may fail: refuses the reload
 //     return [this, tokens] { tokens_.Set(tokens); };              // must not fail
 //   });
 //
-// or, when it only needs the values, asks options() once per request.
+// A component that needs only the values calls options() once per request instead.
 //
-// Place:      above LayeredConfig and DaemonOptions; owned by the daemon, asked in server/.
-// Invariants: config() and options() agree. One reload or subscription at a time. Keys that are not
-//             hot never change, and those that memory was planned for never exceed their value at
-//             start. Files that a part reads and that have changed since they took effect are read
-//             once they have stayed as they are for a while (settled_files.h).
-// Threads:    every method from any thread; parts are called on the thread that reloads or
-//             subscribes, and must not call Reload or Subscribe.
-// Lifetime:   what Subscribe is given is valid as long as anybody may call Reload.
+// Place:      above LayeredConfig and DaemonOptions; owned by the daemon, used in server/.
+// Invariants: config() and options() agree. At most one reload or subscription runs at a time. Keys
+//             that are not hot never change. Keys that memory was allocated for never exceed their
+//             value at start. A changed file of a subscriber is read only after its contents have
+//             been stable for a while (settled_files.h).
+// Threads:    every method from any thread. Subscribers run on the thread that calls Reload or
+//             Subscribe, and must not call either.
+// Lifetime:   the arguments of Subscribe stay valid until the last call of Reload.
 
 #include <functional>
 #include <memory>
@@ -41,23 +41,23 @@
 
 namespace quire::server {
 
-// One key whose value in the layers is not the one in effect.
+// A key whose loaded value differs from the effective one.
 struct ConfigChange {
   std::string path;       // "limits.max_queued_requests"
   std::string old_value;  // as YAML; "<redacted>" for secrets
   std::string new_value;
-  std::string location;  // of the new value: file:line:column, "env NAME", "--set" or "default"
-  bool hot = false;      // by the schema
+  std::string location;  // origin of the new value, as Origin::ToString returns it
+  bool hot = false;      // the schema allows a reload of this key
 };
 
-// Every key that differs, in the order of the schema.
+// Returns every key that differs, in schema order.
 std::vector<ConfigChange> CompareConfigs(const LayeredConfig& old, const LayeredConfig& next);
 
 struct ReloadResult {
-  std::vector<ConfigChange> changed;   // that take effect, or would
-  std::vector<ConfigChange> rejected;  // that need a restart
-  std::vector<std::string> errors;     // why nothing changed, a line for each; empty: it did
-  std::string config_sha256;           // of the configuration in effect afterwards
+  std::vector<ConfigChange> changed;   // changes that were applied, or would be without dry_run
+  std::vector<ConfigChange> rejected;  // changes that need a restart
+  std::vector<std::string> errors;     // reasons for refusing the reload; empty on success
+  std::string config_sha256;           // of the configuration in effect after the call
 
   bool ok() const { return errors.empty(); }
 };
@@ -65,30 +65,30 @@ struct ReloadResult {
 class LiveConfig {
  public:
   using Apply = std::function<void()>;
-  // Checks what the options mean to a part and reads its files; changes nothing that anybody sees.
-  // The status' message is shown to people.
+  // Validates the options of a subscriber and reads its files, without visible effects. The message
+  // of a returned error is shown to operators.
   using Prepare = std::function<absl::StatusOr<Apply>(const DaemonOptions& next)>;
 
-  // May be empty: none.
+  // Returns the files that Prepare reads. An empty function means no files.
   using Files = std::function<std::vector<NamedFile>(const DaemonOptions& next)>;
 
-  // `sources` are read again by Reload, environment and command line as they are in it. `metrics`
+  // Reload reads `sources` again, with the environment and the command line unchanged. `metrics`
   // may be null.
   LiveConfig(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
              probe::Registry* metrics);
 
   std::shared_ptr<const LayeredConfig> config() const;
   std::shared_ptr<const DaemonOptions> options() const;
-  // Of the start of the process.
+  // Options at the start of the process.
   const DaemonOptions& start_options() const { return start_options_; }
 
-  // Prepares and applies the options in effect now, then again with every reload, also one that
-  // changes no key: files may have new contents. Returns the error of the first Prepare; then the
-  // part is not known.
-  // `files`: those that `prepare` reads.
+  // Prepares and applies the current options now, and again on every reload. A reload without
+  // changed keys counts too, because files may have new contents. `files` returns the files that
+  // `prepare` reads. If the first Prepare fails, returns its error and does not subscribe.
   absl::Status Subscribe(std::string name, Prepare prepare, Files files = {});
 
-  // `dry_run`: reports only. Otherwise the outcome is logged and counted.
+  // Reloads the configuration. With `dry_run`, only reports the differences; otherwise logs and
+  // counts the result.
   ReloadResult Reload(bool dry_run);
 
  private:
@@ -96,28 +96,28 @@ class LiveConfig {
     std::shared_ptr<const LayeredConfig> config;
     std::shared_ptr<const DaemonOptions> options;
   };
-  struct Part {
+  struct Subscriber {
     std::string name;
     Prepare prepare;
     Files files;
   };
 
   ReloadResult ReloadLocked(bool dry_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<NamedFile> FilesOfParts(const DaemonOptions& next)
+  std::vector<NamedFile> SubscribedFiles(const DaemonOptions& next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<Apply> PrepareParts(const DaemonOptions& next, ReloadResult* result)
+  std::vector<Apply> PrepareSubscribers(const DaemonOptions& next, ReloadResult* result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(const ReloadResult& result);
-  void ShowLoadTime();
+  void PublishLoadTime();
   void CountReload(absl::string_view result, double by);
 
   const ConfigSources sources_;
   const DaemonOptions start_options_;
   probe::Registry* const metrics_;
   Published<Version> version_;
-  Mutex mutex_;  // a reload, or a subscription, at a time
-  std::vector<Part> parts_ ABSL_GUARDED_BY(mutex_);
-  FileStamps stamps_ ABSL_GUARDED_BY(mutex_);  // of the parts' files, when they took effect
+  Mutex mutex_;  // serializes reloads and subscriptions
+  std::vector<Subscriber> subscribers_ ABSL_GUARDED_BY(mutex_);
+  FileStamps stamps_ ABSL_GUARDED_BY(mutex_);  // of the subscribers' files, when they were applied
 };
 
 }  // namespace quire::server

@@ -21,7 +21,7 @@ std::vector<std::string> ToVector(const List& list) {
   return std::vector<std::string>(list.begin(), list.end());
 }
 
-// Of HttpConfig and OpenAiConfig, which have the same key.
+// Reads the key that HttpConfig and OpenAiConfig share.
 template <typename Listener>
 std::optional<std::int32_t> MaxPerAddress(const Listener& from) {
   if (!from.has_max_connections_per_address()) return std::nullopt;
@@ -108,7 +108,7 @@ void ReadSecurity(const Config& config, DaemonOptions* options) {
   }
 }
 
-// Of TenantLimits and TenantPolicy, which have the same keys.
+// Converts TenantLimits or TenantPolicy, which have the same keys.
 template <typename Limits>
 engine::TenantLimits ToTenantLimits(const Limits& from) {
   engine::TenantLimits limits;
@@ -178,7 +178,7 @@ void ReadDevice(const Config& config, models::DeviceOptions* options) {
     default:
       options->type = models::DeviceChoice::kAuto;
   }
-  // The validator refuses lists of another length.
+  // The validator ensures that there is one id.
   options->cuda_ordinal = device.ids(0);
   options->reserve_bytes = device.reserve_bytes();
   if (device.cpu().has_threads()) options->threads = device.cpu().threads();
@@ -249,7 +249,8 @@ void ReadEngine(const Config& config, DaemonOptions* options) {
   engine.max_steps_in_flight = config.engine().overlap_scheduling() ? 2 : 1;
   engine.max_step_tokens = scheduler.max_step_tokens();
   engine.prefill_chunk_tokens = scheduler.prefill_chunk_tokens();
-  // More rows make no product of the CPU faster; on a GPU nothing but the step's size bounds them.
+  // On the CPU, more rows do not make matrix products more efficient. AdaptEngineOptions lifts this
+  // limit for GPUs.
   engine.max_step_prompt_tokens = 512;
   if (scheduler.has_step_time_target()) {
     engine.step_time_target = ToDuration(scheduler.step_time_target());
@@ -299,7 +300,7 @@ void ReadStructured(const Config& config, DaemonOptions* options) {
   if (structured.has_mask_threads()) options->engine.mask_threads = structured.mask_threads();
 }
 
-// REQUIRES: the configuration is valid: one key of each entry is set.
+// REQUIRES: the configuration is valid, so each entry has exactly one key.
 void ReadPreload(const Config& config, std::vector<engine::ConstraintSpec>* preload) {
   for (const auto& entry : config.structured().preload()) {
     engine::ConstraintSpec spec;
@@ -324,7 +325,7 @@ void ReadChat(const Config& config, ChatTemplateOptions* options) {
   text::ChatOptions& rendering = options->rendering;
   rendering.default_template_name = chat.default_template_name();
   rendering.default_vars_json = chat.default_vars();
-  // A rendering is a prompt too.
+  // The rendered text is a prompt, so it has the limit of prompts too.
   rendering.limits.max_bytes =
       std::min(chat.max_render_bytes(), config.tokenizer().max_input_bytes());
   rendering.limits.max_steps = chat.max_render_steps();

@@ -1,13 +1,12 @@
 #pragma once
 
-// Plain values for the layers, taken out of the configuration in one place. Nothing below
-// server/config knows the schema; nothing above it reads a default of its own.
+// Plain option structs for the layers, converted from the configuration in one place. Nothing below
+// server/config depends on the schema, and nothing above it has defaults of its own.
 //
 // Place:      between LayeredConfig and the daemon.
-// Invariants: every key of the schema is read here, but `profile` and `schema_version`, which
-//             LayeredConfig reads; the test config_keys compares the names.
-// Threads:    values.
-// Lifetime:   values.
+// Invariants: every key of the schema is read here, except `profile` and `schema_version`, which
+//             LayeredConfig reads. The test config_keys compares the names.
+// Threads:    plain values.
 
 #include <cstdint>
 #include <limits>
@@ -40,33 +39,33 @@ struct GrpcTransportOptions {
   std::int64_t max_metadata_bytes = 0;
   std::int32_t max_connections = 0;
   std::int32_t max_connections_per_address = 0;
-  // Of the connections of a listener; the daemon divides what there are.
+  // File descriptors for the connections of one listener; set by the daemon.
   std::int64_t max_descriptors = std::numeric_limits<std::int64_t>::max() / 2;
   std::int64_t memory_bytes = 0;  // of one listener
   KeepaliveOptions keepalive;
-  absl::Duration max_connection_age;  // infinite: never
+  absl::Duration max_connection_age;  // infinite: no limit
   absl::Duration max_connection_age_grace;
   bool reflection = true;
 };
 
 struct HttpOptions {
-  std::string listen;  // empty: off
+  std::string listen;  // empty: no listener
   std::int32_t threads = 0;
   bool tls = false;
   std::int32_t max_connections = 0;
-  std::optional<std::int32_t> max_connections_per_address;  // absent: by the address
+  std::optional<std::int32_t> max_connections_per_address;  // absent: depends on the address
 };
 
 struct OpenAiOptions {
   bool enabled = false;
   std::string listen;
   std::int32_t max_connections = 0;
-  std::optional<std::int32_t> max_connections_per_address;  // absent: by the address
+  std::optional<std::int32_t> max_connections_per_address;  // absent: depends on the address
   std::int64_t max_body_bytes = 0;
   std::vector<std::string> allowed_origins;
 };
 
-// What a request that says nothing gets; absent: the model's, then the API's default.
+// Defaults of sampling parameters. Absent values come from the model, else from the API.
 struct SamplingDefaults {
   std::optional<float> temperature, top_p, min_p;
   std::optional<std::int32_t> top_k;
@@ -74,8 +73,8 @@ struct SamplingDefaults {
 };
 
 struct ChatTemplateOptions {
-  std::string template_file;  // empty: the model's own
-  std::string tool_format;    // its name, auto or none
+  std::string template_file;  // empty: use the model's own template
+  std::string tool_format;    // name of a format, "auto" or "none"
   text::ChatOptions rendering;
 };
 
@@ -87,7 +86,7 @@ struct DaemonOptions {
   std::vector<std::string> grpc_listen;
   bool vllm_service = false;
   std::vector<std::string> admin_listen;
-  bool admin_listen_is_default = false;  // then a place that works is looked for
+  bool admin_listen_is_default = false;  // then the daemon searches for a usable path
   std::uint32_t admin_socket_mode = 0;
   GrpcTransportOptions transport;
   HttpOptions http;
@@ -96,18 +95,18 @@ struct DaemonOptions {
   AuthOptions auth;
   bool metrics_enabled = true;
   absl::Duration engine_stall_timeout;
-  std::optional<std::string> model_id;  // absent: name of the directory
+  std::optional<std::string> model_id;  // absent: use the name of the directory
   std::vector<std::string> model_aliases;
   models::ModelOptions model;
   models::PoolOptions pool;
-  // scheduler, limits, stream, tokenizer, structured.mask_threads; what depends on the model is
-  // filled in by the daemon.
+  // Sections scheduler, limits, stream and tokenizer, and structured.mask_threads. The daemon sets
+  // what depends on the model.
   engine::EngineOptions engine;
   bool text_threads_auto = false;
-  bool mask_threads_auto = false;  // as many as text threads
+  bool mask_threads_auto = false;  // true: use as many as text threads
   engine::ConstraintOptions constraints;
   std::vector<engine::ConstraintSpec> preload;         // compiled before the daemon is ready
-  std::optional<std::int32_t> max_tokens_per_request;  // absent: the context
+  std::optional<std::int32_t> max_tokens_per_request;  // absent: the context length
   std::int32_t default_max_tokens = 0;
   std::int32_t stream_interval_tokens = 0;
   models::DeviceOptions device;

@@ -5,8 +5,8 @@
 namespace quire::server {
 namespace {
 
-// Most tokens of one step: one of each running sequence and the prompt tokens of their cap.
-std::uint32_t StepTokens(const engine::EngineOptions& engine, std::uint32_t page_size) {
+// Maximum tokens of one step: one per running sequence, plus the limit of prompt tokens.
+std::uint32_t MaxStepTokens(const engine::EngineOptions& engine, std::uint32_t page_size) {
   const std::int64_t prompt = std::max<std::int64_t>(engine.max_step_prompt_tokens, page_size);
   return static_cast<std::uint32_t>(
       std::min<std::int64_t>(engine.max_step_tokens, prompt + engine.max_running_sequences));
@@ -14,21 +14,21 @@ std::uint32_t StepTokens(const engine::EngineOptions& engine, std::uint32_t page
 
 }  // namespace
 
-engine::EngineOptions EngineOptionsOn(engine::EngineOptions engine, DeviceKind device) {
+engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKind device) {
   if (device == DeviceKind::kCuda) engine.max_step_prompt_tokens = engine.max_step_tokens;
   return engine;
 }
 
 models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device) {
-  const engine::EngineOptions engine = EngineOptionsOn(options.engine, device);
+  const engine::EngineOptions engine = AdaptEngineOptions(options.engine, device);
   const std::uint32_t page_size = options.pool.page_size;
-  // The CPU has no steps under way beside the one that it computes.
+  // The CPU never has more than one step in flight.
   const int steps = device == DeviceKind::kCuda ? engine.max_steps_in_flight : 1;
   return {.device = options.device,
           .model = options.model,
           .pool = options.pool,
           .steps = {.max_rows = static_cast<std::uint32_t>(engine.max_running_sequences),
-                    .max_tokens = StepTokens(engine, page_size),
+                    .max_tokens = MaxStepTokens(engine, page_size),
                     .max_overlap_tokens = engine::MaxChunkTokens(engine, page_size) *
                                           static_cast<std::uint32_t>(steps),
                     .max_logprobs = static_cast<std::uint32_t>(engine.limits.max_logprobs)}};

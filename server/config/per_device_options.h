@@ -1,10 +1,9 @@
 #pragma once
 
-// What the daemon's options ask of the runtime and of the engine, on the device that computes.
+// Runtime and engine options that depend on the device.
 //
 // Place:      between DaemonOptions and runtime/, which knows no engine.
 // Threads:    any.
-// Lifetime:   values.
 
 #include "base/device.h"
 #include "engine/request/engine_options.h"
@@ -13,8 +12,8 @@
 
 namespace quire::server {
 
-// What the engine is given: on a GPU nothing bounds the prompt tokens of a step but its own size.
-engine::EngineOptions EngineOptionsOn(engine::EngineOptions engine, DeviceKind device);
+// Removes the limit of prompt tokens per step on GPUs; max_step_tokens remains.
+engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKind device);
 
 models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
 

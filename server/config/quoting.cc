@@ -14,11 +14,11 @@
 namespace quire::server {
 namespace {
 
-std::string InShell(absl::string_view text) {
+std::string QuoteForShell(absl::string_view text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
 }
 
-std::string WithoutQuotes(absl::string_view text) {
+std::string StripQuotes(absl::string_view text) {
   text = absl::StripAsciiWhitespace(text);
   while (absl::ConsumePrefix(&text, "\"") || absl::ConsumePrefix(&text, "'")) continue;
   while (absl::ConsumeSuffix(&text, "\"") || absl::ConsumeSuffix(&text, "'")) continue;
@@ -34,29 +34,29 @@ bool IsIpv6(const std::string& text) {
 
 std::string WriteTexts(absl::string_view layer, absl::string_view path,
                        const std::vector<std::string>& texts, bool is_list) {
-  // JSON's strings are YAML's as well.
+  // Every JSON string is a YAML string.
   std::string yaml = absl::StrJoin(texts, ", ", [](std::string* out, const std::string& text) {
     out->append(JsonQuoted(text));
   });
   if (is_list) yaml = absl::StrCat("[", yaml, "]");
   if (absl::StartsWith(layer, "--set")) {
-    return absl::StrCat("--set ", InShell(absl::StrCat(path, "=", yaml)));
+    return absl::StrCat("--set ", QuoteForShell(absl::StrCat(path, "=", yaml)));
   }
-  if (absl::ConsumePrefix(&layer, "env ")) return absl::StrCat(layer, "=", InShell(yaml));
+  if (absl::ConsumePrefix(&layer, "env ")) return absl::StrCat(layer, "=", QuoteForShell(yaml));
   return absl::StrCat(path.substr(path.rfind('.') + 1), ": ", yaml);
 }
 
 std::vector<std::string> GuessTexts(absl::string_view value, bool is_list) {
   value = absl::StripAsciiWhitespace(value);
   const bool has_brackets = absl::StartsWith(value, "[") && absl::EndsWith(value, "]");
-  // One text may have brackets itself, as [::1] has.
+  // A single text may have brackets itself, such as [::1].
   const bool is_list_of_one =
       has_brackets && value.size() > 2 && absl::StrContains("\"'[", value.substr(1, 1));
   if (is_list ? has_brackets : is_list_of_one) value = value.substr(1, value.size() - 2);
-  if (!is_list) return {WithoutQuotes(value)};
+  if (!is_list) return {StripQuotes(value)};
   std::vector<std::string> texts;
   for (const absl::string_view part : absl::StrSplit(value, ',')) {
-    texts.push_back(WithoutQuotes(part));
+    texts.push_back(StripQuotes(part));
   }
   return texts;
 }

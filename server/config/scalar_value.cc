@@ -38,7 +38,7 @@ constexpr std::array<NamedUnit, 4> kByteUnits = {{{"TiB", std::int64_t{1} << 40}
                                                   {"GiB", std::int64_t{1} << 30},
                                                   {"MiB", std::int64_t{1} << 20},
                                                   {"KiB", std::int64_t{1} << 10}}};
-// Nanoseconds. Longer names first: "ms" ends in "s".
+// Units in nanoseconds. "ms" comes before "s" because it ends in "s".
 constexpr std::array<NamedUnit, 4> kTimeUnits = {
     {{"ms", 1000000}, {"s", 1000000000}, {"m", 60000000000}, {"h", 3600000000000}}};
 
@@ -73,7 +73,7 @@ absl::StatusOr<double> ParseReal(absl::string_view text) {
   return value;
 }
 
-// Nanoseconds.
+// Returns nanoseconds.
 absl::StatusOr<std::int64_t> ParseDuration(absl::string_view text) {
   for (const NamedUnit& unit : kTimeUnits) {
     absl::string_view number = text;
@@ -93,10 +93,10 @@ absl::StatusOr<std::int64_t> ParseDuration(absl::string_view text) {
   return Bad(text, "is not a duration; write a number and ms, s, m or h");
 }
 
-std::string RangeText(const FieldRule& rule, const FieldDescriptor* field) {
+std::string DescribeRange(const FieldRule& rule, const FieldDescriptor* field) {
   const auto limit = [&](double value) {
     if (IsDuration(field)) return absl::FormatDuration(absl::Seconds(value));
-    // Integers of any size without an exponent.
+    // Print integers of any size without an exponent.
     return value == std::floor(value) ? absl::StrFormat("%.0f", value) : absl::StrCat(value);
   };
   if (rule.has_min() && rule.has_max()) {
@@ -108,14 +108,14 @@ std::string RangeText(const FieldRule& rule, const FieldDescriptor* field) {
                         : absl::StrCat("at most ", limit(rule.max()));
 }
 
-// `value` in the base unit of the rule.
+// Checks `value`, which is in the base unit of the rule.
 absl::Status CheckRange(const FieldDescriptor* field, double value, absl::string_view text) {
   const FieldRule& rule = RuleOf(field);
   const bool low =
       rule.has_min() && (rule.exclusive_min() ? value <= rule.min() : value < rule.min());
   if (low || (rule.has_max() && value > rule.max())) {
     return absl::InvalidArgumentError(
-        absl::StrCat(text, " is out of range; it must be ", RangeText(rule, field)));
+        absl::StrCat(text, " is out of range; it must be ", DescribeRange(rule, field)));
   }
   return absl::OkStatus();
 }
@@ -141,7 +141,7 @@ absl::Status SetInteger(Message* message, const FieldDescriptor* field, absl::st
     reflection->SetInt64(message, field, value);
     return absl::OkStatus();
   }
-  // Every int32 field has a range within 32 bits; a test walks the schema.
+  // Every int32 field has a range within 32 bits; a test checks the whole schema.
   const auto number = static_cast<std::int32_t>(value);
   if (field->is_repeated()) {
     reflection->AddInt32(message, field, number);
@@ -190,7 +190,7 @@ absl::Status SetText(Message* message, const FieldDescriptor* field, absl::strin
 }
 
 std::string EnumName(const google::protobuf::EnumValueDescriptor* value) {
-  // DEVICE_TYPE_CPU -> cpu: the prefix is the zero value's name without UNSPECIFIED.
+  // DEVICE_TYPE_CPU becomes "cpu": the prefix is the name of value 0 without UNSPECIFIED.
   const std::string& zero = value->type()->value(0)->name();
   const std::size_t prefix = zero.size() - absl::string_view("UNSPECIFIED").size();
   return absl::AsciiStrToLower(value->name().substr(prefix));
@@ -224,7 +224,7 @@ std::string PrintDuration(const Duration& duration) {
   return absl::StrFormat("%d.%09ds", duration.seconds(), duration.nanos());
 }
 
-// JSON's strings are YAML's as well.
+// Every JSON string is a YAML string.
 std::string PrintText(const Message& message, const FieldDescriptor* field, int index) {
   const auto* reflection = message.GetReflection();
   return JsonQuoted(index >= 0 ? reflection->GetRepeatedString(message, field, index)
@@ -290,7 +290,7 @@ absl::Status SetScalar(Message* message, const FieldDescriptor* field, absl::str
       type == FieldDescriptor::CPPTYPE_FLOAT || type == FieldDescriptor::CPPTYPE_DOUBLE;
   if (quoted && number) return Bad(text, "is quoted text, not a number");
   if (quoted && type == FieldDescriptor::CPPTYPE_BOOL) {
-    return Bad(text, "is quoted text, not a switch; write true or false");
+    return Bad(text, "is quoted text, not a boolean; write true or false");
   }
   switch (type) {
     case FieldDescriptor::CPPTYPE_INT32:
@@ -307,7 +307,7 @@ absl::Status SetScalar(Message* message, const FieldDescriptor* field, absl::str
       return SetDuration(message, field, text);
     case FieldDescriptor::CPPTYPE_BOOL:
       if (text != "true" && text != "false") {
-        return Bad(text, "is not a switch; write true or false");
+        return Bad(text, "is not a boolean; write true or false");
       }
       message->GetReflection()->SetBool(message, field, text == "true");
       return absl::OkStatus();

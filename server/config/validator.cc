@@ -20,9 +20,9 @@ namespace {
 
 using config::v1::Config;
 
-class Rules {
+class ConfigChecker {
  public:
-  Rules(const Config& config, const Origins& origins, std::vector<std::string>* errors)
+  ConfigChecker(const Config& config, const Origins& origins, std::vector<std::string>* errors)
       : config_(config), origins_(origins), errors_(errors) {}
 
   void CheckScheduler() {
@@ -58,7 +58,7 @@ class Rules {
                          " is larger than ",
                          Other("limits.max_tokens_per_request", limits.max_tokens_per_request())));
     }
-    // Else a prompt that may come could never wait.
+    // Otherwise a prompt of legal size could never be queued.
     const std::int64_t most = config_.tokenizer().max_input_bytes();
     if (limits.max_queued_bytes() < most) {
       Error("limits.max_queued_bytes",
@@ -75,9 +75,9 @@ class Rules {
                                 ": this version serves a model on one GPU; write 1"));
     }
     if (device.ids_size() != device.tensor_parallel()) {
-      Error("device.ids", absl::StrCat("device.ids has ", device.ids_size(), " numbers, ",
-                                       Other("device.tensor_parallel", device.tensor_parallel()),
-                                       " needs as many as that"));
+      Error("device.ids",
+            absl::StrCat("device.ids has ", device.ids_size(), " numbers but needs as many as ",
+                         Other("device.tensor_parallel", device.tensor_parallel())));
     }
   }
 
@@ -85,17 +85,17 @@ class Rules {
     const bool f32_pages = kv == config::v1::KV_DATA_TYPE_F32;
     const auto dtype = config_.model().dtype();
     if (dtype == config::v1::MODEL_DATA_TYPE_F32 && !f32_pages) {
-      Error("model.dtype",
-            "model.dtype: f32 activations go with f32 pages on GPUs; write kv_cache.dtype f32 too");
+      Error("model.dtype", "model.dtype: f32 activations on GPUs need kv_cache.dtype f32");
     }
     if (dtype == config::v1::MODEL_DATA_TYPE_BF16 && f32_pages) {
       Error("model.dtype",
-            "model.dtype: bf16 activations do not go with kv_cache.dtype f32; write auto or f32");
+            "model.dtype: bf16 activations cannot be combined with kv_cache.dtype f32; write auto "
+            "or f32");
     }
   }
 
-  // Keys that only one kind of device serves. `auto` may turn out to be the CPU, so it is not
-  // enough for those of a GPU.
+  // Checks keys that only one kind of device supports. `auto` may select the CPU, so keys of GPUs
+  // need `cuda`.
   void CheckDeviceTypes() {
     const auto type = config_.device().type();
     const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
@@ -103,21 +103,14 @@ class Rules {
       if (!config_.model().packed_dir().empty()) {
         Error("model.packed_dir",
               absl::StrCat("model.packed_dir: \"", config_.model().packed_dir(),
-                           "\" is for packed weights of CPUs, and device.type is cuda"));
+                           "\" is for packed CPU weights, but device.type is cuda"));
       }
       return CheckActivations(config_.kv_cache().dtype());
     }
     if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {
       Error("model.dtype",
-            absl::StrCat("model.dtype: bf16 activations are served on GPUs only, and device.type ",
-                         "is ", word, "; write auto or f32, or device.type cuda"));
-    }
-  }
-
-  void CheckEngine() {
-    if (config_.engine().on_fatal() == config::v1::ON_FATAL_RESTART_ENGINE) {
-      Error("engine.on_fatal",
-            "engine.on_fatal: this version cannot build the engine again; write exit");
+            absl::StrCat("model.dtype: bf16 activations need a GPU, but device.type ", "is ", word,
+                         "; write auto or f32, or set device.type to cuda"));
     }
   }
 
@@ -129,7 +122,7 @@ class Rules {
         return Error(path, absl::StrCat(path, ": \"", text, "\" is not host:port or unix:PATH",
                                         Ipv6Hint(path, text)));
       }
-      if (is_admin && !address.is_loopback() && !IsGuarded()) {
+      if (is_admin && !address.is_loopback() && !HasTlsAndAuth()) {
         Error(path, absl::StrCat(path, ": \"", text,
                                  "\" is not a loopback address; it needs tls.cert_file, and "
                                  "auth.mode token or mtls"));
@@ -142,7 +135,7 @@ class Rules {
     const auto& server = config_.server();
     for (const std::string& text : server.grpc().listen()) add("server.grpc.listen", text, false);
     if (server.grpc().listen().empty()) {
-      Error("server.grpc.listen", "server.grpc.listen: the list is empty; name one address");
+      Error("server.grpc.listen", "server.grpc.listen: the list is empty; add an address");
     }
     for (const std::string& text : server.admin().listen()) add("server.admin.listen", text, true);
     const auto add_http = [&](const std::string& path, const std::string& text) {
@@ -169,31 +162,30 @@ class Rules {
       const bool has_scheme =
           absl::ConsumePrefix(&rest, "https://") || absl::ConsumePrefix(&rest, "http://");
       if (has_scheme && !rest.empty() && rest.find_first_of("/?# *") == rest.npos) continue;
-      Error("openai.allowed_origins",
-            absl::StrCat("openai.allowed_origins: \"", origin,
-                         "\" is not scheme://host[:port] as browsers write it"));
+      Error("openai.allowed_origins", absl::StrCat("openai.allowed_origins: \"", origin,
+                                                   "\" is not of the form scheme://host[:port]"));
     }
   }
 
   void CheckTls() {
     const auto& tls = config_.tls();
     CheckReadable("tls.cert_file", tls.cert_file());
-    // Its path is a secret of sorts: the origin says where it stands.
+    // The path is redacted, so the message has only its origin.
     CheckReadable("tls.key_file", tls.key_file());
     CheckReadable("tls.client_ca_file", tls.client_ca_file());
     if (tls.cert_file().empty() != tls.key_file().empty()) {
       const bool has_cert = !tls.cert_file().empty();
       const char* const given = has_cert ? "tls.cert_file" : "tls.key_file";
       const char* const missing = has_cert ? "tls.key_file" : "tls.cert_file";
-      Error(given, absl::StrCat(given, ": ", missing, " is missing; both go together"));
+      Error(given, absl::StrCat(given, ": ", missing, " is missing; set both or neither"));
     }
     if (!tls.client_ca_file().empty() && tls.cert_file().empty()) {
       Error("tls.client_ca_file", "tls.client_ca_file: needs tls.cert_file");
     }
     if (tls.require_client_cert() && tls.client_ca_file().empty()) {
       Error("tls.require_client_cert",
-            "tls.require_client_cert: needs tls.client_ca_file, which says whose certificates "
-            "count");
+            "tls.require_client_cert: needs tls.client_ca_file, the CAs that verify client "
+            "certificates");
     }
   }
 
@@ -229,10 +221,11 @@ class Rules {
           !entry.json_schema().empty() + !entry.regex().empty() + !entry.ebnf_grammar().empty();
       if (given == 1) continue;
       Error(path, absl::StrCat(path, "[", i, "]: has ", given,
-                               " of json_schema, regex and ebnf_grammar, exactly 1 is needed"));
+                               " of json_schema, regex and ebnf_grammar; set exactly one"));
     }
     if (structured.preload_size() > 0 && structured.cache_bytes() == 0) {
-      Error(path, absl::StrCat(path, ": needs a cache, ", Other("structured.cache_bytes", 0)));
+      Error(path, absl::StrCat(path, ": needs a constraint cache; increase ",
+                               Other("structured.cache_bytes", 0)));
     }
   }
 
@@ -257,7 +250,7 @@ class Rules {
       }
     }
     if (model.has_id() && model.id().empty()) {
-      Error("model.id", "model.id: an empty name; write auto or a name");
+      Error("model.id", "model.id: the name is empty; write auto or a name");
     }
     std::error_code error;
     if (!model.packed_dir().empty() && !std::filesystem::is_directory(model.packed_dir(), error)) {
@@ -283,8 +276,8 @@ class Rules {
                              Other(section + ".max_connections", all)));
   }
 
-  // Callers are known, and no third party reads along.
-  bool IsGuarded() const {
+  // Returns true if callers authenticate and connections are encrypted.
+  bool HasTlsAndAuth() const {
     const auto mode = config_.auth().mode();
     return !config_.tls().cert_file().empty() &&
            (mode == config::v1::AUTH_MODE_TOKEN || mode == config::v1::AUTH_MODE_MTLS);
@@ -297,7 +290,7 @@ class Rules {
     Error(path, absl::StrCat(path, ": ", name, " cannot be read: ", std::strerror(errno)));
   }
 
-  // How to write the IPv6 address that `text` may stand for, or "".
+  // Suggests how to write an IPv6 address that `text` may mean, or returns "".
   std::string Ipv6Hint(const std::string& path, const std::string& text) const {
     const std::string address = GuessIpv6Address(text);
     if (address.empty()) return "";
@@ -346,7 +339,7 @@ bool ParseListenAddress(absl::string_view text, ListenAddress* address) {
   if (absl::ConsumePrefix(&text, "unix:")) {
     address->is_unix = true;
     address->path = std::string(text);
-    // sun_path has 108 bytes with its terminator.
+    // sun_path has 108 bytes, including the terminator.
     return !text.empty() && text.size() <= 107;
   }
   const std::size_t colon = text.rfind(':');
@@ -365,21 +358,20 @@ bool ParseListenAddress(absl::string_view text, ListenAddress* address) {
 
 void ValidateConfig(const Config& config, const Origins& origins,
                     std::vector<std::string>* errors) {
-  Rules rules(config, origins, errors);
-  rules.CheckScheduler();
-  rules.CheckLimits();
-  rules.CheckDevice();
-  rules.CheckDeviceTypes();
-  rules.CheckEngine();
-  rules.CheckListeners();
-  rules.CheckConnections();
-  rules.CheckOrigins();
-  rules.CheckTls();
-  rules.CheckAuth();
-  rules.CheckTenants();
-  rules.CheckPreload();
-  rules.CheckSocketMode();
-  rules.CheckModel();
+  ConfigChecker checker(config, origins, errors);
+  checker.CheckScheduler();
+  checker.CheckLimits();
+  checker.CheckDevice();
+  checker.CheckDeviceTypes();
+  checker.CheckListeners();
+  checker.CheckConnections();
+  checker.CheckOrigins();
+  checker.CheckTls();
+  checker.CheckAuth();
+  checker.CheckTenants();
+  checker.CheckPreload();
+  checker.CheckSocketMode();
+  checker.CheckModel();
 }
 
 }  // namespace quire::server

@@ -1,11 +1,10 @@
 #pragma once
 
-// Rules between keys, and values that the schema allows but this version does not serve.
+// Checks rules between keys, and values that the schema allows but this version does not support.
 //
-// Place:      called by LayeredConfig::Load after every value passed its own rule.
-// Invariants: pure, apart from asking the system whether given paths exist.
+// Place:      called by LayeredConfig::Load after every value has passed its own rule.
+// Invariants: no side effects; only asks the file system whether paths exist.
 // Threads:    any.
-// Lifetime:   none.
 
 #include <string>
 #include <vector>
@@ -19,24 +18,24 @@ class Config;
 
 namespace quire::server {
 
-// Appends one line per broken rule, each beginning with the origin of the value that breaks it.
+// Appends one message per violated rule. Each begins with the origin of the offending value.
 void ValidateConfig(const config::v1::Config& config, const Origins& origins,
                     std::vector<std::string>* errors);
 
-// A listen address taken apart: `unix:PATH` or `host:port` (`[v6]:port` for IPv6).
+// A parsed listen address: `unix:PATH` or `host:port`, with `[v6]:port` for IPv6.
 struct ListenAddress {
   bool is_unix = false;
   std::string path;  // Unix sockets
   std::string host;  // without brackets
   int port = 0;
 
-  // 127.0.0.0/8, ::1, "localhost", or a Unix socket.
+  // Returns true for 127.0.0.0/8, ::1, "localhost" and Unix sockets.
   bool is_loopback() const;
-  // Every interface: 0.0.0.0, :: or "*".
+  // Returns true for 0.0.0.0, :: and "*", which mean every interface.
   bool is_wildcard() const;
 };
 
-// False when `text` is no such address.
+// Returns false if `text` is not a listen address.
 bool ParseListenAddress(absl::string_view text, ListenAddress* address);
 
 }  // namespace quire::server

@@ -12,7 +12,7 @@ bool HasOpenQueue(const engine::TenantLimits& limits) {
 
 }  // namespace
 
-std::vector<std::string> TenantsWithOpenQueues(const engine::TenantOptions& tenants) {
+std::vector<std::string> FindTenantsWithOpenQueues(const engine::TenantOptions& tenants) {
   std::vector<std::string> names;
   if (HasOpenQueue(tenants.defaults)) names.emplace_back("tenants.defaults");
   for (const auto& [name, limits] : tenants.entries) {
@@ -22,11 +22,11 @@ std::vector<std::string> TenantsWithOpenQueues(const engine::TenantOptions& tena
 }
 
 void WarnAboutTenants(const engine::TenantOptions& tenants) {
-  const std::vector<std::string> names = TenantsWithOpenQueues(tenants);
+  const std::vector<std::string> names = FindTenantsWithOpenQueues(tenants);
   if (names.empty()) return;
-  log::Warn("config", "a tenant can fill the queue of all",
+  log::Warn("config", "a tenant can fill the queue of all tenants",
             {{"tenants", absl::StrJoin(names, ",")},
-             {"why", "max_running_requests without max_queued_requests or max_queued_tokens"}});
+             {"reason", "max_running_requests without max_queued_requests or max_queued_tokens"}});
 }
 
 }  // namespace quire::server

@@ -1,9 +1,9 @@
 #pragma once
 
-// What a configuration may say but few would want: told when it takes effect, at the start and by
-// every reload, and never refused.
+// Legal configurations that are probably a mistake. They are logged at start and on every reload,
+// but never refused.
 //
-// Place:   asked by the daemon.
+// Place:   called by the daemon.
 // Threads: any.
 
 #include <string>
@@ -13,12 +13,12 @@
 
 namespace quire::server {
 
-// Tenants whose running requests are limited while nothing but the queue of all limits how many of
-// them wait: one of them can fill it and keep everybody else out. "tenants.defaults" stands for
-// those that are not listed.
-std::vector<std::string> TenantsWithOpenQueues(const engine::TenantOptions& tenants);
+// Returns the tenants with a limit of running requests but none of waiting ones. Such a tenant can
+// fill the queue of all tenants and block the others. "tenants.defaults" stands for unlisted
+// tenants.
+std::vector<std::string> FindTenantsWithOpenQueues(const engine::TenantOptions& tenants);
 
-// Logs a line that names them, if there are any.
+// Logs a warning with the names of such tenants, if there are any.
 void WarnAboutTenants(const engine::TenantOptions& tenants);
 
 }  // namespace quire::server

@@ -56,9 +56,9 @@ void CollectPaths(const Descriptor* section, const std::string& prefix,
   }
 }
 
-// What the writer of an unknown name may have meant: a name of this section within two edits, else
-// a key of the same last name elsewhere. Empty: no idea.
-std::string Suggestion(const Descriptor* root, const Descriptor* section, absl::string_view name) {
+// Suggests a name for the unknown `name`: a key of this section within two edits, else a key with
+// that name in another section. Returns "" if there is none.
+std::string SuggestName(const Descriptor* root, const Descriptor* section, absl::string_view name) {
   std::string best;
   int best_distance = 3;
   for (int i = 0; i < section->field_count(); ++i) {
@@ -78,16 +78,16 @@ std::string Suggestion(const Descriptor* root, const Descriptor* section, absl::
   return "";
 }
 
-std::string UnknownField(const Descriptor* root, const Descriptor* section,
-                         const std::string& section_path, absl::string_view name) {
-  const std::string suggestion = Suggestion(root, section, name);
+std::string DescribeUnknownField(const Descriptor* root, const Descriptor* section,
+                                 const std::string& section_path, absl::string_view name) {
+  const std::string suggestion = SuggestName(root, section, name);
   return absl::StrCat(
       "unknown field \"", name, "\"",
       section_path.empty() ? "" : absl::StrCat(" in ", section_path),
       suggestion.empty() ? "" : absl::StrCat("; did you mean \"", suggestion, "\"?"));
 }
 
-// For messages about a file, where the value itself is not repeated.
+// Used for files, where messages do not repeat the value.
 constexpr absl::string_view kQuoteHint =
     "; write a text with brackets in quotes, as in [\"[::1]:50051\"]";
 
@@ -95,16 +95,16 @@ bool IsText(const FieldDescriptor* field) {
   return field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
 }
 
-// Values of one layer into one message.
-class Walker {
+// Reads the values of one layer into one message.
+class LayerReader {
  public:
-  // `named` says whether messages repeat the path (the other layers name it already).
-  Walker(const Origin& layer, bool named, const Descriptor* root, Origins* origins,
-         std::vector<std::string>* errors)
+  // `named`: messages contain the path. Other layers already name it.
+  LayerReader(const Origin& layer, bool named, const Descriptor* root, Origins* origins,
+              std::vector<std::string>* errors)
       : layer_(layer), named_(named), root_(root), origins_(origins), errors_(errors) {}
 
   void ReadSection(const YAML::Node& node, const std::string& path, Message* message) {
-    std::map<std::string, int> lines;  // of the keys so far
+    std::map<std::string, int> lines;  // line of each key read so far
     for (const auto& entry : node) {
       const YAML::Mark mark = entry.first.Mark();
       if (!entry.first.IsScalar()) {
@@ -120,7 +120,7 @@ class Walker {
       }
       const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
       if (field == nullptr) {
-        Error(mark, "", UnknownField(root_, message->GetDescriptor(), path, name));
+        Error(mark, "", DescribeUnknownField(root_, message->GetDescriptor(), path, name));
         continue;
       }
       ReadField(entry.second, mark, path.empty() ? name : absl::StrCat(path, ".", name), field,
@@ -132,7 +132,7 @@ class Walker {
                  const FieldDescriptor* field, Message* message) {
     if (node.IsNull()) {
       return Error(key_mark, path,
-                   named_ ? "has no value; write the value or drop the line"
+                   named_ ? "has no value; write a value or remove the line"
                           : "has no value; write \"\" for an empty text");
     }
     if (IsSection(field)) {
@@ -188,7 +188,8 @@ class Walker {
     SetOrigin(path, node.Mark());
   }
 
-  // A list of groups: [{id: a}, {id: b}], or in block style. Each entry is complete in itself.
+  // Reads a list of groups: [{id: a}, {id: b}], or in block style. Entries have no defaults from
+  // lower layers.
   void ReadEntries(const YAML::Node& node, const YAML::Mark& key_mark, const std::string& path,
                    const FieldDescriptor* field, Message* message) {
     if (!node.IsSequence()) return Error(key_mark, path, "is a list; write [{key: value}, ...]");
@@ -198,8 +199,8 @@ class Walker {
           key_mark, path,
           absl::StrCat("list has ", node.size(), " elements, at most ", limit, " are allowed"));
     }
-    Origins of_entries;  // no caller asks for the origin of a key of an entry
-    Walker inner(layer_, named_, root_, &of_entries, errors_);
+    Origins of_entries;  // discarded: only whole lists have an origin
+    LayerReader inner(layer_, named_, root_, &of_entries, errors_);
     inner.in_entry_ = true;
     message->GetReflection()->ClearField(message, field);
     for (std::size_t i = 0; i < node.size(); ++i) {
@@ -216,7 +217,7 @@ class Walker {
     SetOrigin(path, node.Mark());
   }
 
-  // Texts that an entry must have.
+  // Reports missing texts that an entry must have.
   void CheckRequired(const YAML::Mark& mark, const std::string& path, const Message& entry) {
     for (int i = 0; i < entry.GetDescriptor()->field_count(); ++i) {
       const FieldDescriptor* field = entry.GetDescriptor()->field(i);
@@ -241,7 +242,7 @@ class Walker {
       errors_->push_back(absl::StrCat(layer_.layer, ":", mark.line + 1, ":", mark.column + 1, ": ",
                                       path, path.empty() ? "" : ": ", text));
     } else {
-      // The layer names the list, not the key inside.
+      // The layer names the list but not the key within an entry.
       const std::string inside = in_entry_ && !path.empty() ? absl::StrCat(path, ": ") : "";
       errors_->push_back(absl::StrCat(layer_.layer, ": ", inside, text));
     }
@@ -270,12 +271,13 @@ void ApplySectionDefaults(Message* message, const std::string& prefix, const Ori
     (*origins)[path] = origin;
     const std::string& text = RuleOf(field).default_value();
     if (text.empty()) continue;
-    Walker(origin, /*named=*/false, root, origins, errors)
+    LayerReader(origin, /*named=*/false, root, origins, errors)
         .ReadField(YAML::Load(text), YAML::Mark(), path, field, message);
   }
 }
 
-// The message and field that a dotted path names; null, with an error, when there is none.
+// Returns the field of a dotted path and sets *message to its section. Reports an error and returns
+// null if there is none.
 const FieldDescriptor* FindPath(absl::string_view path, const std::string& layer, Message** message,
                                 std::vector<std::string>* errors) {
   const Descriptor* root = (*message)->GetDescriptor();
@@ -285,13 +287,15 @@ const FieldDescriptor* FindPath(absl::string_view path, const std::string& layer
     const FieldDescriptor* field = (*message)->GetDescriptor()->FindFieldByName(names[i]);
     if (field == nullptr) {
       errors->push_back(absl::StrCat(
-          layer, ": ", UnknownField(root, (*message)->GetDescriptor(), section_path, names[i])));
+          layer, ": ",
+          DescribeUnknownField(root, (*message)->GetDescriptor(), section_path, names[i])));
       return nullptr;
     }
     const bool last = i + 1 == names.size();
     if (last != !IsSection(field)) {
       errors->push_back(absl::StrCat(
-          layer, ": ", path, last ? " is a section; name a key of it" : " is below a single key"));
+          layer, ": ", path,
+          last ? " is a section; name one of its keys" : " names a key inside a single value"));
       return nullptr;
     }
     if (last) return field;
@@ -301,7 +305,7 @@ const FieldDescriptor* FindPath(absl::string_view path, const std::string& layer
   return nullptr;
 }
 
-// Reports why the text cannot be a document at all; true when it can.
+// Reports text that cannot be a YAML document. Returns true if there was no error.
 bool CheckText(absl::string_view document, absl::string_view file_name,
                std::vector<std::string>* errors) {
   if (document.size() > kMaxYamlBytes) {
@@ -321,8 +325,8 @@ bool CheckText(absl::string_view document, absl::string_view file_name,
   return true;
 }
 
-// Where a document begins: its mark, if it has one, and its first node.
-class DocumentPlace final : public YAML::EventHandler {
+// Records where a document starts: its `---` marker, if any, and its first node.
+class DocumentStart final : public YAML::EventHandler {
  public:
   const YAML::Mark& start() const { return start_; }
   const YAML::Mark& node() const { return node_; }
@@ -359,24 +363,25 @@ class DocumentPlace final : public YAML::EventHandler {
   bool has_node_ = false;
 };
 
-// Returns where the second document begins, or nothing. Reads at most two documents: at a stray
-// comma yaml-cpp 0.7 returns empty documents without end, so YAML::LoadAll would exhaust memory.
-std::optional<DocumentPlace> FindSecondDocument(const std::string& text) {
+// Returns the start of the second document, if there is one. It does not use YAML::LoadAll: at a
+// stray comma yaml-cpp 0.7 returns empty documents forever, which would exhaust memory.
+std::optional<DocumentStart> FindSecondDocument(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);
-  DocumentPlace place;
+  DocumentStart place;
   if (!parser.HandleNextDocument(place) || !parser.HandleNextDocument(place)) return std::nullopt;
   return place;
 }
 
-// Whether `node` is a text or, for a list, texts. Null is left to the Walker.
-bool HoldsText(const YAML::Node& node, bool is_list) {
+// Returns true if `node` is a text, or a list of texts if `is_list`. Null is reported by
+// LayerReader.
+bool IsTextOrTexts(const YAML::Node& node, bool is_list) {
   if (node.IsScalar() || node.IsNull()) return true;
   return is_list && node.IsSequence() &&
          std::all_of(node.begin(), node.end(), [](const auto& item) { return item.IsScalar(); });
 }
 
-// The message for an override that YAML does not read as a text: `why`, and the value in quotes.
+// Returns the error for an override that YAML does not read as text: `why`, and how to quote it.
 std::string QuotingError(absl::string_view path, absl::string_view value, const Origin& origin,
                          const FieldDescriptor* field, absl::string_view why) {
   constexpr std::size_t kMaxShownBytes = 256;
@@ -403,12 +408,12 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
               Origins* origins, std::vector<std::string>* errors) {
   if (!CheckText(text, file_name, errors)) return;
   try {
-    if (const std::optional<DocumentPlace> second = FindSecondDocument(std::string(text))) {
+    if (const std::optional<DocumentStart> second = FindSecondDocument(std::string(text))) {
       const bool is_marked = second->start().pos != second->node().pos;
       errors->push_back(
           absl::StrCat(file_name, ":", second->node().line + 1, ":", second->node().column + 1,
                        is_marked ? ": second YAML document; a configuration file has exactly one"
-                                 : ": this text is behind the end of the YAML document"));
+                                 : ": this text is after the end of the YAML document"));
       return;
     }
     const YAML::Node document = YAML::Load(std::string(text));
@@ -419,8 +424,8 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
                                      ": the file is not a map of sections"));
       return;
     }
-    Walker(Origin{.layer = std::string(file_name)}, /*named=*/true, config->GetDescriptor(),
-           origins, errors)
+    LayerReader(Origin{.layer = std::string(file_name)}, /*named=*/true, config->GetDescriptor(),
+                origins, errors)
         .ReadSection(document, "", config);
   } catch (const YAML::Exception& error) {
     errors->push_back(absl::StrCat(file_name, ":", error.mark.line + 1, ":", error.mark.column + 1,
@@ -430,7 +435,7 @@ void ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
 
 void ReadOverride(absl::string_view path, absl::string_view value, const Origin& origin,
                   Message* config, Origins* origins, std::vector<std::string>* errors) {
-  // The message names the key; the layer alone would not for --set.
+  // For --set the layer does not contain the key, so add it.
   Origin place = origin;
   if (origin.layer == "--set") place.layer = absl::StrCat("--set ", path);
   const Descriptor* root = config->GetDescriptor();
@@ -451,11 +456,11 @@ void ReadOverride(absl::string_view path, absl::string_view value, const Origin&
     const YAML::Node node = YAML::Load(std::string(value));
     if (FindSecondDocument(std::string(value)).has_value()) {
       refuse("the value is more than one YAML value");
-    } else if (IsText(field) && !HoldsText(node, field->is_repeated())) {
-      refuse(field->is_repeated() ? "YAML reads the value as a list of something else than texts"
+    } else if (IsText(field) && !IsTextOrTexts(node, field->is_repeated())) {
+      refuse(field->is_repeated() ? "YAML reads the value as a list with elements that are not text"
                                   : "YAML reads the value as a list or a section, not as a text");
     } else {
-      Walker(place, /*named=*/false, root, &changed, &found)
+      LayerReader(place, /*named=*/false, root, &changed, &found)
           .ReadField(node, YAML::Mark(), std::string(path), field, message);
     }
   } catch (const YAML::Exception& error) {

@@ -29,17 +29,13 @@ namespace {
 using Base = v1::AdminService;
 // Requests come as bytes, so that only those of an operator are parsed (unary_call.h).
 using RawService = Base::WithRawCallbackMethod_Drain<
-    Base::WithRawCallbackMethod_Resume<Base::WithRawCallbackMethod_Pause<
-        Base::WithRawCallbackMethod_ReloadConfig<Base::WithRawCallbackMethod_GetConfig<
-            Base::WithRawCallbackMethod_LoadAdapter<Base::WithRawCallbackMethod_UnloadAdapter<
-                Base::WithRawCallbackMethod_FlushCache<Base::WithRawCallbackMethod_AbortRequests<
-                    Base::WithRawCallbackMethod_ListRequests<Base::WithRawCallbackMethod_Explain<
-                        Base::WithRawCallbackMethod_GetStats<Base::WithRawCallbackMethod_WatchStats<
-                            Base::WithRawCallbackMethod_CheckIntegrity<
-                                Base::WithRawCallbackMethod_SetLogLevel<
-                                    Base::WithRawCallbackMethod_StartProfile<
-                                        Base::WithRawCallbackMethod_StopProfile<
-                                            Base::Service>>>>>>>>>>>>>>>>>;
+    Base::WithRawCallbackMethod_Resume<Base::WithRawCallbackMethod_ReloadConfig<
+        Base::WithRawCallbackMethod_GetConfig<Base::WithRawCallbackMethod_LoadAdapter<
+            Base::WithRawCallbackMethod_UnloadAdapter<Base::WithRawCallbackMethod_FlushCache<
+                Base::WithRawCallbackMethod_AbortRequests<Base::WithRawCallbackMethod_ListRequests<
+                    Base::WithRawCallbackMethod_GetStats<Base::WithRawCallbackMethod_WatchStats<
+                        Base::WithRawCallbackMethod_CheckIntegrity<
+                            Base::WithRawCallbackMethod_SetLogLevel<Base::Service>>>>>>>>>>>>>;
 
 constexpr int kWaitingCalls = 4;  // calls that may wait at once; more wait for these
 constexpr std::size_t kMaxQueuedCalls = 64;
@@ -272,23 +268,11 @@ class AdminService::Impl final : public RawService {
   }
 
   // Methods of later stages.
-  Reactor* Pause(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("Pause", call, request, response), "Pause");
-  }
   Reactor* LoadAdapter(Context* call, const Bytes* request, Bytes* response) override {
     return RefuseUnsupported(Unary("LoadAdapter", call, request, response), "LoadAdapter");
   }
   Reactor* UnloadAdapter(Context* call, const Bytes* request, Bytes* response) override {
     return RefuseUnsupported(Unary("UnloadAdapter", call, request, response), "UnloadAdapter");
-  }
-  Reactor* Explain(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("Explain", call, request, response), "Explain");
-  }
-  Reactor* StartProfile(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("StartProfile", call, request, response), "StartProfile");
-  }
-  Reactor* StopProfile(Context* call, const Bytes* request, Bytes* response) override {
-    return RefuseUnsupported(Unary("StopProfile", call, request, response), "StopProfile");
   }
 
  private:

@@ -265,7 +265,7 @@ void BatchReactor::LookAtCaller(const std::shared_ptr<BatchReactor>& self) {
     if (ended_) return;
     const std::uint64_t rules = context_.authenticator->version();
     if (rules != seen_rules_) {
-      holds = context_.authenticator->StillHolds(principal_, Scope::kGenerate);
+      holds = context_.authenticator->IsStillAllowed(principal_, Scope::kGenerate);
     }
     seen_rules_ = rules;
   }

@@ -206,13 +206,13 @@ void GrpcListener::CheckReachable() {
                         // Any answer but that none came.
                         if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
                             status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
-                          state->reachability.NoteAnswer();
+                          state->reachability.RecordAnswer();
                         }
                       });
 }
 
 bool GrpcListener::is_reachable() const {
-  return state_->reachability.holds();
+  return state_->reachability.is_reachable();
 }
 
 void GrpcListener::Shutdown(absl::Time deadline) {

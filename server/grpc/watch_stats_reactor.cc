@@ -76,9 +76,10 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer
     if (cancelled_) return End(absl::CancelledError("the caller has gone"));
     if (context_.state->exiting()) {
       return End(
-          WithReason(absl::UnavailableError("the process is ending"), Reason::kServerShutdown));
+          WithReason(absl::UnavailableError("the process is exiting"), Reason::kServerShutdown));
     }
-    if (!context_.authenticator->StillHolds(principal_, Scope::kAdmin)) return End(RevokedError());
+    if (!context_.authenticator->IsStillAllowed(principal_, Scope::kAdmin))
+      return End(RevokedError());
     const absl::Time now = MonotonicNow();
     if (now >= next_) return Send();
     alarm_.Set(ToGrpcTime(std::min(next_, now + kLongestSleep)), [this](bool) { Sleep(); });

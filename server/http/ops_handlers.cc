@@ -39,7 +39,7 @@ HttpAnswer Liveness(const ServingState& state) {
   std::string reason = "work waits, but no step has ended in time";
   if (state.state() == LifeState::kFailed) {
     reason = "the engine has failed";
-  } else if (const char* const port = state.silent_port()) {
+  } else if (const char* const port = state.unresponsive_listener()) {
     reason = DoesNotAnswer(port);
   }
   return Probe(state.is_live(), reason);
@@ -55,9 +55,9 @@ HttpAnswer ReadinessAnswer(const ServingState& state) {
   std::string reason = "the engine is not alive";
   if (state.state() == LifeState::kLoading) {
     reason = "the model is loading";
-  } else if (state.leaving()) {
+  } else if (state.drain_started()) {
     reason = "the server is draining";
-  } else if (const char* const port = state.silent_port()) {
+  } else if (const char* const port = state.unresponsive_listener()) {
     reason = DoesNotAnswer(port);
   }
   return Probe(state.is_ready(), reason);

@@ -28,7 +28,7 @@ struct SelfCall::Attempt : std::enable_shared_from_this<SelfCall::Attempt> {
       net::async_write(self->socket, net::buffer(kRequest.data(), kRequest.size()),
                        [self](Error, std::size_t) {});
       self->socket.async_read_some(net::buffer(self->answer), [self](Error failed, std::size_t) {
-        if (failed != net::error::operation_aborted) self->reachability->NoteAnswer();
+        if (failed != net::error::operation_aborted) self->reachability->RecordAnswer();
       });
     });
   }

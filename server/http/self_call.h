@@ -22,7 +22,7 @@ class SelfCall {
   // server that wants TLS: what it takes is a thread that accepts and reads.
   void Begin(boost::asio::ip::tcp::endpoint to);
   void End();
-  bool is_reachable() const { return reachability_->holds(); }
+  bool is_reachable() const { return reachability_->is_reachable(); }
 
  private:
   struct Attempt;

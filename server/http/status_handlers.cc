@@ -108,7 +108,8 @@ HttpAnswer PageAnswer() {
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now) {
   ordered_json status = {
       {"version", sources.version},
-      {"state", sources.state->leaving() ? "leaving" : LifeStateName(sources.state->state())},
+      {"state",
+       sources.state->drain_started() ? "pre_drain" : LifeStateName(sources.state->state())},
       {"uptime_seconds", absl::ToDoubleSeconds(now - sources.start_time)},
       {"openai", sources.openai_address.empty() ? ordered_json(nullptr)
                                                 : ordered_json{{"address", sources.openai_address},

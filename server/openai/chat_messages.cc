@@ -24,7 +24,7 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
 }
 
-absl::Status Missing(const JsonValue& object, absl::string_view key) {
+absl::Status MissingMember(const JsonValue& object, absl::string_view key) {
   const std::string path = object.PathOf(key);
   return WithReason(absl::InvalidArgumentError(absl::StrCat(path, " is missing")),
                     Reason::kBadParameter, {{"field", path}});
@@ -38,7 +38,7 @@ absl::Status CheckArray(const JsonValue& value) {
   return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
 }
 
-// A string, or a list of parts.
+// Reads content: a string, or a list of parts.
 absl::Status ReadContent(const JsonValue& content, v1::ChatMessage* message) {
   if (content.is_string()) {
     QUIRE_ASSIGN_OR_RETURN(*message->mutable_content(), content.AsString());
@@ -53,9 +53,9 @@ absl::Status ReadContent(const JsonValue& content, v1::ChatMessage* message) {
     QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
     if (type != "text") {
       return BadField(
-          part, absl::StrCat("has type \"", type.substr(0, 40), "\", only text is supported"));
+          part, absl::StrCat("has type \"", type.substr(0, 40), "\", but only text is supported"));
     }
-    if (!fields.Find("text")) return Missing(part, "text");
+    if (!fields.Find("text")) return MissingMember(part, "text");
     QUIRE_RETURN_IF_ERROR(
         fields.Text("text", [&](std::string value) { message->add_parts()->set_text(value); }));
   }
@@ -67,15 +67,15 @@ absl::Status ReadToolCall(const JsonValue& call, v1::ToolCall* message) {
   const JsonFields fields(call);
   QUIRE_RETURN_IF_ERROR(fields.Text("id", [&](std::string id) { message->set_id(id); }));
   const auto function = fields.Find("function");
-  if (!function) return Missing(call, "function");
+  if (!function) return MissingMember(call, "function");
   QUIRE_RETURN_IF_ERROR(CheckObject(*function));
   const JsonFields inner(*function);
-  if (!inner.Find("name")) return Missing(*function, "name");
+  if (!inner.Find("name")) return MissingMember(*function, "name");
   QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string name) { message->set_name(name); }));
   return inner.Text("arguments", [&](std::string text) { message->set_arguments_json(text); });
 }
 
-// Reasoning of an earlier turn has three names among clients, each of which may come alone.
+// Reads the reasoning of an earlier message. Clients use one of three names for it.
 absl::Status ReadReasoning(const JsonFields& fields, v1::ChatMessage* message) {
   for (const char* key : {"reasoning_content", "reasoning", "thinking"}) {
     std::string text;
@@ -85,7 +85,7 @@ absl::Status ReadReasoning(const JsonFields& fields, v1::ChatMessage* message) {
     if (!known.empty() && known != text) {
       return BadField(
           *fields.Find(key),
-          "differs from the reasoning under another name; send one of reasoning_content, "
+          "differs from the reasoning in another field; send only one of reasoning_content, "
           "reasoning and thinking");
     }
     message->set_reasoning_content(std::move(text));
@@ -96,15 +96,15 @@ absl::Status ReadReasoning(const JsonFields& fields, v1::ChatMessage* message) {
 absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   QUIRE_RETURN_IF_ERROR(CheckObject(value));
   const JsonFields fields(value);
-  if (!fields.Find("role")) return Missing(value, "role");
+  if (!fields.Find("role")) return MissingMember(value, "role");
   QUIRE_RETURN_IF_ERROR(fields.Text("role", [&](std::string role) { message->set_role(role); }));
   QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string name) { message->set_name(name); }));
   QUIRE_RETURN_IF_ERROR(
       fields.Text("tool_call_id", [&](std::string id) { message->set_tool_call_id(id); }));
   QUIRE_RETURN_IF_ERROR(ReadReasoning(fields, message));
-  // Only a turn of the assistant may consist of reasoning and calls.
+  // Only an assistant message may have no content: it may consist of reasoning and tool calls.
   const auto content = fields.Find("content");
-  if (!content && message->role() != "assistant") return Missing(value, "content");
+  if (!content && message->role() != "assistant") return MissingMember(value, "content");
   if (content) QUIRE_RETURN_IF_ERROR(ReadContent(*content, message));
   const auto calls = fields.Find("tool_calls");
   if (!calls) return absl::OkStatus();
@@ -115,7 +115,7 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   return absl::OkStatus();
 }
 
-// The name of a tool: of a declaration, or where one is chosen.
+// Reads the name of a declared or chosen tool.
 absl::StatusOr<std::string> ReadFunctionName(const JsonValue& tool) {
   QUIRE_RETURN_IF_ERROR(CheckObject(tool));
   const JsonFields fields(tool);
@@ -123,16 +123,16 @@ absl::StatusOr<std::string> ReadFunctionName(const JsonValue& tool) {
   QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
   if (type != "function") return BadField(tool, "must be of type function");
   const auto function = fields.Find("function");
-  if (!function) return Missing(tool, "function");
+  if (!function) return MissingMember(tool, "function");
   QUIRE_RETURN_IF_ERROR(CheckObject(*function));
   std::string name;
   const JsonFields inner(*function);
-  if (!inner.Find("name")) return Missing(*function, "name");
+  if (!inner.Find("name")) return MissingMember(*function, "name");
   QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string value) { name = value; }));
   return name;
 }
 
-// Returns the tool's name. `raw`: the tool in the body.
+// Returns the tool's name. `raw` is the tool's text in the body.
 absl::StatusOr<std::string> ReadTool(const JsonValue& tool, absl::string_view raw,
                                      v1::ToolSpec* spec) {
   QUIRE_ASSIGN_OR_RETURN(std::string name, ReadFunctionName(tool));
@@ -147,26 +147,26 @@ absl::StatusOr<std::string> ReadTool(const JsonValue& tool, absl::string_view ra
   return name;
 }
 
-// The tools that may be called; absent: all.
+// Names of the allowed tools; absent: all tools are allowed.
 using AllowedTools = std::optional<std::vector<std::string>>;
 
-// {"type": "allowed_tools", "allowed_tools": {"mode": .., "tools": [{"type": "function",
-// "function": {"name": ..}}]}}, as OpenAI's API reference has it.
+// Reads OpenAI's {"type": "allowed_tools", "allowed_tools": {"mode": .., "tools": [{"type":
+// "function", "function": {"name": ..}}]}}.
 absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatPrompt* chat) {
   const auto allowed = choice.FindSet("allowed_tools");
-  if (!allowed) return Missing(choice, "allowed_tools");
+  if (!allowed) return MissingMember(choice, "allowed_tools");
   QUIRE_RETURN_IF_ERROR(CheckObject(*allowed));
   const auto mode = allowed->FindSet("mode");
-  if (!mode) return Missing(*allowed, "mode");
+  if (!mode) return MissingMember(*allowed, "mode");
   if (mode->raw() != "auto" && mode->raw() != "required") {
     return BadField(*mode, "must be auto or required");
   }
   chat->set_tool_choice(mode->raw() == "auto" ? v1::TOOL_CHOICE_AUTO : v1::TOOL_CHOICE_REQUIRED);
   const auto tools = allowed->FindSet("tools");
-  if (!tools) return Missing(*allowed, "tools");
+  if (!tools) return MissingMember(*allowed, "tools");
   QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
   if (tools->size() == 0) {
-    return BadField(*tools, "must name a tool; to allow none, send the tool_choice none");
+    return BadField(*tools, "must have at least one tool; send tool_choice none to allow no tool");
   }
   std::vector<std::string> names;
   for (std::size_t i = 0; i < tools->size(); ++i) {
@@ -175,7 +175,7 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatP
   return AllowedTools(std::move(names));
 }
 
-// A word, {"type": "function", "function": {"name": ..}}, or allowed tools.
+// Reads a word, {"type": "function", "function": {"name": ..}}, or allowed tools.
 absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto choice = body.Find("tool_choice");
   if (!choice) return AllowedTools();
@@ -192,8 +192,7 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatProm
   const auto type = choice->is_object() ? choice->FindSet("type") : std::nullopt;
   if (type && type->raw() == "allowed_tools") return ReadAllowedTools(*choice, chat);
   if (!choice->is_object() || !choice->FindSet("function")) {
-    return BadField(*choice,
-                    "must be none, auto, required, a function with its name or allowed_tools");
+    return BadField(*choice, "must be none, auto, required, a function or allowed_tools");
   }
   QUIRE_ASSIGN_OR_RETURN(const std::string name, ReadFunctionName(*choice));
   chat->set_tool_choice(v1::TOOL_CHOICE_NAMED);
@@ -201,7 +200,7 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatProm
   return AllowedTools();
 }
 
-// The allowed names that no tool has are refused.
+// Refuses allowed names that no tool has.
 absl::Status CheckAllowedTools(const std::vector<std::string>& allowed,
                                const absl::flat_hash_set<std::string>& declared) {
   for (std::size_t i = 0; i < allowed.size(); ++i) {
@@ -244,7 +243,7 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::Chat
 
 void FillStruct(const json& object, google::protobuf::Struct* message);
 
-// By hand, since protobuf's reader of JSON text takes a second for a megabyte.
+// Converts JSON directly, because Protobuf's JSON parser takes a second per megabyte.
 void FillValue(const json& value, google::protobuf::Value* message) {
   switch (value.type()) {
     case json::value_t::boolean:
@@ -273,17 +272,17 @@ void FillStruct(const json& object, google::protobuf::Struct* message) {
   }
 }
 
-// continue_final_message needs a content to continue, which may be empty.
-absl::Status CheckContinued(const JsonValue& messages) {
+// Checks that the message to continue has content. The content may be empty.
+absl::Status CheckFinalMessage(const JsonValue& messages) {
   if (messages.size() == 0) return absl::OkStatus();
   const JsonValue last = messages.At(messages.size() - 1);
   if (JsonFields(last).Find("content")) return absl::OkStatus();
   const std::string path = last.PathOf("content");
   return WithReason(
-      absl::InvalidArgumentError(absl::StrCat(
-          path,
-          " is missing, and continue_final_message is true: send the text to continue, "
-          "which may be empty, or leave continue_final_message out")),
+      absl::InvalidArgumentError(absl::StrCat(path,
+                                              " is missing, but continue_final_message is true; "
+                                              "send the text to continue, which may be "
+                                              "empty")),
       Reason::kBadParameter, {{"field", path}});
 }
 
@@ -305,7 +304,7 @@ absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1:
       body.Bool("add_generation_prompt", [&](bool add) { chat->set_add_generation_prompt(add); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message",
                                   [&](bool open) { chat->set_continue_final_message(open); }));
-  if (chat->continue_final_message()) QUIRE_RETURN_IF_ERROR(CheckContinued(*messages));
+  if (chat->continue_final_message()) QUIRE_RETURN_IF_ERROR(CheckFinalMessage(*messages));
   const auto vars = body.Find("chat_template_kwargs");
   if (!vars) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckObject(*vars));

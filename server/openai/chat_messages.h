@@ -1,10 +1,11 @@
 #pragma once
 
-// `messages`, `tools`, `tool_choice` and the template's variables of a chat call ->
-// quire.v1.ChatPrompt. Tools that tool_choice does not allow are left out.
+// Converts `messages`, `tools`, `tool_choice` and the template variables of a chat request to
+// quire.v1.ChatPrompt. Tools that tool_choice does not allow are omitted.
 //
 // Place:      part of openai_request.h.
-// Invariants: as there. Content parts stay a list; other types than text are refused, not dropped.
+// Invariants: those of openai_request.h. Content parts stay a list. Parts that are not text are
+//             refused, not ignored.
 // Threads:    any.
 
 #include "absl/status/status.h"
@@ -14,8 +15,8 @@
 
 namespace quire::server {
 
-// `bytes` are those of the body, since tools are passed on as they were sent. `names` gets what the
-// client calls the fields that are read.
+// `bytes` is the body, from which tools are copied unchanged. Adds the client's names of the fields
+// to `names`.
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names);
 

@@ -27,7 +27,7 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t kMaxTexts = 2048;
 
-absl::Status Missing(absl::string_view field) {
+absl::Status MissingField(absl::string_view field) {
   return WithReason(absl::InvalidArgumentError(absl::StrCat(field, " is missing")),
                     Reason::kPromptMissing, {{"field", std::string(field)}});
 }
@@ -36,7 +36,7 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
 }
 
-absl::Status Empty(const JsonValue& value) {
+absl::Status EmptyField(const JsonValue& value) {
   return WithReason(value.Error("is empty"), Reason::kPromptMissing, {{"field", value.path()}});
 }
 
@@ -56,17 +56,17 @@ ordered_json UsageObject(std::int32_t tokens) {
   return {{"prompt_tokens", tokens}, {"total_tokens", tokens}};
 }
 
-// A text, or ids.
+// Reads a text or a list of token ids.
 absl::Status ReadInput(const JsonValue& value, v1::EmbedInput* input,
                        std::vector<std::string>* fields) {
   fields->push_back(value.path());
   if (value.is_string()) {
     QUIRE_ASSIGN_OR_RETURN(*input->mutable_text(), value.AsString());
     if (!input->text().empty()) return absl::OkStatus();
-    return Empty(value);
+    return EmptyField(value);
   }
   if (!value.is_array()) return BadField(value, "must be a string or a list of token ids");
-  if (value.size() == 0) return Empty(value);
+  if (value.size() == 0) return EmptyField(value);
   for (std::size_t i = 0; i < value.size(); ++i) {
     const auto id = value.At(i).AsInteger(0, std::numeric_limits<std::int32_t>::max());
     if (!id.ok()) return NameField(id.status(), value.At(i));
@@ -75,11 +75,11 @@ absl::Status ReadInput(const JsonValue& value, v1::EmbedInput* input,
   return absl::OkStatus();
 }
 
-// `fields` gets the path of each input.
+// Appends the path of each input to `fields`.
 absl::Status ReadInputs(const JsonFields& body, v1::EmbedRequest* request,
                         std::vector<std::string>* fields) {
   const auto input = body.Find("input");
-  if (!input) return Missing("input");
+  if (!input) return MissingField("input");
   const bool is_list = input->is_array() && (input->size() == 0 || !input->At(0).is_number());
   if (!is_list) return ReadInput(*input, request->add_inputs(), fields);
   QUIRE_RETURN_IF_ERROR(CheckLength(*input));
@@ -99,24 +99,24 @@ absl::StatusOr<std::vector<EvaluationItem>> ReadItems(const ServedModel& served,
   return items;
 }
 
-// Little-endian f32, as numpy.frombuffer reads it.
-std::string Base64Of(const google::protobuf::RepeatedField<float>& values) {
+// Little-endian f32, the format of numpy.frombuffer.
+std::string EncodeBase64(const google::protobuf::RepeatedField<float>& values) {
   static_assert(std::endian::native == std::endian::little);
   return absl::Base64Escape(
       absl::string_view(reinterpret_cast<const char*>(values.data()),
                         static_cast<std::size_t>(values.size()) * sizeof(float)));
 }
 
-absl::StatusOr<std::string> EmbeddingsAnswer(const ServedModel& served,
-                                             const v1::EmbedRequest& request, bool as_base64,
-                                             std::vector<EvaluationResult> results) {
+absl::StatusOr<std::string> WriteEmbeddings(const ServedModel& served,
+                                            const v1::EmbedRequest& request, bool as_base64,
+                                            std::vector<EvaluationResult> results) {
   v1::EmbedResponse response;
   QUIRE_RETURN_IF_ERROR(ToProto(served, request, std::move(results), &response));
   ordered_json data = ordered_json::array();
   for (int i = 0; i < response.embeddings_size(); ++i) {
     const auto& values = response.embeddings(i).values();
     ordered_json vector = as_base64
-                              ? ordered_json(Base64Of(values))
+                              ? ordered_json(EncodeBase64(values))
                               : ordered_json(std::vector<float>(values.begin(), values.end()));
     data.push_back({{"object", "embedding"}, {"index", i}, {"embedding", std::move(vector)}});
   }
@@ -151,13 +151,13 @@ absl::StatusOr<EvaluationPlan> ReadEmbeddings(const EvaluationBodyContext& conte
   request.clear_inputs();
   plan.answer = [&served = context.served, request = std::move(request),
                  as_base64 = format == "base64"](std::vector<EvaluationResult> results) {
-    return EmbeddingsAnswer(served, request, as_base64, std::move(results));
+    return WriteEmbeddings(served, request, as_base64, std::move(results));
   };
   return plan;
 }
 
-// A text, or an object with one, as Jina and Cohere write documents.
-absl::StatusOr<std::string> TextOf(const JsonValue& value) {
+// Reads a text, or an object with the member "text" (documents of Jina and Cohere).
+absl::StatusOr<std::string> ReadDocument(const JsonValue& value) {
   const bool is_object = value.is_object();
   absl::StatusOr<std::string> text = is_object ? value.GetString("text") : value.AsString();
   if (text.ok()) return text;
@@ -165,14 +165,14 @@ absl::StatusOr<std::string> TextOf(const JsonValue& value) {
                     {{"field", is_object ? value.PathOf("text") : value.path()}});
 }
 
-// The texts of a field, each with its path.
+// The texts of a field and the path of each.
 struct Texts {
   std::string name;
   std::vector<std::string> texts;
   std::vector<std::string> fields;
 };
 
-// Reads the first of `names` that is there.
+// Reads the first of the fields `names` that is set.
 absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const auto value = body.Find(name);
@@ -180,7 +180,7 @@ absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<co
     Texts result{.name = name, .texts = {}, .fields = {}};
     const auto add = [&result](const JsonValue& text) -> absl::Status {
       result.fields.push_back(text.path());
-      QUIRE_ASSIGN_OR_RETURN(result.texts.emplace_back(), TextOf(text));
+      QUIRE_ASSIGN_OR_RETURN(result.texts.emplace_back(), ReadDocument(text));
       return absl::OkStatus();
     };
     if (!value->is_array()) {
@@ -191,7 +191,7 @@ absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<co
     for (std::size_t i = 0; i < value->size(); ++i) QUIRE_RETURN_IF_ERROR(add(value->At(i)));
     return result;
   }
-  return Missing(*names.begin());
+  return MissingField(*names.begin());
 }
 
 absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
@@ -206,7 +206,7 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
   if (count != 1 && count != second.texts.size()) {
     return BadParameter(
         first.name, absl::StrCat(count, " entries long"),
-        absl::StrCat("1 entry, or as many as ", second.name, ", which has ", second.texts.size()));
+        absl::StrCat("1 entry or as many as ", second.name, ", which has ", second.texts.size()));
   }
   std::vector<TextPair> pairs;
   for (std::size_t i = 0; i < second.texts.size(); ++i) {
@@ -221,7 +221,7 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
   plan.answer = [&served, id = context.request_id, created = absl::ToUnixSeconds(context.wall_now)](
                     std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
     ordered_json data = ordered_json::array();
-    for (const double score : PairScores(served, results)) {
+    for (const double score : ComputePairScores(served, results)) {
       data.push_back({{"index", data.size()}, {"object", "score"}, {"score", score}});
     }
     return JsonText(ordered_json{{"id", absl::StrCat("score-", id)},
@@ -229,14 +229,14 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
                                  {"created", created},
                                  {"model", served.id()},
                                  {"data", std::move(data)},
-                                 {"usage", UsageObject(SumOfUsage(results).prompt_tokens)}});
+                                 {"usage", UsageObject(SumUsage(results).prompt_tokens)}});
   };
   return plan;
 }
 
-// Best first; equal ones as they came.
-ordered_json RankedList(const std::vector<double>& scores, std::size_t most,
-                        const std::vector<std::string>& documents) {
+// Sorts by descending score; equal scores keep their order.
+ordered_json RankDocuments(const std::vector<double>& scores, std::size_t most,
+                           const std::vector<std::string>& documents) {
   std::vector<std::size_t> order(scores.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -278,22 +278,22 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
   if (!returns_documents) documents.clear();
   plan.answer = [&served, id = context.request_id, most, documents = std::move(documents)](
                     std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
-    ordered_json list =
-        RankedList(PairScores(served, results), static_cast<std::size_t>(most), documents);
+    ordered_json list = RankDocuments(ComputePairScores(served, results),
+                                      static_cast<std::size_t>(most), documents);
     return JsonText(ordered_json{{"id", absl::StrCat("rerank-", id)},
                                  {"model", served.id()},
-                                 {"usage", UsageObject(SumOfUsage(results).prompt_tokens)},
+                                 {"usage", UsageObject(SumUsage(results).prompt_tokens)},
                                  {"results", std::move(list)}});
   };
   return plan;
 }
 
-std::string ClassifyAnswer(const ServedModel& served, const std::string& id, std::int64_t created,
-                           const std::vector<EvaluationResult>& results) {
+std::string WriteClasses(const ServedModel& served, const std::string& id, std::int64_t created,
+                         const std::vector<EvaluationResult>& results) {
   const Classifier& classifier = *served.description.classifier;
   ordered_json data = ordered_json::array();
   for (const EvaluationResult& result : results) {
-    const std::vector<double> probabilities = LabelProbabilities(classifier, result.pooled);
+    const std::vector<double> probabilities = ComputeLabelProbabilities(classifier, result.pooled);
     const auto best = std::max_element(probabilities.begin(), probabilities.end());
     const auto index = static_cast<std::size_t>(best - probabilities.begin());
     data.push_back({{"index", data.size()},
@@ -306,7 +306,7 @@ std::string ClassifyAnswer(const ServedModel& served, const std::string& id, std
                                {"created", created},
                                {"model", served.id()},
                                {"data", std::move(data)},
-                               {"usage", UsageObject(SumOfUsage(results).prompt_tokens)}});
+                               {"usage", UsageObject(SumUsage(results).prompt_tokens)}});
 }
 
 absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context,
@@ -323,7 +323,7 @@ absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context
   QUIRE_ASSIGN_OR_RETURN(plan.items, ReadItems(served, body, &request));
   plan.answer = [&served, id = context.request_id, created = absl::ToUnixSeconds(context.wall_now)](
                     std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
-    return ClassifyAnswer(served, id, created, results);
+    return WriteClasses(served, id, created, results);
   };
   return plan;
 }

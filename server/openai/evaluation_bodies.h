@@ -1,11 +1,10 @@
 #pragma once
 
-// Bodies of calls that have no stream: /v1/embeddings as OpenAI has it, /v1/score, /v1/rerank and
-// /v1/classify as vLLM, Jina and Cohere have them.
+// Bodies of calls without streams: /v1/embeddings in OpenAI's format; /v1/score, /v1/rerank and
+// /v1/classify in the formats of vLLM, Jina and Cohere.
 //
 // Place:      between the OpenAI-compatible listener and Evaluation.
-// Invariants: as openai_request.h: unknown and null fields are as if absent, what is of the wrong
-//             type is named.
+// Invariants: unknown and null fields are ignored. Errors about a wrong type name the field.
 // Threads:    any.
 // Lifetime:   a plan's `answer` needs the model.
 
@@ -30,7 +29,7 @@ struct EvaluationBodyContext {
   std::string request_id;
 };
 
-// What a body asks for, and how its answer is written.
+// The items of a body, and the function that writes its answer.
 struct EvaluationPlan {
   std::vector<EvaluationItem> items;
   std::function<absl::StatusOr<std::string>(std::vector<EvaluationResult>)> answer;
@@ -41,10 +40,10 @@ using ReadEvaluationBody = absl::StatusOr<EvaluationPlan> (*)(const EvaluationBo
 
 struct EvaluationEndpoint {
   absl::string_view path;
-  absl::string_view method;  // of metrics and the access log
+  absl::string_view method;  // name in metrics and the access log
   ReadEvaluationBody read;
 };
-// Null for other paths.
+// Returns null for other paths.
 const EvaluationEndpoint* FindEvaluationEndpoint(absl::string_view path);
 
 }  // namespace quire::server

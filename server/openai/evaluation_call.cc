@@ -13,9 +13,9 @@
 namespace quire::server {
 namespace {
 
-// Returns the result of `work`, or INTERNAL if a library below it throws.
+// Returns the result of `work`, or INTERNAL if a library throws.
 template <typename Work>
-auto Caught(const Work& work) -> decltype(work()) {
+auto CatchExceptions(const Work& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::exception& error) {
@@ -33,7 +33,7 @@ EvaluationCall::EvaluationCall(const HandlerContext& context,
 void EvaluationCall::Begin(std::string body) {
   const std::shared_ptr<EvaluationCall> self = shared_from_this();
   exchange_->OnGone([self] { self->OnGone(); });
-  // A job is copied, a body should not be.
+  // Jobs are copied, so share the body instead of copying it.
   const auto shared_body = std::make_shared<const std::string>(std::move(body));
   const absl::Status status = worker_->Run([self, shared_body] { self->Read(*shared_body); });
   if (status.ok()) return;
@@ -48,7 +48,7 @@ void EvaluationCall::Read(const std::string& body) {
       [self](absl::Status status, std::vector<EvaluationResult> results) {
         self->OnDone(std::move(status), std::move(results));
       });
-  const absl::StatusOr<const ServedModel*> served = Caught([&] { return MakePlan(body); });
+  const absl::StatusOr<const ServedModel*> served = CatchExceptions([&] { return MakePlan(body); });
   if (!served.ok()) return evaluation->Refuse(served.status());
   bool is_gone = false;
   {
@@ -89,10 +89,10 @@ void EvaluationCall::OnDone(absl::Status status, std::vector<EvaluationResult> r
     evaluation_.reset();
   }
   if (!status.ok()) return Answer(status);
-  const absl::Status passed_on = Caught([&]() -> absl::Status {
+  const absl::Status passed_on = CatchExceptions([&]() -> absl::Status {
     const auto shared = std::make_shared<std::vector<EvaluationResult>>(std::move(results));
     const auto write = [self = shared_from_this(), shared] {
-      self->Answer(Caught([&] { return self->plan_.answer(std::move(*shared)); }));
+      self->Answer(CatchExceptions([&] { return self->plan_.answer(std::move(*shared)); }));
     };
     if (!worker_->Run(write).ok()) write();
     return absl::OkStatus();

@@ -1,12 +1,12 @@
 #pragma once
 
-// One call without a stream under way: a body -> an Evaluation -> a body.
+// One call without a stream: reads the body, runs an Evaluation and writes the answer.
 //
-// Place:      made by openai_service.cc on the exchange's sequence.
-// Invariants: one answer, after the engine has let go of everything of the call. When the peer
-//             goes, all of it is cancelled at once.
-// Threads:    the exchange's sequence and `worker`, which reads bodies and writes answers.
-// Lifetime:   keeps itself alive until the answer; the worker outlives the exchange.
+// Place:      created by openai_service.cc on the exchange's sequence.
+// Invariants: there is one answer, after no request of the call is live. If the client disconnects,
+//             all requests are cancelled at once.
+// Threads:    the exchange's sequence, and `worker`, which reads bodies and writes answers.
+// Lifetime:   keeps itself alive until the answer. The worker outlives the exchange.
 
 #include <atomic>
 #include <memory>
@@ -28,15 +28,15 @@ class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
  public:
   struct Head {
     const EvaluationEndpoint* endpoint = nullptr;
-    CallInfo info;  // with the request id
+    CallInfo info;  // includes the request id
     std::string traceparent;
-    HttpHeaders headers;  // that go with every answer
+    HttpHeaders headers;  // added to every answer
   };
 
   EvaluationCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange, Head head,
                  CallWorker* worker);
 
-  // Once.
+  // Call once.
   void Begin(std::string body);
 
  private:
@@ -53,7 +53,7 @@ class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
   EvaluationPlan plan_;
 
   Mutex mutex_;
-  std::shared_ptr<Evaluation> evaluation_ ABSL_GUARDED_BY(mutex_);  // while it may be cancelled
+  std::shared_ptr<Evaluation> evaluation_ ABSL_GUARDED_BY(mutex_);  // set while it can be cancelled
   bool is_gone_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

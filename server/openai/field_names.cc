@@ -21,7 +21,6 @@ constexpr NamePair kNames[] = {
     {"sampling", ""},
     {"sampling.choice_count", "n"},
     {"sampling.dry_window_tokens", "dry_penalty_last_n"},
-    {"sampling.dry_breakers", "dry_sequence_breakers"},
     {"sampling.banned_text", "bad_words"},
     {"stopping", ""},
     {"stopping.include_stop_text", "include_stop_str_in_output"},
@@ -57,12 +56,11 @@ constexpr NamePair kNames[] = {
     {"token_ids", "prompt"},
 };
 
-// Kinds of constraints, as the schema of the gRPC API spells them.
+// Kinds of constraints, as named in the gRPC API.
 constexpr absl::string_view kConstraintKinds[] = {"json_schema", "regex",  "ebnf_grammar",
                                                   "json_object", "choice", "structural_tags"};
 
-// A longer path begins with these, and yet may be none of the fields below them: a key of the
-// configuration has the same first name.
+// Paths that match only as a whole: configuration keys begin with the same name.
 bool MatchesWholeOnly(absl::string_view pattern) {
   return pattern == "chat" || pattern == "constraint";
 }
@@ -72,12 +70,12 @@ bool IsNameCharacter(char c) {
 }
 
 struct Match {
-  std::vector<absl::string_view> indexes;  // with their brackets
-  absl::string_view rest;                  // of the field, behind the pattern
+  std::vector<absl::string_view> indexes;  // with brackets
+  absl::string_view rest;                  // the part of the field after the pattern
 };
 
-// Matches the beginning of `field`, up to the end of a name or an index.
-std::optional<Match> MatchBeginning(absl::string_view field, absl::string_view pattern) {
+// Matches a prefix of `field` that ends after a name or an index.
+std::optional<Match> MatchPrefix(absl::string_view field, absl::string_view pattern) {
   Match match;
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     if (field.empty() || field[0] != pattern[i]) return std::nullopt;
@@ -89,15 +87,15 @@ std::optional<Match> MatchBeginning(absl::string_view field, absl::string_view p
     if (end == field.npos) return std::nullopt;
     match.indexes.push_back(field.substr(0, end + 1));
     field.remove_prefix(end + 1);
-    ++i;  // the pattern's own bracket
+    ++i;  // skip the pattern's closing bracket
   }
   if (!field.empty() && field[0] != '.' && field[0] != '[') return std::nullopt;
   match.rest = field;
   return match;
 }
 
-// `theirs` with the indexes filled in, then the rest.
-std::string Written(absl::string_view theirs, const Match& match) {
+// Returns `theirs` with the matched indexes filled in, followed by the rest of the field.
+std::string FillIndexes(absl::string_view theirs, const Match& match) {
   std::string written;
   std::size_t next = 0;
   for (std::size_t i = 0; i < theirs.size(); ++i) {
@@ -113,8 +111,8 @@ std::string Written(absl::string_view theirs, const Match& match) {
   return absl::StrCat(written, rest);
 }
 
-// The length of the path at the beginning of `text`: names with dots between them, and indexes.
-std::size_t PathLength(absl::string_view text) {
+// Returns the length of the path at the start of `text`: names separated by dots, and indexes.
+std::size_t MeasurePath(absl::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {
     if (IsNameCharacter(text[at])) {
@@ -143,7 +141,7 @@ void FieldNames::SetConstraint(const std::string& theirs) {
   }
 }
 
-std::string FieldNames::Of(absl::string_view original) const {
+std::string FieldNames::Rename(absl::string_view original) const {
   std::string field(original);
   constexpr absl::string_view kTools = "chat.tools[";
   std::size_t index = 0;
@@ -156,13 +154,13 @@ std::string FieldNames::Of(absl::string_view original) const {
   std::size_t longest = 0;
   const auto consider = [&](absl::string_view ours, absl::string_view theirs) {
     if (ours.size() <= longest) return;
-    const std::optional<Match> match = MatchBeginning(field, ours);
+    const std::optional<Match> match = MatchPrefix(field, ours);
     if (!match || (MatchesWholeOnly(ours) && !match->rest.empty())) return;
     if (theirs.empty() && match->rest.empty()) return;
     longest = ours.size();
-    best = Written(theirs, *match);
+    best = FillIndexes(theirs, *match);
   };
-  // From the last one set, which thereby wins over an equally long one.
+  // In reverse order, so that the last of equally long paths wins.
   for (auto name = names_.rbegin(); name != names_.rend(); ++name) {
     consider(name->first, name->second);
   }
@@ -170,11 +168,11 @@ std::string FieldNames::Of(absl::string_view original) const {
   return best;
 }
 
-std::string FieldNames::InText(absl::string_view message) const {
+std::string FieldNames::RenameIn(absl::string_view message) const {
   std::string text;
   bool is_quoted = false;
   for (std::size_t at = 0; at < message.size();) {
-    const std::size_t length = is_quoted ? 0 : PathLength(message.substr(at));
+    const std::size_t length = is_quoted ? 0 : MeasurePath(message.substr(at));
     if (length == 0) {
       const bool is_escape = is_quoted && message[at] == '\\' && at + 1 < message.size();
       if (message[at] == '"') is_quoted = !is_quoted;
@@ -183,11 +181,11 @@ std::string FieldNames::InText(absl::string_view message) const {
       continue;
     }
     const absl::string_view path = message.substr(at, length);
-    // Behind other characters it is a part of something else, such as a JSON pointer. A name alone
-    // is most often a word of the sentence.
+    // After any other character, the path is part of something else, such as a JSON pointer. A name
+    // without a dot or index is usually an ordinary word.
     const bool is_field = (at == 0 || message[at - 1] == ' ' || message[at - 1] == '(') &&
                           path.find_first_of(".[") != path.npos;
-    absl::StrAppend(&text, is_field ? Of(path) : std::string(path));
+    absl::StrAppend(&text, is_field ? Rename(path) : std::string(path));
     at += length;
   }
   return text;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Members of a JSON object that a client wrote, where null means absent.
+// Typed members of a JSON object from a client. A null member counts as absent.
 //
 // Place:      below openai_request.cc and chat_messages.cc.
 // Invariants: every error is INVALID_ARGUMENT / BAD_PARAMETER with metadata `field`.
@@ -21,7 +21,7 @@
 
 namespace quire::server {
 
-// The reason and the field of a status that JsonValue made of `value`.
+// Adds reason and field to an error that JsonValue returned for `value`.
 inline absl::Status NameField(absl::Status status, const formats::JsonValue& value) {
   return WithReason(std::move(status), Reason::kBadParameter, {{"field", value.path()}});
 }
@@ -35,7 +35,7 @@ class JsonFields {
     return object_.FindSet(key);
   }
 
-  // Each calls `set` with the value if there is one.
+  // Each function calls `set` with the value if the member is set.
   template <typename Set>
   absl::Status Bool(absl::string_view key, Set set) const {
     return Read(key, set, [](const formats::JsonValue& value) { return value.AsBool(); });

@@ -18,14 +18,14 @@ namespace {
 using nlohmann::ordered_json;
 using TokenLogprobs = google::protobuf::RepeatedPtrField<v1::TokenLogprob>;
 
-// What clients read where the probability is 0: JSON has no infinity.
+// Used for probability 0, since JSON has no infinity.
 constexpr double kNoLogprob = -9999.0;
 
-double Finite(float logprob) {
+double FiniteOrMin(float logprob) {
   return std::isfinite(logprob) ? static_cast<double>(logprob) : kNoLogprob;
 }
 
-// A token that is no whole text is shown by its bytes, as OpenAI's completions do.
+// Returns the text of a token, or its bytes if it is not valid UTF-8, as OpenAI's completions do.
 std::string TokenText(const std::string& bytes) {
   if (!FirstInvalidUtf8(bytes)) return bytes;
   std::string text = "bytes:";
@@ -33,23 +33,23 @@ std::string TokenText(const std::string& bytes) {
   return text;
 }
 
-// `has_calls`: but for one that was asked for by its name, which ends by itself, as OpenAI has it.
-const char* FinishWord(v1::FinishReason reason, bool has_calls) {
+// `has_calls` is false for a call that tool_choice named: OpenAI reports "stop" for it.
+const char* FinishReasonName(v1::FinishReason reason, bool has_calls) {
   if (reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL) {
     return "length";
   }
   return has_calls ? "tool_calls" : "stop";
 }
 
-// Of v1::ToolCall and v1::ToolCallDelta.
+// Converts a v1::ToolCall or v1::ToolCallDelta.
 template <typename Call>
-ordered_json CallOf(const Call& call) {
+ordered_json MakeCall(const Call& call) {
   return {{"id", call.id()},
           {"type", "function"},
           {"function", {{"name", call.name()}, {"arguments", call.arguments_json()}}}};
 }
 
-ordered_json MessageOf(const v1::Completed& completed) {
+ordered_json MakeMessage(const v1::Completed& completed) {
   const bool has_calls = completed.tool_calls_size() > 0;
   const bool has_content = !completed.text().empty() || !has_calls;
   ordered_json message = {{"role", "assistant"},
@@ -59,13 +59,13 @@ ordered_json MessageOf(const v1::Completed& completed) {
     message["reasoning_content"] = completed.reasoning_text();
   }
   for (const v1::ToolCall& call : completed.tool_calls()) {
-    message["tool_calls"].push_back(CallOf(call));
+    message["tool_calls"].push_back(MakeCall(call));
   }
   return message;
 }
 
-// What is new of a message.
-ordered_json DeltaOf(const v1::Delta& delta, const std::string& text) {
+// Converts a Delta to the `delta` of a chat chunk.
+ordered_json MakeDelta(const v1::Delta& delta, const std::string& text) {
   ordered_json content = ordered_json::object();
   if (!delta.reasoning_text().empty()) content["reasoning_content"] = delta.reasoning_text();
   if (!text.empty() || (delta.reasoning_text().empty() && delta.tool_calls().empty())) {
@@ -73,17 +73,18 @@ ordered_json DeltaOf(const v1::Delta& delta, const std::string& text) {
   }
   for (const v1::ToolCallDelta& call : delta.tool_calls()) {
     ordered_json entry = {{"index", call.call_index()}};
-    entry.update(CallOf(call));
+    entry.update(MakeCall(call));
     content["tool_calls"].push_back(std::move(entry));
   }
   return content;
 }
 
-// Computes where the tokens of an echoed prompt begin in the text that is echoed, in characters.
+// Computes the offsets of prompt tokens in the echoed text, in characters.
 class PromptOffsets {
  public:
-  // `is_decoded`: the text is the decoded prompt. Otherwise the client wrote it: it lacks special
-  // tokens that the tokenizer has added, and it may have other spaces than the decoded tokens.
+  // `is_decoded`: the text was decoded from the prompt's tokens. Otherwise the client sent it: it
+  // lacks special tokens that the tokenizer adds, and its spaces may differ from those of the
+  // tokens.
   PromptOffsets(absl::string_view text, const OpenAiTokens& tokens, bool is_decoded,
                 bool skips_special)
       : rest_(text),
@@ -91,7 +92,7 @@ class PromptOffsets {
         is_decoded_(is_decoded),
         detokenizer_(tokens.detokenizer(!is_decoded || skips_special)) {}
 
-  // The offset of the next token.
+  // Returns the offset of the next token.
   std::int64_t Next(std::int32_t id) {
     const std::int64_t offset = offset_ + detokenizer_.open_characters();
     if (!is_decoded_ && tokens_.is_special(id)) {
@@ -104,24 +105,24 @@ class PromptOffsets {
       Advance(piece.size());
       return offset;
     }
-    const absl::string_view text = WithoutSpaces(rest_);
-    const absl::string_view bare = WithoutSpaces(piece);
+    const absl::string_view text = StripLeadingSpaces(rest_);
+    const absl::string_view bare = StripLeadingSpaces(piece);
     if (absl::StartsWith(text, bare)) {
       Advance(rest_.size() - text.size() + bare.size());
-    } else {  // the tokenizer has changed the text
-      Advance(SizeOf(CountUtf8Characters(piece)));
+    } else {  // the tokenizer changed the text
+      Advance(CountBytes(CountUtf8Characters(piece)));
     }
     return offset;
   }
 
  private:
-  static absl::string_view WithoutSpaces(absl::string_view text) {
+  static absl::string_view StripLeadingSpaces(absl::string_view text) {
     text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
     return text;
   }
 
-  // Bytes of the next characters, at most all that are left.
-  std::size_t SizeOf(std::int64_t characters) const {
+  // Returns the number of bytes of the next characters, at most all remaining bytes.
+  std::size_t CountBytes(std::int64_t characters) const {
     std::size_t size = 0;
     for (; characters > 0 && size < rest_.size(); --characters) size += Utf8Length(rest_[size]);
     return size;
@@ -132,17 +133,17 @@ class PromptOffsets {
     rest_.remove_prefix(bytes);
   }
 
-  absl::string_view rest_;  // behind the tokens so far
+  absl::string_view rest_;  // text after the tokens so far
   const OpenAiTokens& tokens_;
   const bool is_decoded_;
   text::Detokenizer detokenizer_;
   std::int64_t offset_ = 0;
 };
 
-// The four lists of a completion's log-probabilities.
+// The four lists of log-probabilities of a completion.
 class CompletionLogprobs {
  public:
-  // A token whose probability nothing gives: the first of a prompt.
+  // Adds the first token of a prompt, which has no probability.
   void AddFirst(const std::string& bytes, std::int64_t offset) {
     AddText(bytes, offset);
     lists_["token_logprobs"].push_back(nullptr);
@@ -151,17 +152,17 @@ class CompletionLogprobs {
 
   void Add(const v1::TokenLogprob& token, std::int64_t offset) {
     AddText(token.token_bytes(), offset);
-    lists_["token_logprobs"].push_back(Finite(token.logprob()));
+    lists_["token_logprobs"].push_back(FiniteOrMin(token.logprob()));
     ordered_json best = ordered_json::object();
     for (const v1::TopLogprob& top : token.top()) {
-      // Two tokens may have one text; the better one comes first.
-      best.emplace(TokenText(top.token_bytes()), Finite(top.logprob()));
+      // Two tokens may have the same text; keep the more likely one.
+      best.emplace(TokenText(top.token_bytes()), FiniteOrMin(top.logprob()));
     }
-    best.emplace(TokenText(token.token_bytes()), Finite(token.logprob()));
+    best.emplace(TokenText(token.token_bytes()), FiniteOrMin(token.logprob()));
     lists_["top_logprobs"].push_back(std::move(best));
   }
 
-  // What was added since the last call; null if nothing was.
+  // Returns the entries since the last call, or null if there are none.
   ordered_json Take() {
     if (lists_["tokens"].empty()) return nullptr;
     return std::exchange(lists_, Empty());
@@ -188,7 +189,7 @@ ordered_json ChatToken(const Token& token) {
   ordered_json bytes = ordered_json::array();
   for (const char c : token.token_bytes()) bytes.push_back(static_cast<unsigned char>(c));
   return {{"token", token.token_bytes()},
-          {"logprob", Finite(token.logprob())},
+          {"logprob", FiniteOrMin(token.logprob())},
           {"bytes", std::move(bytes)}};
 }
 
@@ -204,17 +205,17 @@ ordered_json ChatLogprobs(const TokenLogprobs& tokens) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-// The keyword with the client's name of the field before its pointer.
-std::string NamedKeyword(absl::string_view keyword, const FieldNames& names) {
+// Returns the keyword, with its field in the client's name.
+std::string RenameKeyword(absl::string_view keyword, const FieldNames& names) {
   const std::size_t pointer = std::min(keyword.find('#'), keyword.size());
-  return absl::StrCat(names.Of(keyword.substr(0, pointer)), keyword.substr(pointer));
+  return absl::StrCat(names.Rename(keyword.substr(0, pointer)), keyword.substr(pointer));
 }
 
 struct Choice {
-  bool is_open = false;  // its first chunk is out
+  bool is_open = false;  // its first chunk was sent
   bool has_calls = false;
   CompletionLogprobs logprobs;
-  std::string whole;  // without a stream: the choice as the body has it
+  std::string json;  // without a stream: JSON of the completed choice
   std::int32_t completion_tokens = 0;
   std::int32_t reasoning_tokens = 0;
 };
@@ -222,12 +223,12 @@ struct Choice {
 struct Prompt {
   std::int32_t tokens = 0;
   std::int32_t cached_tokens = 0;
-  std::string text;                        // with echo
+  std::string text;                        // set with echo
   std::int64_t characters = 0;             // length of text in code points
-  bool is_decoded = false;                 // the text is made of the prompt's tokens
-  std::int32_t first_id = -1;              // with echo and logprobs
-  std::vector<v1::TokenLogprob> logprobs;  // until all choices have them
-  std::size_t num_completed = 0;           // choices
+  bool is_decoded = false;                 // the text was decoded from the prompt's tokens
+  std::int32_t first_id = -1;              // set with echo and logprobs
+  std::vector<v1::TokenLogprob> logprobs;  // cleared when all choices have completed
+  std::size_t num_completed = 0;           // number of completed choices
 };
 
 }  // namespace
@@ -265,18 +266,20 @@ struct OpenAiAnswer::Impl {
     return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
   }
   ordered_json Usage() const;
-  // The counts of a choice so far, and of its prompt.
-  ordered_json UsageOf(std::size_t index) const;
+  // Returns the usage of a choice so far, and of its prompt.
+  ordered_json UsageOfChoice(std::size_t index) const;
   ordered_json UsageObject(std::int64_t prompt_tokens, std::int64_t cached_tokens,
                            std::int64_t completion_tokens, std::int64_t reasoning_tokens) const;
   ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool opens);
   bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const;
   void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
   void AppendChunk(std::size_t index, ordered_json choice, std::string* events);
-  // The choice of a chunk; `word` null while the choice goes on.
+  // Returns the choice of a chunk. `word` is the finish reason, or null.
   ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
                            const char* word) const;
-  const Prompt& PromptOf(std::size_t index) const { return prompts[index / choices_per_prompt]; }
+  const Prompt& PromptOfChoice(std::size_t index) const {
+    return prompts[index / choices_per_prompt];
+  }
 
   const bool is_chat, stream, include_usage, continuous_usage, echo, with_logprobs, hides_output,
       names_call, skips_special;
@@ -286,9 +289,9 @@ struct OpenAiAnswer::Impl {
   const OpenAiTokens vocabulary;
   std::vector<Prompt> prompts;
   std::vector<Choice> choices;
-  ordered_json unenforced = ordered_json::array();  // keywords of schemas, the same of all prompts
-  bool lists_unenforced = false;                    // a chunk with the list was sent
-  std::size_t kept_bytes = 0;                       // of `whole`
+  ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
+  bool lists_unenforced = false;                    // a chunk with these keywords was sent
+  std::size_t buffered_bytes = 0;                   // of `json`
 };
 
 ordered_json OpenAiAnswer::Impl::Usage() const {
@@ -304,8 +307,8 @@ ordered_json OpenAiAnswer::Impl::Usage() const {
   return UsageObject(prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens);
 }
 
-ordered_json OpenAiAnswer::Impl::UsageOf(std::size_t index) const {
-  const Prompt& prompt = PromptOf(index);
+ordered_json OpenAiAnswer::Impl::UsageOfChoice(std::size_t index) const {
+  const Prompt& prompt = PromptOfChoice(index);
   const Choice& choice = choices[index];
   return UsageObject(prompt.tokens, prompt.cached_tokens, choice.completion_tokens,
                      choice.reasoning_tokens);
@@ -337,7 +340,7 @@ void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice, std
     chunk["unenforced_keywords"] = unenforced;
   }
   chunk["choices"] = ordered_json::array({std::move(choice)});
-  if (include_usage) chunk["usage"] = continuous_usage ? UsageOf(index) : ordered_json();
+  if (include_usage) chunk["usage"] = continuous_usage ? UsageOfChoice(index) : ordered_json();
   absl::StrAppend(events, SseEvent(JsonText(chunk)));
 }
 
@@ -347,7 +350,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.tokens = started.prompt_tokens();
   state.cached_tokens = started.cached_tokens();
   state.text = started.prompt_text();
-  // Without output, no text of a choice begins with the character that the prompt cuts.
+  // With hidden output, no choice repeats a character that the prompt ends within, so add it here.
   if (hides_output && state.is_decoded && EndsInsideCharacter(started.prompt_token_ids())) {
     absl::StrAppend(&state.text, kReplacementCharacter);
   }
@@ -357,7 +360,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   }
   if (unenforced.empty()) {
     for (const std::string& keyword : started.unenforced_keywords()) {
-      unenforced.push_back(NamedKeyword(keyword, names));
+      unenforced.push_back(RenameKeyword(keyword, names));
     }
   }
   if (!is_chat || !stream) return;
@@ -385,15 +388,16 @@ void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lis
   }
 }
 
-// `opens`: these are the first of the choice, so those of an echoed prompt come before.
+// `opens`: these are the first log-probabilities of the choice, so those of an echoed prompt
+// precede them.
 ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogprobs& tokens,
                                               bool opens) {
   if (!with_logprobs) return nullptr;
   if (is_chat) return ChatLogprobs(tokens);
   CompletionLogprobs& lists = choices[index].logprobs;
-  if (opens && echo) AddPrompt(PromptOf(index), &lists);
+  if (opens && echo) AddPrompt(PromptOfChoice(index), &lists);
   if (!hides_output) {
-    const std::int64_t echoed = echo ? PromptOf(index).characters : 0;
+    const std::int64_t echoed = echo ? PromptOfChoice(index).characters : 0;
     for (const v1::TokenLogprob& token : tokens) lists.Add(token, echoed + token.text_offset());
   }
   return lists.Take();
@@ -405,13 +409,13 @@ void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std
     choices[index].completion_tokens = delta.usage().completion_tokens();
     choices[index].reasoning_tokens = delta.usage().reasoning_tokens();
   }
-  std::string shown = opens && echo ? PromptOf(index).text : "";
+  std::string shown = opens && echo ? PromptOfChoice(index).text : "";
   if (!hides_output) shown += delta.text();
   ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), opens);
   const bool is_parsed = !delta.reasoning_text().empty() || !delta.tool_calls().empty();
   if (!delta.tool_calls().empty()) choices[index].has_calls = true;
   if (shown.empty() && !is_parsed && logprobs.is_null()) return;
-  ordered_json content = is_chat ? DeltaOf(delta, shown) : ordered_json(shown);
+  ordered_json content = is_chat ? MakeDelta(delta, shown) : ordered_json(shown);
   AppendChunk(index, ChunkChoice(index, std::move(content), std::move(logprobs), nullptr), events);
 }
 
@@ -422,27 +426,28 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   choice.reasoning_tokens = completed.usage().reasoning_tokens();
   const bool has_calls = choice.has_calls || !completed.tool_calls().empty();
   const char* const word =
-      hides_output ? "length" : FinishWord(completed.finish_reason(), has_calls && !names_call);
+      hides_output ? "length"
+                   : FinishReasonName(completed.finish_reason(), has_calls && !names_call);
   if (stream) {
-    // A choice without any output still owes its prompt.
+    // If the choice has no output, the echoed prompt has not been sent yet.
     if (!choice.is_open && echo) AddDelta(index, v1::Delta(), events);
     ordered_json nothing = is_chat ? ordered_json::object() : ordered_json("");
     AppendChunk(index, ChunkChoice(index, std::move(nothing), nullptr, word), events);
     return;
   }
-  std::string shown = echo ? PromptOf(index).text : "";
+  std::string shown = echo ? PromptOfChoice(index).text : "";
   if (!hides_output) shown += completed.text();
   ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*opens=*/true);
-  ordered_json whole = {{"index", index}};
+  ordered_json json = {{"index", index}};
   if (is_chat) {
-    whole["message"] = MessageOf(completed);
+    json["message"] = MakeMessage(completed);
   } else {
-    whole["text"] = shown;
+    json["text"] = shown;
   }
-  whole["logprobs"] = std::move(logprobs);
-  whole["finish_reason"] = word;
-  choice.whole = JsonText(whole);
-  kept_bytes += choice.whole.size();
+  json["logprobs"] = std::move(logprobs);
+  json["finish_reason"] = word;
+  choice.json = JsonText(json);
+  buffered_bytes += choice.json.size();
 }
 
 OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens)
@@ -489,11 +494,11 @@ void OpenAiAnswer::AppendEnd(std::string* events) const {
   absl::StrAppend(events, SseEvent("[DONE]"));
 }
 
-std::size_t OpenAiAnswer::kept_bytes() const {
-  return impl_->kept_bytes;
+std::size_t OpenAiAnswer::buffered_bytes() const {
+  return impl_->buffered_bytes;
 }
 
-// Joined as text: the choices may be large.
+// Concatenates text instead of JSON values, since choices may be large.
 std::string OpenAiAnswer::TakeBody() {
   std::string body =
       JsonText(impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion"));
@@ -501,10 +506,10 @@ std::string OpenAiAnswer::TakeBody() {
   if (!impl_->unenforced.empty()) {
     absl::StrAppend(&body, ",\"unenforced_keywords\":", JsonText(impl_->unenforced));
   }
-  body.reserve(body.size() + impl_->kept_bytes + impl_->choices.size() + 256);
+  body.reserve(body.size() + impl_->buffered_bytes + impl_->choices.size() + 256);
   body += ",\"choices\":[";
   for (Choice& choice : impl_->choices) {
-    body += std::exchange(choice.whole, "");
+    body += std::exchange(choice.json, "");
     body += ',';
   }
   body.back() = ']';

@@ -1,18 +1,18 @@
 #pragma once
 
-// quire.v1.GenerateResponse -> the body, or the server-sent events, of one completions or chat
-// call.
+// Converts quire.v1.GenerateResponse to the body or the server-sent events of one completions or
+// chat call.
 //
 //   for each message: answer.Take(prompt, message, &events); answer.AppendEnd(&events)   stream
 //   for each message: answer.Take(prompt, message, nullptr); answer.TakeBody()           else
 //
-// Place:      pure translation; OpenAiCall moves the bytes.
+// Place:      pure conversion; OpenAiCall sends the bytes.
 // Invariants: choice c of prompt p has the index p * choices + c. text_offset of a token is the
 //             number of characters (code points) of the choice's text, the echoed prompt included,
-//             that begin before the token. A character that several tokens spell begins with the
-//             first of them, and U+FFFD stands for broken ones.
+//             that begin before the token. A character made of several tokens begins in the first
+//             one. U+FFFD replaces invalid bytes.
 // Threads:    one at a time.
-// Lifetime:   what `token_bytes` uses outlives it.
+// Lifetime:   the objects that OpenAiTokens refers to outlive it.
 
 #include <cstdint>
 #include <functional>
@@ -32,9 +32,9 @@ struct OpenAiAnswerHead {
   std::int64_t created = 0;  // seconds since 1970
 };
 
-// What the tokenizer knows of a token.
+// Functions of the tokenizer.
 struct OpenAiTokens {
-  std::function<std::string(std::int32_t)> bytes;  // as TokenLogprob.token_bytes
+  std::function<std::string(std::int32_t)> bytes;  // same as TokenLogprob.token_bytes
   std::function<bool(std::int32_t)> is_special;
   std::function<text::Detokenizer(bool skip_special_tokens)> detokenizer;
 };
@@ -44,21 +44,21 @@ class OpenAiAnswer {
   OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens);
   ~OpenAiAnswer();
 
-  // Takes the next message of prompt `prompt` and, with a stream, appends the events it makes.
+  // Takes the next message of a prompt. With a stream, appends the resulting events.
   void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events);
-  // What ends a stream: the counts if they were asked for, and [DONE].
+  // Appends the end of a stream: the usage if requested, and [DONE].
   void AppendEnd(std::string* events) const;
-  // The whole answer. REQUIRES: no stream; every choice is completed; the last call.
+  // Returns the whole answer. REQUIRES: no stream; every choice is completed; the last call.
   std::string TakeBody();
-  // Of choices that wait for it; 0 with a stream.
-  std::size_t kept_bytes() const;
+  // Returns the bytes of completed choices that are buffered; 0 with a stream.
+  std::size_t buffered_bytes() const;
 
  private:
   struct Impl;
   const std::unique_ptr<Impl> impl_;
 };
 
-// "data: JSON" and an empty line.
+// Returns "data: JSON" and an empty line.
 std::string SseEvent(const std::string& data);
 
 }  // namespace quire::server

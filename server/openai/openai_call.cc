@@ -19,27 +19,27 @@
 namespace quire::server {
 namespace {
 
-// Events are collected up to about this size before they are written.
+// Events are buffered up to about this size before they are written.
 constexpr std::size_t kPieceBytes = 64 << 10;
-// A larger body is read by a worker: the threads of the listener, of which there are two, move the
-// streams of all calls on. So many bytes have at most 500 prompts and take a millisecond or two.
+// Larger bodies are read by a worker, because only two listener threads serve the streams of all
+// calls. A body of this size has at most 500 prompts and takes one or two milliseconds.
 constexpr std::size_t kSmallBodyBytes = 2 << 10;
 
 absl::Status TooLargeAnswer(std::size_t max_bytes) {
   return WithReason(
       absl::InvalidArgumentError(absl::StrCat("the answer has more than ", max_bytes,
-                                              " bytes; ask for a stream, or for less at once")),
+                                              " bytes; set stream to true or request less output")),
       Reason::kBadParameter, {{"field", "stream"}});
 }
 
-// A library threw.
-absl::Status StatusOf(const std::exception& error) {
+// Converts an exception of a library.
+absl::Status ToStatus(const std::exception& error) {
   return SanitizeInternalError(absl::InternalError(error.what()));
 }
 
 }  // namespace
 
-OpenAiTokens TokensOf(const ServedModel& served) {
+OpenAiTokens MakeTokens(const ServedModel& served) {
   const text::Tokenizer* const tokenizer = served.tokenizer;
   return {.bytes = [tokenizer](std::int32_t id) { return tokenizer->TokenBytes(id); },
           .is_special = [tokenizer](std::int32_t id) { return tokenizer->IsSpecial(id); },
@@ -57,7 +57,7 @@ void OpenAiCall::Begin(std::string body, CallWorker* worker) {
     Prepare(body);
     return Run();
   }
-  // A job is copied, a body should not be.
+  // Jobs are copied, so share the body instead of copying it.
   const auto shared_body = std::make_shared<const std::string>(std::move(body));
   const absl::Status status = worker->Run([self, shared_body] {
     self->Prepare(*shared_body);
@@ -70,14 +70,14 @@ void OpenAiCall::Begin(std::string body, CallWorker* worker) {
 }
 
 void OpenAiCall::Prepare(const std::string& body) {
-  // The project throws nothing, but libraries below may: an allocation above all.
+  // Our code does not throw, but libraries may, mainly for failed allocations.
   try {
     absl::StatusOr<OpenAiRequest> request = Read(body);
     if (request.ok()) return Start(*std::move(request));
     error_ = SanitizeInternalError(request.status());
     context_.probe->CountRefused(ToWireError(error_).reason);
   } catch (const std::exception& error) {
-    Fail(StatusOf(error));
+    Fail(ToStatus(error));
   }
 }
 
@@ -90,13 +90,13 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
       .max_logit_bias_entries = options->engine.limits.max_logit_bias_entries};
   absl::StatusOr<OpenAiRequest> request =
       head_.is_chat ? ParseChatRequest(body, limits) : ParseCompletionRequest(body, limits);
-  // The last prompt's id is the longest one. A refusal has an id, too.
+  // The id of the last prompt is the longest one. A refused call has an id, too.
   const std::size_t others = request.ok() ? request->prompts.size() - 1 : 0;
   head_.request_id =
-      UsableRequestId(head_.request_id, others == 0 ? "" : absl::StrCat("-", others));
+      ChooseRequestId(head_.request_id, others == 0 ? "" : absl::StrCat("-", others));
   head_.headers.emplace_back("x-request-id", head_.request_id);
   if (!request.ok()) return request.status();
-  // A longer list could never wait as a whole.
+  // A longer list could never be queued completely.
   const std::int32_t most = options->engine.max_queued_requests;
   if (request->prompts.size() > static_cast<std::size_t>(most)) {
     return BadParameter("prompt", absl::StrCat(request->prompts.size(), " entries long"),
@@ -115,9 +115,9 @@ void OpenAiCall::Start(OpenAiRequest request) {
     auto generation =
         Generation::Start(context_, head_.method, head_.traceparent, message, head_.info);
     if (!generation.ok()) return Fail(generation.status(), i);
-    parts_.push_back({.generation = *std::move(generation)});
+    prompts_.push_back({.generation = *std::move(generation)});
   }
-  // The model is there, since the first generation has begun.
+  // The model is set, since a generation has started.
   const ServedModel* const served = context_.state->model();
   answer_ = std::make_unique<OpenAiAnswer>(
       request,
@@ -128,12 +128,12 @@ void OpenAiCall::Start(OpenAiRequest request) {
       head_.tokens(*served));
 }
 
-// From here on everything happens on the sequence of the exchange.
+// From here on, everything runs on the sequence of the exchange.
 void OpenAiCall::Run() {
   is_running_ = true;
   if (is_gone_) CancelAll();
   const std::shared_ptr<OpenAiCall> self = shared_from_this();
-  for (Part& part : parts_) part.generation->SetReadyCallback([self] { self->OnReady(); });
+  for (PromptState& part : prompts_) part.generation->SetReadyCallback([self] { self->OnReady(); });
   Pump();
 }
 
@@ -148,7 +148,7 @@ void OpenAiCall::OnReady() {
 void OpenAiCall::OnGone() {
   is_gone_ = true;
   is_writing_ = false;
-  if (!is_running_) return;  // Run will look
+  if (!is_running_) return;  // Run checks is_gone_
   CancelAll();
   Pump();
 }
@@ -159,41 +159,41 @@ void OpenAiCall::Pump() {
   try {
     events = Collect();
   } catch (const std::exception& error) {
-    // What was taken is lost, so the call cannot go on; behind a failure nothing is made of the
-    // rest.
-    Fail(StatusOf(error));
+    // Messages that were already taken are lost, so the call fails. After a failure, Collect
+    // discards messages and does not throw.
+    Fail(ToStatus(error));
     Collect();
   }
   if (!events.empty()) return WriteEvents(std::move(events));
-  if (is_over()) End();
+  if (has_finished()) End();
 }
 
-// The events that may leave now.
+// Returns the events that can be written now.
 std::string OpenAiCall::Collect() {
   std::string events;
-  for (std::size_t i = 0; i < parts_.size(); ++i) Drain(i, &events);
-  // Before the first byte a failure still has a status of its own.
+  for (std::size_t i = 0; i < prompts_.size(); ++i) Drain(i, &events);
+  // Before the first byte is sent, a failure can still set the HTTP status.
   const bool may_write = has_begun_ || error_.ok();
   if (!may_write && !events.empty()) {
-    // What the limit of one piece left waiting would otherwise wait for a write that never comes.
+    // Drain stopped at kPieceBytes. Take the rest now, because no write will resume it.
     events.clear();
-    for (std::size_t i = 0; i < parts_.size(); ++i) Drain(i, &events);
+    for (std::size_t i = 0; i < prompts_.size(); ++i) Drain(i, &events);
   }
   if (is_gone_ || !may_write) events.clear();
   return events;
 }
 
 void OpenAiCall::Drain(std::size_t index, std::string* events) {
-  Part& part = parts_[index];
+  PromptState& part = prompts_[index];
   if (part.is_done) return;
   v1::GenerateResponse message;
-  // Behind a failure nothing is kept, so nothing needs to wait.
+  // After a failure messages are discarded, so kPieceBytes does not apply.
   while ((events->size() < kPieceBytes || !error_.ok()) &&
          part.generation->TakeResponse(&message)) {
     if (!is_gone_ && error_.ok()) {
       answer_->Take(index, message, events);
-      if (answer_->kept_bytes() > head_.max_kept_bytes) {
-        Fail(TooLargeAnswer(head_.max_kept_bytes));
+      if (answer_->buffered_bytes() > head_.max_buffered_bytes) {
+        Fail(TooLargeAnswer(head_.max_buffered_bytes));
       }
     }
     message.Clear();
@@ -212,13 +212,14 @@ void OpenAiCall::Fail(const absl::Status& status, std::optional<std::size_t> pro
 }
 
 void OpenAiCall::CancelAll() {
-  for (Part& part : parts_) {
+  for (PromptState& part : prompts_) {
     if (!part.is_done) part.generation->Cancel();
   }
 }
 
-bool OpenAiCall::is_over() const {
-  return std::all_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.is_done; });
+bool OpenAiCall::has_finished() const {
+  return std::all_of(prompts_.begin(), prompts_.end(),
+                     [](const PromptState& part) { return part.is_done; });
 }
 
 void OpenAiCall::WriteEvents(std::string events) {
@@ -244,12 +245,12 @@ void OpenAiCall::End() {
         last = answer_->TakeBody();
       }
     } catch (const std::exception& error) {
-      error_ = StatusOf(error);
+      error_ = ToStatus(error);
     }
   }
   has_ended_ = true;
-  // With them go their callbacks, which hold this call.
-  parts_.clear();
+  // Also destroys their callbacks, which own this call.
+  prompts_.clear();
   answer_.reset();
   if (is_gone_) return Count(absl::StatusCode::kCancelled);
   if (!error_.ok()) return EndWithError();
@@ -269,8 +270,8 @@ void OpenAiCall::EndWithError() {
     answer.headers.insert(answer.headers.end(), head_.headers.begin(), head_.headers.end());
     return exchange_->Answer(std::move(answer));
   }
-  // Without [DONE] and without the end of the body, so that the client does not take it for a whole
-  // answer.
+  // End without [DONE] and without completing the body, so that the client does not mistake it for
+  // a complete answer.
   exchange_->Write(SseEvent(answer.body), [exchange = exchange_] { exchange->EndStream(false); });
 }
 

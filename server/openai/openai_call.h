@@ -1,17 +1,17 @@
 #pragma once
 
-// One completions or chat call under way: a body -> generations -> events or a body.
+// One completions or chat call: reads the body, runs the generations, writes events or a body.
 //
-//   exchange -> Begin -> Prepare: parse, Generation::Start for each prompt -> Pump ... -> the end
+//   exchange -> Begin -> Prepare: parse, Generation::Start per prompt -> Pump ... -> End
 //
-// Place:      made by openai_service.cc on the exchange's sequence.
-// Invariants: nothing is taken from a generation while a piece of the stream is being written, so a
-//             reader that stalls makes tokens wait in TokenStream, which holds the engine back. A
-//             failure of one prompt cancels the others and is the answer of the call; so does an
-//             exception of a library while an answer is made. When the peer goes, all are cancelled
-//             at once. The call ends only when every generation has.
-// Threads:    the exchange's sequence; OnReady from any. Prepare runs on a worker where the body is
-//             not small, and the sequence touches nothing of what it makes before it is back.
+// Place:      created by openai_service.cc on the exchange's sequence.
+// Invariants: while a part of the stream is being written, nothing is taken from a generation. So
+//             if the client stops reading, tokens queue up in TokenStream and the engine stalls the
+//             request. A failure of one prompt, or an exception while writing the answer, cancels
+//             the other prompts and becomes the answer of the call. If the client disconnects, all
+//             are cancelled at once. The call ends when every generation has ended.
+// Threads:    the exchange's sequence; OnReady from any. For a large body, Prepare runs on a
+//             worker, and the sequence does not use its results until it has returned.
 // Lifetime:   keeps itself alive until the end of the call.
 
 #include <atomic>
@@ -33,20 +33,20 @@
 
 namespace quire::server {
 
-// What the model's tokenizer knows of its tokens.
-OpenAiTokens TokensOf(const ServedModel& served);
+// Returns the token functions of the model's tokenizer.
+OpenAiTokens MakeTokens(const ServedModel& served);
 
-// What is known of a call before its body is read.
+// Properties of a call that are known before its body is read.
 struct OpenAiCallHead {
-  absl::string_view method;  // a constant, as metrics and the access log show it
+  absl::string_view method;  // a constant, as used in metrics and the access log
   bool is_chat = false;
   CallInfo info;
-  std::string request_id;  // of the first prompt; the others get "-1", "-2" and so on behind it
+  std::string request_id;  // id of the first prompt; others append "-1", "-2", ...
   std::string traceparent;
-  HttpHeaders headers;  // that go with every answer
-  OpenAiTokens (*tokens)(const ServedModel& served) = &TokensOf;
-  // Of an answer without a stream, which is kept until its last choice is there.
-  std::size_t max_kept_bytes = std::size_t{256} << 20;
+  HttpHeaders headers;  // added to every answer
+  OpenAiTokens (*tokens)(const ServedModel& served) = &MakeTokens;
+  // Limit of an answer without a stream, which is buffered until its last choice is complete.
+  std::size_t max_buffered_bytes = std::size_t{256} << 20;
 };
 
 class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
@@ -54,11 +54,11 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   OpenAiCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange,
              OpenAiCallHead head);
 
-  // Once. `worker` outlives the exchange.
+  // Call once. `worker` outlives the exchange.
   void Begin(std::string body, CallWorker* worker);
 
  private:
-  struct Part {
+  struct PromptState {
     std::unique_ptr<Generation> generation;
     bool is_done = false;
   };
@@ -72,10 +72,10 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   void Pump();
   std::string Collect();
   void Drain(std::size_t index, std::string* events);
-  // `prompt`: the index of the one that failed, of a list; absent: the call as a whole.
+  // `prompt` is the index of the failed prompt of a list; absent: the call failed as a whole.
   void Fail(const absl::Status& status, std::optional<std::size_t> prompt = std::nullopt);
   void CancelAll();
-  bool is_over() const;
+  bool has_finished() const;
   void WriteEvents(std::string events);
   void End();
   void EndWithError();
@@ -86,16 +86,16 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   OpenAiCallHead head_;
   bool stream_ = false;
   std::unique_ptr<OpenAiAnswer> answer_;
-  std::vector<Part> parts_;
+  std::vector<PromptState> prompts_;
   std::size_t num_prompts_ = 0;
-  absl::Status error_;       // the first
-  FieldNames names_;         // of the fields that error_ may name
-  bool is_running_ = false;  // Prepare is back
-  bool has_begun_ = false;   // some of the stream is out
+  absl::Status error_;       // the first error
+  FieldNames names_;         // client names of fields in error_
+  bool is_running_ = false;  // Prepare has returned
+  bool has_begun_ = false;   // the response headers of the stream were sent
   bool is_writing_ = false;
   bool is_gone_ = false;
   bool has_ended_ = false;
-  std::atomic<bool> is_posted_{false};  // a Pump is on its way
+  std::atomic<bool> is_posted_{false};  // a Pump is posted
 };
 
 }  // namespace quire::server

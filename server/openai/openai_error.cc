@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// OpenAI's names for kinds of errors.
-absl::string_view TypeOf(int http_status) {
+// Returns OpenAI's error type.
+absl::string_view ErrorType(int http_status) {
   switch (http_status) {
     case 401:
       return "authentication_error";
@@ -30,14 +30,14 @@ absl::string_view TypeOf(int http_status) {
   }
 }
 
-// The field of an error that names none in its metadata: the path at the beginning of its message,
-// or what the reason is about.
-std::string FieldOf(const WireError& error, const FieldNames& names) {
+// Returns the field of an error without one in its metadata: the path at the start of its message,
+// or the field that the reason implies.
+std::string FindField(const WireError& error, const FieldNames& names) {
   const absl::string_view field = error.Find("field");
   if (!field.empty()) return std::string(field);
   const std::string first = error.message.substr(0, error.message.find_first_of(" :"));
   const bool is_path = first.find_first_of(".[") != first.npos;
-  if (is_path && names.Of(first) != first) return first;
+  if (is_path && names.Rename(first) != first) return first;
   switch (error.reason) {
     case Reason::kBadConstraint:
       return "constraint";
@@ -46,7 +46,7 @@ std::string FieldOf(const WireError& error, const FieldNames& names) {
       return "chat";
     case Reason::kPromptMissing:
     case Reason::kPromptTooLong:
-    case Reason::kNeverFits:
+    case Reason::kExceedsCapacity:
     case Reason::kInputTooLarge:
     case Reason::kBadTokenId:
       return "prompt";
@@ -55,17 +55,17 @@ std::string FieldOf(const WireError& error, const FieldNames& names) {
   }
 }
 
-// The message, which names `param`: what the client sent as that.
+// Returns the message with the client's field names. It contains `param`.
 std::string MessageFor(const WireError& error, absl::string_view field, absl::string_view param,
                        const FieldNames& names) {
   absl::string_view message = error.message;
-  // The one field whose name is a single word at the beginning of a sentence.
+  // "constraint" is the only field that is a single word at the start of a message.
   if (field == "constraint" && (absl::ConsumePrefix(&message, "constraint ") ||
                                 absl::ConsumePrefix(&message, "constraint: "))) {
     const absl::string_view separator = absl::StartsWith(error.message, "constraint:") ? ": " : " ";
-    return absl::StrCat(param, separator, names.InText(message));
+    return absl::StrCat(param, separator, names.RenameIn(message));
   }
-  const std::string text = names.InText(message);
+  const std::string text = names.RenameIn(message);
   if (absl::StrContains(text, param)) return text;
   return absl::StrCat(param, ": ", text);
 }
@@ -74,7 +74,7 @@ HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
                   absl::string_view param) {
   const ordered_json error = {
       {"message", std::string(message)},
-      {"type", std::string(TypeOf(http_status))},
+      {"type", std::string(ErrorType(http_status))},
       {"param", param.empty() ? ordered_json() : ordered_json(std::string(param))},
       {"code", ReasonName(reason)}};
   return {.status = http_status,
@@ -90,10 +90,10 @@ HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_vi
 
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names) {
   const WireError error = ToWireError(status);
-  const std::string field = FieldOf(error, names);
-  const std::string param = names.Of(field);
+  const std::string field = FindField(error, names);
+  const std::string param = names.Rename(field);
   const std::string message = MessageFor(error, field, param, names);
-  // The client is gone when the table has no status.
+  // A reason without HTTP status means that the client is gone.
   HttpAnswer answer =
       Answer(error.http_status == 0 ? 499 : error.http_status, error.reason, message, param);
   if (error.retry_delay) {

@@ -1,10 +1,10 @@
 #pragma once
 
-// Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} with the
-// HTTP status and reason of the table in base/error_reason.h.
+// Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, with the HTTP status
+// and the reason of base/error_reason.h.
 //
 // Place:      below everything in server/openai.
-// Invariants: `code` is the reason; `param` is the field as this API names it.
+// Invariants: `code` is the reason; `param` is the field's name in this API.
 // Threads:    any.
 
 #include <string>
@@ -17,14 +17,14 @@
 
 namespace quire::server {
 
-// What the HTTP side itself refuses, with the HTTP status of the reason.
+// Errors of the HTTP side. The HTTP status is that of the reason.
 HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "");
 
-// `names` are those of the request; fields of the gRPC API appear in neither `param` nor the
-// message. REQUIRES: !status.ok().
+// `names` are the field names of the request. Neither `param` nor the message has names of the gRPC
+// API. REQUIRES: !status.ok().
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {});
 
-// Answers that HttpServer gives itself, such as to a body that is too large.
+// Errors of HttpServer itself, such as a body that is too large.
 HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message);
 
 }  // namespace quire::server

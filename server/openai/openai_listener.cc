@@ -10,18 +10,17 @@
 namespace quire::server {
 namespace {
 
-// They read small requests and write; large bodies have threads of their own, and so have
-// generations.
+// These threads read small requests and write. Large bodies and generations run on other threads.
 constexpr int kNumThreads = 2;
-// The engine gives a reader up before its connection is, unless that had stopped long before its
-// answer was complete.
+// Added to slow_client_timeout, so that the engine cancels the request of a slow client before its
+// connection is closed.
 constexpr absl::Duration kWriteMargin = absl::Seconds(5);
 
 void WarnIfOpen(const std::string& text) {
   ListenAddress address;
   if (!ParseListenAddress(text, &address) || address.is_loopback()) return;
-  log::Warn("server", "OpenAI-compatible HTTP is plain text off this machine",
-            {{"address", text}, {"why", "tls.cert_file is not set"}});
+  log::Warn("server", "OpenAI-compatible HTTP listens without TLS on a non-loopback address",
+            {{"address", text}, {"reason", "tls.cert_file is not set"}});
 }
 
 }  // namespace
@@ -49,7 +48,7 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
   };
   server.is_probe = &OpenAiService::IsProbe;
   server.admit = [service = &listener->service_](const HttpRequest& head) {
-    return service->Refusal(head);
+    return service->CheckBeforeBody(head);
   };
   server.certificates = certificates;
   QUIRE_ASSIGN_OR_RETURN(

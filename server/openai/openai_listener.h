@@ -1,10 +1,10 @@
 #pragma once
 
-// The OpenAI-compatible listener: its server and its service.
+// The OpenAI-compatible listener: an HTTP server and its service.
 //
-// Place:      made by the daemon when openai.enabled is set.
-// Invariants: has its own threads and connections; probes on the operators' listener never wait for
-//             it.
+// Place:      created by the daemon if openai.enabled is set.
+// Invariants: has its own threads and connections, so that probes on the operators' listener never
+//             wait for it.
 // Threads:    Start, Shutdown and the destructor: one at a time.
 // Lifetime:   the context's objects and the certificates outlive it.
 
@@ -22,7 +22,7 @@ namespace quire::server {
 
 class OpenAiListener {
  public:
-  // At the address of the configuration in effect; `certificates` null: plain text. Errors: as
+  // Listens on the configured address. `certificates` is null without TLS. Returns the errors of
   // HttpServer::Start.
   static absl::StatusOr<std::unique_ptr<OpenAiListener>> Start(
       const HandlerContext& context, const CertificateStore* certificates);

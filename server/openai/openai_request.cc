@@ -23,8 +23,8 @@ namespace {
 using formats::JsonValue;
 
 constexpr std::size_t kMaxPrompts = 2048;
-constexpr std::int64_t kMaxChoices = 2048;  // of all prompts of a list
-// Of what is copied for every prompt, all copies together, as memory.
+constexpr std::int64_t kMaxChoices = 2048;  // over all prompts of a list
+// Memory limit of everything that is copied per prompt, over all copies.
 constexpr std::size_t kMaxCopiedBytes = 64 << 20;
 constexpr std::size_t kMaxLabelBytes = 64;
 
@@ -32,8 +32,9 @@ absl::Status BadField(const JsonValue& value, absl::string_view problem) {
   return NameField(value.Error(problem), value);
 }
 
-// A label is for the log only, so a longer name is cut rather than refused; no half characters.
-std::string CutLabel(std::string text) {
+// Truncates a label, without splitting a character. Labels are only logged, so a long one is not an
+// error.
+std::string TruncateLabel(std::string text) {
   if (text.size() <= kMaxLabelBytes) return text;
   std::size_t end = kMaxLabelBytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
@@ -71,14 +72,14 @@ absl::Status ReadStrings(const JsonValue& list, Add add) {
   return absl::OkStatus();
 }
 
-// As llama.cpp spells it.
+// Reads DRY parameters under the names of llama.cpp.
 absl::Status ReadDry(const JsonFields& body, v1::SamplingParams* sampling) {
   QUIRE_RETURN_IF_ERROR(
       body.Float("dry_multiplier", [&](float v) { sampling->set_dry_multiplier(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("dry_base", [&](float v) { sampling->set_dry_base(v); }));
   QUIRE_RETURN_IF_ERROR(body.Int32("dry_allowed_length",
                                    [&](std::int32_t v) { sampling->set_dry_allowed_length(v); }));
-  // -1 is the whole context, and 0 off.
+  // -1 means the whole context, 0 means off.
   QUIRE_RETURN_IF_ERROR(body.Int32("dry_penalty_last_n", [&](std::int32_t v) {
     sampling->set_dry_window_tokens(v == -1 ? 0 : v);
     if (v == 0) sampling->set_dry_multiplier(0);
@@ -86,17 +87,17 @@ absl::Status ReadDry(const JsonFields& body, v1::SamplingParams* sampling) {
   const auto breakers = body.Find("dry_sequence_breakers");
   if (!breakers) return absl::OkStatus();
   if (breakers->is_array() && breakers->size() == 0) {
-    return BadField(*breakers, "must have a string at least; without it there are four");
+    return BadField(*breakers, "must have at least one string; omit it to use the default");
   }
-  return ReadStrings(*breakers,
-                     [&](std::string text) { sampling->add_dry_breakers(std::move(text)); });
+  return ReadStrings(
+      *breakers, [&](std::string text) { sampling->add_dry_sequence_breakers(std::move(text)); });
 }
 
 absl::Status ReadSampling(const JsonFields& body, v1::SamplingParams* sampling) {
   QUIRE_RETURN_IF_ERROR(body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("top_p", [&](float v) { sampling->set_top_p(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("min_p", [&](float v) { sampling->set_min_p(v); }));
-  // Clients of other servers write -1 for "off".
+  // Clients of other servers send -1 for "off".
   QUIRE_RETURN_IF_ERROR(
       body.Int32("top_k", [&](std::int32_t v) { sampling->set_top_k(v == -1 ? 0 : v); }));
   QUIRE_RETURN_IF_ERROR(
@@ -163,15 +164,14 @@ absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping, 
   return absl::OkStatus();
 }
 
-// The text of a schema, whose keys are in the order of the body: it is the order in which answers
-// have them. `raw` is its place in the body; a schema that is a string is that text.
-absl::StatusOr<std::string> SchemaText(const JsonValue& schema, absl::string_view raw) {
+// Returns the text of a schema with its keys in the order of the body, because answers have that
+// order. `raw` is the schema's text in the body. A schema that is a string is returned as it is.
+absl::StatusOr<std::string> ReadSchema(const JsonValue& schema, absl::string_view raw) {
   if (schema.is_string()) return schema.AsString();
   return formats::OrderedText(formats::OrderedJson::parse(raw.begin(), raw.end()));
 }
 
-// Refuses members that nothing here reads: one that is ignored would leave the answer less
-// constrained than the client asked for.
+// Refuses unknown members. Ignoring one could leave the answer less constrained than requested.
 absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
                           std::initializer_list<absl::string_view> known) {
   for (const auto& [key, value] : object.raw().items()) {
@@ -182,11 +182,11 @@ absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
   return absl::OkStatus();
 }
 
-// Checks that no constraint is set yet, and names the one in `value`.
-absl::Status SetOnce(const JsonValue& value, const v1::GenerateRequest& request,
-                     FieldNames* names) {
+// Checks that there is no other constraint, and names this one by the path of `value`.
+absl::Status CheckFirstConstraint(const JsonValue& value, const v1::GenerateRequest& request,
+                                  FieldNames* names) {
   if (request.has_constraint()) {
-    return BadField(value, "must not be beside another constraint of the answer");
+    return BadField(value, "cannot be combined with another constraint");
   }
   names->SetConstraint(value.path());
   return absl::OkStatus();
@@ -194,7 +194,7 @@ absl::Status SetOnce(const JsonValue& value, const v1::GenerateRequest& request,
 
 absl::Status ReadStructuralTags(const JsonValue& value, const std::string& text,
                                 v1::GenerateRequest* request, FieldNames* names) {
-  QUIRE_RETURN_IF_ERROR(SetOnce(value, *request, names));
+  QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(value, *request, names));
   QUIRE_RETURN_IF_ERROR(ReadStructuralTagJson(
       text, value.path(), request->mutable_constraint()->mutable_structural_tags()));
   constexpr absl::string_view kOurs = "constraint.structural_tags";
@@ -212,30 +212,30 @@ absl::Status ReadStructuralTags(const JsonValue& value, const std::string& text,
   return absl::OkStatus();
 }
 
-// Reads {json, regex, choice, grammar, json_object}, each with the prefix before its name. `raw` is
-// the object in the body.
+// Reads {json, regex, choice, grammar, json_object}, each name with the prefix. `raw` is the
+// object's text in the body.
 absl::Status ReadKinds(const JsonFields& fields, const std::string& prefix, absl::string_view raw,
                        v1::GenerateRequest* request, FieldNames* names) {
   const std::string json = prefix + "json";
   if (const auto schema = fields.Find(json)) {
-    QUIRE_RETURN_IF_ERROR(SetOnce(*schema, *request, names));
-    QUIRE_ASSIGN_OR_RETURN(std::string text, SchemaText(*schema, formats::RawMember(raw, json)));
+    QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*schema, *request, names));
+    QUIRE_ASSIGN_OR_RETURN(std::string text, ReadSchema(*schema, formats::RawMember(raw, json)));
     request->mutable_constraint()->set_json_schema(std::move(text));
   }
   if (const auto regex = fields.Find(prefix + "regex")) {
-    QUIRE_RETURN_IF_ERROR(SetOnce(*regex, *request, names));
+    QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*regex, *request, names));
     QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "regex", [&](std::string text) {
       request->mutable_constraint()->set_regex(std::move(text));
     }));
   }
   if (const auto grammar = fields.Find(prefix + "grammar")) {
-    QUIRE_RETURN_IF_ERROR(SetOnce(*grammar, *request, names));
+    QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*grammar, *request, names));
     QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "grammar", [&](std::string text) {
       request->mutable_constraint()->set_ebnf_grammar(std::move(text));
     }));
   }
   if (const auto choice = fields.Find(prefix + "choice")) {
-    QUIRE_RETURN_IF_ERROR(SetOnce(*choice, *request, names));
+    QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*choice, *request, names));
     v1::ChoiceList* const choices = request->mutable_constraint()->mutable_choice();
     QUIRE_RETURN_IF_ERROR(
         ReadStrings(*choice, [&](std::string text) { choices->add_values(std::move(text)); }));
@@ -243,20 +243,22 @@ absl::Status ReadKinds(const JsonFields& fields, const std::string& prefix, absl
   bool is_object = false;
   QUIRE_RETURN_IF_ERROR(fields.Bool(prefix + "json_object", [&](bool v) { is_object = v; }));
   if (!is_object) return absl::OkStatus();
-  QUIRE_RETURN_IF_ERROR(SetOnce(*fields.Find(prefix + "json_object"), *request, names));
+  QUIRE_RETURN_IF_ERROR(
+      CheckFirstConstraint(*fields.Find(prefix + "json_object"), *request, names));
   request->mutable_constraint()->mutable_json_object();
   return absl::OkStatus();
 }
 
-// Reads vLLM's `structured_outputs` {json, regex, choice, grammar, json_object, structural_tag},
-// and its older form, guided_json and so on.
+// Reads vLLM's `structured_outputs` {json, regex, choice, grammar, json_object, structural_tag} and
+// its older form, guided_json and so on.
 absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
                         v1::GenerateRequest* request, FieldNames* names) {
-  // Other servers use these names for constraints. Ignoring them would leave the answer free.
+  // Other servers use these names for constraints. Ignoring them would leave the answer
+  // unconstrained.
   for (const char* key : {"grammar", "json_schema", "regex", "ebnf", "guided_whitespace_pattern"}) {
     const auto other = body.Find(key);
     if (!other) continue;
-    return BadField(*other, "is not supported, use response_format or structured_outputs");
+    return BadField(*other, "is not supported; use response_format or structured_outputs");
   }
   QUIRE_RETURN_IF_ERROR(ReadKinds(body, "guided_", bytes, request, names));
   const auto structured = body.Find("structured_outputs");
@@ -270,10 +272,10 @@ absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
   const absl::string_view raw = formats::RawMember(bytes, "structured_outputs");
   if (const auto tags = JsonFields(*structured).Find("structural_tag")) {
     QUIRE_ASSIGN_OR_RETURN(const std::string text,
-                           SchemaText(*tags, formats::RawMember(raw, "structural_tag")));
+                           ReadSchema(*tags, formats::RawMember(raw, "structural_tag")));
     QUIRE_RETURN_IF_ERROR(ReadStructuralTags(*tags, text, request, names));
   }
-  // These members would change the language of the answer.
+  // These members would change the set of allowed answers.
   for (const char* key : {"whitespace_pattern", "disable_additional_properties"}) {
     const auto other = JsonFields(*structured).Find(key);
     if (!other) continue;
@@ -283,30 +285,30 @@ absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
   return ReadKinds(JsonFields(*structured), "", raw, request, names);
 }
 
-// The schema of a response format, or none.
+// The schema of a response format; absent if it has none.
 struct FormatSchema {
   std::optional<JsonValue> value;
-  absl::string_view raw;  // of the body
+  absl::string_view raw;  // the schema's text in the body
 };
 
-// Reads `schema`, or `json_schema` with the schema as a member or as the whole. `raw`: of the
-// format.
+// Finds the schema in `schema` or `json_schema`. The latter has the schema as a member or is the
+// schema. `raw` is the format's text in the body.
 absl::StatusOr<FormatSchema> FindFormatSchema(const JsonFields& format, absl::string_view raw) {
   const auto direct = format.Find("schema");
   const auto wrapper = format.Find("json_schema");
-  if (direct && wrapper) return BadField(*direct, "must not be beside json_schema");
+  if (direct && wrapper) return BadField(*direct, "cannot be combined with json_schema");
   if (direct) return FormatSchema{direct, formats::RawMember(raw, "schema")};
   if (!wrapper) return FormatSchema{};
   if (!wrapper->is_object()) return BadField(*wrapper, "must be an object");
   raw = formats::RawMember(raw, "json_schema");
   if (const auto inner = wrapper->FindSet("schema")) {
-    QUIRE_RETURN_IF_ERROR(CheckMembers(*wrapper, "json_schema beside a schema",
+    QUIRE_RETURN_IF_ERROR(CheckMembers(*wrapper, "json_schema that has a schema",
                                        {"name", "description", "schema", "strict"}));
     return FormatSchema{inner, formats::RawMember(raw, "schema")};
   }
   // Some clients send the schema itself as json_schema.
   if (wrapper->Find("name") || wrapper->Find("strict")) {
-    return BadField(*wrapper, "must have a member schema");
+    return BadField(*wrapper, "must have the member schema");
   }
   return FormatSchema{wrapper, raw};
 }
@@ -320,13 +322,13 @@ absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
   std::string type;
   QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
   if (type == "text") return CheckMembers(*format, "a response format of type text", {"type"});
-  QUIRE_RETURN_IF_ERROR(SetOnce(*format, *request, names));
+  QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*format, *request, names));
   const absl::string_view raw = formats::RawMember(bytes, "response_format");
   if (type == "structural_tag") {
     return ReadStructuralTags(*format, std::string(raw), request, names);
   }
   if (type != "json_object" && type != "json_schema") {
-    return BadField(*format, absl::StrCat("has the type ", JsonQuoted(CutLabel(type)),
+    return BadField(*format, absl::StrCat("has the type ", JsonQuoted(TruncateLabel(type)),
                                           ", it must be text, json_object, json_schema or "
                                           "structural_tag"));
   }
@@ -334,9 +336,9 @@ absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
                                      {"type", "schema", "json_schema"}));
   QUIRE_ASSIGN_OR_RETURN(const FormatSchema schema, FindFormatSchema(fields, raw));
   if (!schema.value && type == "json_schema") {
-    return BadField(*format, "has the type json_schema, it needs json_schema.schema");
+    return BadField(*format, "has the type json_schema but no json_schema.schema");
   }
-  // Any JSON object: also where the schema asks for nothing.
+  // A schema without any constraint means any JSON object, too.
   const bool is_free = !schema.value || schema.value->raw() == nlohmann::json::object() ||
                        schema.value->raw() == nlohmann::json(true);
   if (type == "json_object" && is_free) {
@@ -344,7 +346,7 @@ absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
     return absl::OkStatus();
   }
   names->SetConstraint(schema.value->path());
-  QUIRE_ASSIGN_OR_RETURN(std::string text, SchemaText(*schema.value, schema.raw));
+  QUIRE_ASSIGN_OR_RETURN(std::string text, ReadSchema(*schema.value, schema.raw));
   request->mutable_constraint()->set_json_schema(std::move(text));
   return absl::OkStatus();
 }
@@ -355,8 +357,7 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   if (!options) return absl::OkStatus();
   if (!options->is_object()) return BadField(*options, "must be an object");
   const JsonFields fields(*options);
-  // Like vLLM, sends the counts of every chunk with those of the last one, unless the client
-  // declines them.
+  // Like vLLM, continuous_usage_stats implies include_usage unless the client sets it to false.
   QUIRE_RETURN_IF_ERROR(fields.Bool("continuous_usage_stats", [&](bool v) {
     result->continuous_usage = result->include_usage = v;
   }));
@@ -365,18 +366,18 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   return absl::OkStatus();
 }
 
-// One of two words: true where it is the second one.
+// Reads one of two words. Returns true for the second one.
 absl::StatusOr<bool> ReadWord(const JsonValue& value, absl::string_view first,
                               absl::string_view second) {
   const auto word = value.AsString();
   if (!word.ok()) return NameField(word.status(), value);
   if (*word == first || *word == second) return *word == second;
-  return BadField(
-      value, absl::StrCat("is ", JsonQuoted(CutLabel(*word)), ", must be ", first, " or ", second));
+  return BadField(value, absl::StrCat("is ", JsonQuoted(TruncateLabel(*word)), ", it must be ",
+                                      first, " or ", second));
 }
 
-// Where the constraint begins, and the white space of its JSON: our own fields, which go with
-// response_format too, and vLLM's word for the latter.
+// Reads where the constraint begins and its white space: our own fields, which apply to
+// response_format too, and vLLM's disable_any_whitespace.
 absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* request) {
   const bool has_json = HasJson(request->constraint());
   if (const auto structured = body.Find("structured_outputs")) {
@@ -391,23 +392,23 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
   }
   if (const auto start = body.Find("constraint_start")) {
     QUIRE_ASSIGN_OR_RETURN(const bool is_after, ReadWord(*start, "at_start", "after_reasoning"));
-    if (!request->has_constraint()) return BadField(*start, "needs a constraint of the answer");
+    if (!request->has_constraint()) return BadField(*start, "needs a constraint");
     request->mutable_constraint()->set_start(is_after ? v1::CONSTRAINT_START_AFTER_REASONING
                                                       : v1::CONSTRAINT_START_AT_START);
   }
   const auto space = body.Find("constraint_whitespace");
   if (!space) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const bool is_compact, ReadWord(*space, "bounded", "compact"));
-  if (!has_json) return BadField(*space, "needs a constraint of the answer that has JSON");
+  if (!has_json) return BadField(*space, "needs a constraint with JSON");
   if (!is_compact && request->constraint().whitespace() == v1::WHITESPACE_POLICY_COMPACT) {
-    return BadField(*space, "must not be bounded beside disable_any_whitespace");
+    return BadField(*space, "cannot be bounded together with disable_any_whitespace");
   }
   request->mutable_constraint()->set_whitespace(is_compact ? v1::WHITESPACE_POLICY_COMPACT
                                                            : v1::WHITESPACE_POLICY_BOUNDED);
   return absl::OkStatus();
 }
 
-// Tools are read later, so the translator checks that there is a schema.
+// Tools are read later, so RequestTranslator checks that there is a schema.
 absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request) {
   const auto policy = body.Find("constraint_unenforced");
   if (!policy) return absl::OkStatus();
@@ -417,7 +418,7 @@ absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request
   return absl::OkStatus();
 }
 
-// What both calls have.
+// Reads the fields that both calls have.
 absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const OpenAiLimits& limits,
                         v1::GenerateRequest* request, OpenAiRequest* result) {
   QUIRE_RETURN_IF_ERROR(
@@ -439,12 +440,12 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
     request->mutable_output()->set_skip_special_tokens(skip);
   }));
   QUIRE_RETURN_IF_ERROR(body.Text("user", [&](std::string user) {
-    (*request->mutable_labels())["user"] = CutLabel(std::move(user));
+    (*request->mutable_labels())["user"] = TruncateLabel(std::move(user));
   }));
   request->mutable_output()->set_stream(result->stream);
   request->mutable_output()->set_usage_every_chunk(result->stream && result->continuous_usage);
   request->mutable_output()->set_text(true);
-  // Only what the translator will accept is worth counting with.
+  // The translator refuses other values, so count at least one choice.
   if (request->sampling().has_choice_count()) {
     result->choices = std::max(request->sampling().choice_count(), 1);
   }
@@ -480,15 +481,13 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   if (prompt->size() > 1 && choices > kMaxChoices) {
     return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts of ", result->choices,
                                           " choices each, at most ", kMaxChoices,
-                                          " choices in all are allowed"));
+                                          " choices in total are allowed"));
   }
   const std::size_t copied = shared.SpaceUsedLong() * prompt->size();
   if (copied > kMaxCopiedBytes) {
-    return BadField(*prompt,
-                    absl::StrCat("has ", prompt->size(),
-                                 " prompts, with whose copies of "
-                                 "the parameters the request takes ",
-                                 copied, " bytes, at most ", kMaxCopiedBytes, " are allowed"));
+    return BadField(*prompt, absl::StrCat("has ", prompt->size(), " prompts, which take ", copied,
+                                          " bytes with the copied parameters, at most ",
+                                          kMaxCopiedBytes, " are allowed"));
   }
   for (std::size_t i = 0; i < prompt->size(); ++i) {
     QUIRE_RETURN_IF_ERROR(AddPrompt(prompt->At(i), shared, result));
@@ -496,15 +495,17 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
   return absl::OkStatus();
 }
 
-// Parameters of completions that would change the answer and that nothing here serves.
-absl::Status RefuseUnserved(const JsonFields& body, std::int32_t choices) {
+// Refuses parameters of completions that would change the answer and are not supported.
+absl::Status RefuseUnsupported(const JsonFields& body, std::int32_t choices) {
   const auto best_of = body.Find("best_of");
   std::int32_t best = choices;
   QUIRE_RETURN_IF_ERROR(body.Int32("best_of", [&](std::int32_t v) { best = v; }));
-  if (best != choices) return BadField(*best_of, "must be equal to n; choices are not ranked");
+  if (best != choices)
+    return BadField(*best_of, "must be equal to n, because choices are not ranked");
   std::string text;
   QUIRE_RETURN_IF_ERROR(body.Text("suffix", [&](std::string v) { text = std::move(v); }));
-  if (!text.empty()) return BadField(*body.Find("suffix"), "must be empty; nothing is inserted");
+  if (!text.empty())
+    return BadField(*body.Find("suffix"), "must be empty, because insertion is not supported");
   return absl::OkStatus();
 }
 
@@ -530,7 +531,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
   OpenAiRequest result;
   v1::GenerateRequest shared;
   QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &shared, &result));
-  QUIRE_RETURN_IF_ERROR(RefuseUnserved(body, result.choices));
+  QUIRE_RETURN_IF_ERROR(RefuseUnsupported(body, result.choices));
   QUIRE_RETURN_IF_ERROR(body.Bool("echo", [&](bool v) { result.echo = v; }));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_special_tokens", [&](bool v) { shared.set_add_special_tokens(v); }));
@@ -546,8 +547,8 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
     shared.mutable_stopping()->set_max_tokens(1);
     shared.mutable_stopping()->clear_min_tokens();
   }
-  // The first token of a prompt has no log-probability, so its text is read from its id. Without
-  // output the ids tell whether the prompt ends inside a character.
+  // The first prompt token has no log-probability, so its id is needed for its text. With hidden
+  // output the ids show whether the prompt ends within a character.
   output->set_token_ids(result.echo && (result.logprobs || result.hides_output));
   QUIRE_RETURN_IF_ERROR(AddPrompts(body, shared, &result));
   return result;
@@ -571,7 +572,7 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   // In a chat request, logprobs is a boolean and top_logprobs is the number.
   result.names.Set("output.logprobs", "top_logprobs");
   result.names.Set("prompt", "messages");
-  // Without a constraint of its own, a request has only the one that its tools imply.
+  // A request without a constraint can only have the one that its tools imply.
   if (request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
     result.names.SetConstraint("tools");
   }

@@ -29,51 +29,53 @@ constexpr absl::string_view kModelsPath = "/v1/models";
 constexpr absl::string_view kCompletionsPath = "/v1/completions";
 constexpr absl::string_view kChatPath = "/v1/chat/completions";
 
-// Of bodies that take time to read.
+// Workers for large bodies.
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
 
-// The name of an endpoint that computes in metrics and logs; "" for others.
-absl::string_view MethodOf(absl::string_view path) {
+// Returns the name of an endpoint that computes, for metrics and logs; "" for others.
+absl::string_view MethodName(absl::string_view path) {
   if (path == kCompletionsPath) return "Completions";
   if (path == kChatPath) return "ChatCompletions";
   const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(path);
   return endpoint == nullptr ? "" : endpoint->method;
 }
 
-// Parts of OpenAI's API, and of its imitators', that this build lacks, with what is behind them.
-constexpr absl::string_view kMissing[] = {"/v1/responses",   "/v1/audio",      "/v1/images",
-                                          "/v1/moderations", "/v1/files",      "/v1/batches",
-                                          "/v1/fine_tuning", "/v1/assistants", "/v1/threads",
-                                          "/v1/uploads",     "/v1/realtime",   "/v1/vector_stores"};
+// Known parts of OpenAI's API that are not supported, with all paths below them.
+constexpr absl::string_view kUnsupportedPaths[] = {
+    "/v1/responses", "/v1/audio",   "/v1/images",      "/v1/moderations",
+    "/v1/files",     "/v1/batches", "/v1/fine_tuning", "/v1/assistants",
+    "/v1/threads",   "/v1/uploads", "/v1/realtime",    "/v1/vector_stores"};
 
-bool IsMissing(absl::string_view path) {
-  return std::any_of(std::begin(kMissing), std::end(kMissing), [&](absl::string_view prefix) {
-    return path == prefix || absl::StartsWith(path, absl::StrCat(prefix, "/"));
-  });
+bool IsUnsupported(absl::string_view path) {
+  return std::any_of(std::begin(kUnsupportedPaths), std::end(kUnsupportedPaths),
+                     [&](absl::string_view prefix) {
+                       return path == prefix || absl::StartsWith(path, absl::StrCat(prefix, "/"));
+                     });
 }
 
 HttpAnswer UnknownEndpoint(absl::string_view path) {
-  if (IsMissing(path)) return OpenAiError(FeatureUnsupported(path, "path"));
+  if (IsUnsupported(path)) return OpenAiError(FeatureUnsupported(path, "path"));
   return OpenAiError(Reason::kUnknownEndpoint,
-                     absl::StrCat("there is no ", path.substr(0, 200), " here"), "path");
+                     absl::StrCat("endpoint ", path.substr(0, 200), " does not exist"), "path");
 }
 
 HttpAnswer WrongMethod(absl::string_view allowed) {
-  HttpAnswer answer =
-      OpenAiError(Reason::kMethodNotAllowed, absl::StrCat("use ", allowed), "method");
+  HttpAnswer answer = OpenAiError(Reason::kMethodNotAllowed,
+                                  absl::StrCat("method is not allowed; use ", allowed), "method");
   answer.headers.emplace_back("Allow", std::string(allowed));
   return answer;
 }
 
-HttpAnswer OriginError() {
-  return OpenAiError(Reason::kOrigin, "this origin is not among openai.allowed_origins", "origin");
+HttpAnswer ForeignOriginError() {
+  return OpenAiError(Reason::kOriginNotAllowed,
+                     "the origin is not listed in openai.allowed_origins", "origin");
 }
 
-HttpAnswer HostError() {
-  return OpenAiError(Reason::kHost,
-                     "without authentication a loopback address is asked by address or as "
-                     "localhost only",
+HttpAnswer ForeignHostError() {
+  return OpenAiError(Reason::kHostNotAllowed,
+                     "without authentication, a loopback address accepts only IP addresses and "
+                     "localhost as Host",
                      "host");
 }
 
@@ -86,7 +88,7 @@ ordered_json ModelObject(const ServedModel& served, const std::string& name) {
           {"max_model_len", served.description.max_context_tokens}};
 }
 
-HttpAnswer With(HttpHeaders headers, HttpAnswer answer) {
+HttpAnswer AddHeaders(HttpHeaders headers, HttpAnswer answer) {
   for (auto& header : headers) answer.headers.push_back(std::move(header));
   return answer;
 }
@@ -109,7 +111,7 @@ bool OpenAiService::IsAllowed(const HttpRequest& request, absl::string_view orig
   return std::find(origins.begin(), origins.end(), origin) != origins.end();
 }
 
-// Only browsers send an origin, and they let a page read an answer only if the answer names it.
+// Browsers send an origin, and let a page read an answer only if the answer names that origin.
 HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
   const absl::string_view origin = request.Header("origin");
   if (origin.empty() || !IsAllowed(request, origin)) return {};
@@ -118,30 +120,30 @@ HttpHeaders OpenAiService::OriginHeaders(const HttpRequest& request) const {
           {"Vary", "Origin"}};
 }
 
-std::optional<HttpAnswer> OpenAiService::WrongPlace(const HttpRequest& head) const {
-  if (checks_host_ && !NamesThisMachine(head)) return HostError();
+std::optional<HttpAnswer> OpenAiService::CheckHostAndOrigin(const HttpRequest& head) const {
+  if (checks_host_ && !NamesThisMachine(head)) return ForeignHostError();
   const absl::string_view origin = head.Header("origin");
-  if (!origin.empty() && !IsAllowed(head, origin)) return OriginError();
+  if (!origin.empty() && !IsAllowed(head, origin)) return ForeignOriginError();
   return std::nullopt;
 }
 
-std::optional<HttpAnswer> OpenAiService::Refusal(const HttpRequest& head) const {
-  std::optional<HttpAnswer> refusal = WrongPlace(head);
-  if (refusal) return refusal;
+std::optional<HttpAnswer> OpenAiService::CheckBeforeBody(const HttpRequest& head) const {
+  std::optional<HttpAnswer> error = CheckHostAndOrigin(head);
+  if (error) return error;
   const auto caller = Authorize(head);
   if (caller.ok()) return std::nullopt;
-  return With(OriginHeaders(head), Refuse(head, caller.status()));
+  return AddHeaders(OriginHeaders(head), Refuse(head, caller.status()));
 }
 
 HttpAnswer OpenAiService::RefuseUnread(Reason reason, absl::string_view message,
                                        const HttpRequest& request) const {
-  return With(OriginHeaders(request), RefuseAsOpenAi(reason, message));
+  return AddHeaders(OriginHeaders(request), RefuseAsOpenAi(reason, message));
 }
 
-// The error, counted as the end of the call.
+// Counts the call as ended with this error, and returns the error.
 HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status& status) const {
   const absl::Status sanitized = SanitizeInternalError(status);
-  const absl::string_view method = MethodOf(request.path);
+  const absl::string_view method = MethodName(request.path);
   if (!method.empty()) {
     const WireError error = ToWireError(sanitized);
     context_.probe->CountRefused(error.reason);
@@ -152,15 +154,15 @@ HttpAnswer OpenAiService::Refuse(const HttpRequest& request, const absl::Status&
 
 void OpenAiService::Handle(const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request();
-  std::optional<HttpAnswer> refusal = WrongPlace(request);
-  if (refusal) return exchange->Answer(*std::move(refusal));
+  std::optional<HttpAnswer> error = CheckHostAndOrigin(request);
+  if (error) return exchange->Answer(*std::move(error));
   HttpHeaders headers = OriginHeaders(request);
   if (request.method == "OPTIONS") {
     return exchange->Answer(Preflight(request, std::move(headers)));
   }
-  const bool generates = !MethodOf(request.path).empty();
+  const bool generates = !MethodName(request.path).empty();
   if (generates && request.method == "POST") return Post(exchange, std::move(headers));
-  exchange->Answer(With(std::move(headers), generates ? WrongMethod("POST") : Get(request)));
+  exchange->Answer(AddHeaders(std::move(headers), generates ? WrongMethod("POST") : Get(request)));
 }
 
 HttpAnswer OpenAiService::Preflight(const HttpRequest& request, HttpHeaders headers) const {
@@ -211,7 +213,7 @@ absl::StatusOr<Identity> OpenAiService::Authorize(const HttpRequest& request) co
   auto caller = context_.authenticator->Authenticate(ReadCredentials(request), Scope::kGenerate);
   if (!caller.ok()) {
     log::Info("auth", "call refused",
-              {{"method", request.path}, {"why", caller.status().message()}});
+              {{"method", request.path}, {"reason", caller.status().message()}});
   }
   return caller;
 }
@@ -220,11 +222,11 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
   const HttpRequest& request = exchange->request();
   const auto caller = Authorize(request);
   if (!caller.ok()) {
-    return exchange->Answer(With(std::move(headers), Refuse(request, caller.status())));
+    return exchange->Answer(AddHeaders(std::move(headers), Refuse(request, caller.status())));
   }
   std::string id(request.Header("x-request-id"));
   if (const EvaluationEndpoint* const endpoint = FindEvaluationEndpoint(request.path)) {
-    id = UsableRequestId(id, kLongestItemSuffix);
+    id = ChooseRequestId(id, kLongestItemSuffix);
     headers.emplace_back("x-request-id", id);
     EvaluationCall::Head head;
     head.endpoint = endpoint;
@@ -239,7 +241,7 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, HttpHead
     return;
   }
   OpenAiCallHead head;
-  head.method = MethodOf(request.path);
+  head.method = MethodName(request.path);
   head.is_chat = request.path == kChatPath;
   head.info.principal = caller->principal;
   head.info.tenant = caller->tenant;

@@ -1,17 +1,17 @@
 #pragma once
 
-// The OpenAI-compatible API: /v1/models, /v1/completions, /v1/chat/completions, /health, and what
-// evaluation_bodies.h lists.
+// The OpenAI-compatible API: /v1/models, /v1/completions, /v1/chat/completions, /health, and the
+// endpoints of evaluation_bodies.h.
 //
-//   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation: no second way to the engine
+//   HttpServer -> OpenAiService::Handle -> OpenAiCall -> Generation
 //                                       -> EvaluationCall -> Evaluation
 //
-// Place:      the handler of the HttpServer that openai.listen names.
-// Invariants: an endpoint or a field that this build lacks answers with an error object. A request
-//             whose Origin is not allowed is refused before anything is read of it, so that a page
-//             of another site cannot use a model on this machine; nor one that is only guarded by
-//             being on loopback, by a name that leads here (http_host.h).
-// Threads:    Handle on the threads of the server, which do nothing long: see OpenAiCall.
+// Place:      the handler of the HttpServer at openai.listen.
+// Invariants: unsupported endpoints and fields answer with an error object. A request with a
+//             forbidden Origin is refused before its body is read, so that a page of another site
+//             cannot use a local model. Without authentication on a loopback address, a request
+//             with a foreign Host is refused too (DNS rebinding; http_host.h).
+// Threads:    Handle on the threads of the server, without long work; see OpenAiCall.
 // Lifetime:   outlives the server; the context's objects outlive it.
 
 #include <atomic>
@@ -34,22 +34,22 @@ class OpenAiService {
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
-  // What refuses a request whose body has not been read: its origin, or its caller.
-  std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
-  // What the server itself refuses, such as a body that is too large, for the page that asks.
+  // Returns the error of a request whose body was not read, because of its origin or its caller.
+  std::optional<HttpAnswer> CheckBeforeBody(const HttpRequest& head) const;
+  // Returns an error of the HTTP server, such as a body that is too large, with the origin headers.
   HttpAnswer RefuseUnread(Reason reason, absl::string_view message,
                           const HttpRequest& request) const;
-  // Whether the request is answered though there is no place for its connection.
+  // Returns true if the request is answered even above the connection limit.
   static bool IsProbe(const HttpRequest& head) { return head.path == "/health"; }
 
-  // The status page of the operators' listener at this port may call too, from the host that it was
-  // asked by itself.
+  // Allows the status page of the operators' listener at this port as origin, if it has the same
+  // host.
   void AllowStatusPage(int port) { status_page_port_.store(port); }
 
  private:
   bool IsAllowed(const HttpRequest& request, absl::string_view origin) const;
   HttpHeaders OriginHeaders(const HttpRequest& request) const;
-  std::optional<HttpAnswer> WrongPlace(const HttpRequest& head) const;
+  std::optional<HttpAnswer> CheckHostAndOrigin(const HttpRequest& head) const;
   HttpAnswer Preflight(const HttpRequest& request, HttpHeaders headers) const;
   HttpAnswer Get(const HttpRequest& request) const;
   HttpAnswer Refuse(const HttpRequest& request, const absl::Status& status) const;
@@ -59,7 +59,7 @@ class OpenAiService {
 
   const HandlerContext context_;
   bool checks_host_ = false;
-  std::atomic<int> status_page_port_{0};  // 0: none
+  std::atomic<int> status_page_port_{0};  // 0: no status page
   CallWorker worker_;
 };
 

@@ -17,7 +17,7 @@ void AddTop(const v1::TokenLogprob& token, List* list) {
   }
 }
 
-// Lists of alternatives are left out whole when the request asks for none.
+// The lists of alternatives are absent if the request has none.
 template <typename List>
 void FillOutput(const List& tokens, wire::OutputLogProbs* output) {
   for (const v1::TokenLogprob& token : tokens) {
@@ -33,12 +33,12 @@ void Append(const From& ids, To* list) {
   for (const std::int32_t id : ids) list->Add(static_cast<std::uint32_t>(id));
 }
 
-const char* FinishWord(v1::FinishReason reason) {
+const char* FinishReasonName(v1::FinishReason reason) {
   return reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL ? "length"
                                                                                         : "stop";
 }
 
-// The model's own end of sequence is told by the word alone, as vLLM does.
+// Like vLLM, reports the model's own end-of-sequence token only as finish reason.
 void FillStop(const v1::Completed& completed, wire::GenerateComplete* message) {
   if (completed.finish_reason() == v1::FINISH_REASON_STOP_TOKEN) {
     message->set_matched_token_id(static_cast<std::uint32_t>(completed.stop_token_id()));
@@ -56,10 +56,10 @@ VllmAnswer::~VllmAnswer() = default;
 bool VllmAnswer::Take(const v1::GenerateResponse& event, wire::GenerateResponse* message) {
   switch (event.event_case()) {
     case v1::GenerateResponse::kStarted:
-      Keep(event.started());
+      Store(event.started());
       return false;
     case v1::GenerateResponse::kPromptLogprobs:
-      Keep(event.prompt_logprobs());
+      Store(event.prompt_logprobs());
       return false;
     case v1::GenerateResponse::kDelta:
       Write(event.delta(), message);
@@ -73,8 +73,8 @@ bool VllmAnswer::Take(const v1::GenerateResponse& event, wire::GenerateResponse*
   return false;
 }
 
-// The ids of the prompt come only for the sake of its log-probabilities, which begin at position 1.
-void VllmAnswer::Keep(const v1::Started& started) {
+// The prompt's ids are needed only for its log-probabilities, which begin at position 1.
+void VllmAnswer::Store(const v1::Started& started) {
   prompt_tokens_ = static_cast<std::uint32_t>(started.prompt_tokens());
   cached_tokens_ = static_cast<std::uint32_t>(started.cached_tokens());
   if (started.prompt_token_ids().empty()) return;
@@ -82,18 +82,19 @@ void VllmAnswer::Keep(const v1::Started& started) {
   input_->add_token_ids(static_cast<std::uint32_t>(started.prompt_token_ids(0)));
 }
 
-void VllmAnswer::Keep(const v1::PromptLogprobs& logprobs) {
+void VllmAnswer::Store(const v1::PromptLogprobs& logprobs) {
   for (const v1::TokenLogprob& token : logprobs.tokens()) {
     input_->add_token_logprobs()->set_value(token.logprob());
     input_->add_token_ids(static_cast<std::uint32_t>(token.token_id()));
     if (token.top_size() == 0) continue;
-    if (input_->top_logprobs().empty()) input_->add_top_logprobs();  // of position 0
+    if (input_->top_logprobs().empty())
+      input_->add_top_logprobs();  // position 0 has no alternatives
     AddTop(token, input_->mutable_top_logprobs());
   }
 }
 
 bool VllmAnswer::ClaimInput(int index) {
-  return begun_.insert(index).second && !input_->token_ids().empty();
+  return started_choices_.insert(index).second && !input_->token_ids().empty();
 }
 
 void VllmAnswer::Write(const v1::Delta& delta, wire::GenerateResponse* message) {
@@ -111,7 +112,7 @@ void VllmAnswer::Write(const v1::Completed& completed, wire::GenerateResponse* m
   wire::GenerateComplete* const complete = message->mutable_complete();
   complete->set_index(static_cast<std::uint32_t>(completed.index()));
   Append(completed.token_ids(), complete->mutable_output_ids());
-  complete->set_finish_reason(FinishWord(completed.finish_reason()));
+  complete->set_finish_reason(FinishReasonName(completed.finish_reason()));
   complete->set_prompt_tokens(prompt_tokens_);
   complete->set_completion_tokens(
       static_cast<std::uint32_t>(completed.usage().completion_tokens()));

@@ -1,16 +1,15 @@
 #pragma once
 
-// Events of quire.v1 -> messages of vllm.grpc.engine, for one call.
+// Converts the events of one call from quire.v1 to messages of vllm.grpc.engine.
 //
-//   Started, PromptLogprobs   kept
-//   Delta                     a chunk: ids, how many of them, counts of the prompt
+//   Started, PromptLogprobs   stored
+//   Delta                     a chunk: token ids, their number, and counts of the prompt
 //   Completed                 a complete
 //
-// Place:      behind Generation, in front of the wire; the counterpart of vllm_request.h.
-// Invariants: log-probabilities of the prompt are in the first message of every choice and in no
-//             other.
+// Place:      between Generation and the wire; the counterpart of vllm_request.h.
+// Invariants: only the first message of each choice has the prompt's log-probabilities.
 // Threads:    one at a time.
-// Lifetime:   of one call.
+// Lifetime:   one call.
 
 #include <cstdint>
 #include <memory>
@@ -37,21 +36,22 @@ class VllmAnswer {
   VllmAnswer(const VllmAnswer&) = delete;
   VllmAnswer& operator=(const VllmAnswer&) = delete;
 
-  // Fills `message`, which is empty; false when this event becomes no message.
+  // Fills the empty `message`. Returns false if the event has no message.
   bool Take(const v1::GenerateResponse& event, ::vllm::grpc::engine::GenerateResponse* message);
 
  private:
-  void Keep(const v1::Started& started);
-  void Keep(const v1::PromptLogprobs& logprobs);
+  void Store(const v1::Started& started);
+  void Store(const v1::PromptLogprobs& logprobs);
   void Write(const v1::Delta& delta, ::vllm::grpc::engine::GenerateResponse* message);
   void Write(const v1::Completed& completed, ::vllm::grpc::engine::GenerateResponse* message);
-  // True once for each choice, where there is input_: the caller's message carries it.
+  // Returns true if the prompt's log-probabilities were requested and this is the choice's first
+  // message, which must contain them.
   bool ClaimInput(int index);
 
   std::uint32_t prompt_tokens_ = 0;
   std::uint32_t cached_tokens_ = 0;
-  std::unique_ptr<::vllm::grpc::engine::InputLogProbs> input_;  // empty: not asked for
-  std::set<int> begun_;                                         // choices that have a message
+  std::unique_ptr<::vllm::grpc::engine::InputLogProbs> input_;  // empty: not requested
+  std::set<int> started_choices_;  // choices whose first message was written
 };
 
 }  // namespace quire::server

@@ -32,15 +32,14 @@ absl::Status Refuse(absl::string_view field, absl::string_view value, absl::stri
   return BadParameter(field, value, absl::StrCat("absent; ", why));
 }
 
-// A field that a later version of the protocol has may ask for anything. `where`: "" or a path that
-// ends in a dot.
+// Refuses unknown fields, since fields of a later protocol version may have any meaning. `where` is
+// "" or a path with a final dot.
 absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_view where) {
   const google::protobuf::UnknownFieldSet& unknown =
       message.GetReflection()->GetUnknownFields(message);
   if (unknown.empty()) return absl::OkStatus();
-  return Refuse(
-      absl::StrCat(where, "#", unknown.field(0).number()), "set",
-      absl::StrCat("this server knows no such field of ", message.GetDescriptor()->full_name()));
+  return Refuse(absl::StrCat(where, "#", unknown.field(0).number()), "set",
+                absl::StrCat("it is an unknown field of ", message.GetDescriptor()->full_name()));
 }
 
 absl::StatusOr<std::int32_t> ToInt32(std::uint32_t value, absl::string_view field) {
@@ -49,12 +48,13 @@ absl::StatusOr<std::int32_t> ToInt32(std::uint32_t value, absl::string_view fiel
 }
 
 absl::Status BadTokenId(absl::string_view field, int position, std::uint32_t id) {
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(field, "[", position, "] is token id ",
-                                                            id, ", no vocabulary has it")),
-                    Reason::kBadTokenId,
-                    {{"field", std::string(field)},
-                     {"token_id", absl::StrCat(id)},
-                     {"position", absl::StrCat(position)}});
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat(field, "[", position, "] is token id ", id,
+                                              ", which is larger than any vocabulary")),
+      Reason::kBadTokenId,
+      {{"field", std::string(field)},
+       {"token_id", absl::StrCat(id)},
+       {"position", absl::StrCat(position)}});
 }
 
 absl::Status ReadConstraint(const wire::SamplingParams& params, v1::GenerateRequest* request) {
@@ -135,7 +135,7 @@ void ReadOutput(const wire::GenerateRequest& message, v1::OutputOptions* output)
   if (params.has_logprobs()) output->set_logprobs(params.logprobs());
   if (!params.has_prompt_logprobs()) return;
   output->set_prompt_logprobs(params.prompt_logprobs());
-  output->set_echo_prompt(true);  // the first token has no log-probability that would tell its id
+  output->set_echo_prompt(true);  // for the id of the first token, which has no log-probability
 }
 
 absl::Status ReadTokens(const wire::GenerateRequest& message, v1::TokenIds* tokens) {
@@ -166,7 +166,7 @@ absl::Status ReadPrompt(const wire::GenerateRequest& message, v1::GenerateReques
       if (message.sampling_params().has_truncate_prompt_tokens()) {
         return Refuse("sampling_params.truncate_prompt_tokens",
                       absl::StrCat(message.sampling_params().truncate_prompt_tokens()),
-                      "only tokenized input can be cut");
+                      "only tokenized input can be truncated");
       }
       request->set_text(message.text());
       return absl::OkStatus();
@@ -177,10 +177,10 @@ absl::Status ReadPrompt(const wire::GenerateRequest& message, v1::GenerateReques
                     Reason::kPromptMissing, {{"field", "input"}});
 }
 
-// What a worker of this kind cannot do: media, and the prompt's keys and values from elsewhere.
-absl::Status RefuseUnserved(const wire::GenerateRequest& message) {
+// Refuses unsupported features: media, and keys and values from other workers.
+absl::Status RefuseUnsupported(const wire::GenerateRequest& message) {
   constexpr absl::string_view kNoMedia = "the model reads text only";
-  constexpr absl::string_view kNoTransfer = "keys and values are not taken from other workers";
+  constexpr absl::string_view kNoTransfer = "keys and values from other workers are not supported";
   if (message.has_mm_inputs()) return Refuse("mm_inputs", "set", kNoMedia);
   if (message.extra_mm_inputs_size() > 0) {
     return Refuse("extra_mm_inputs", absl::StrCat(message.extra_mm_inputs_size(), " entries long"),
@@ -198,7 +198,7 @@ absl::Status RefuseUnserved(const wire::GenerateRequest& message) {
   return absl::OkStatus();
 }
 
-// `text` begins with a field's path, or is one.
+// Renames the field path that `text` begins with.
 std::string Rename(absl::string_view text) {
   constexpr std::pair<absl::string_view, absl::string_view> kPrefixes[] = {
       {"sampling.choice_count", "sampling_params.n"},
@@ -217,7 +217,7 @@ absl::Status ToGenerateRequest(const wire::GenerateRequest& message, v1::Generat
   QUIRE_RETURN_IF_ERROR(CheckKnown(message, ""));
   QUIRE_RETURN_IF_ERROR(CheckKnown(message.sampling_params(), "sampling_params."));
   request->set_request_id(message.request_id());
-  QUIRE_RETURN_IF_ERROR(RefuseUnserved(message));
+  QUIRE_RETURN_IF_ERROR(RefuseUnsupported(message));
   QUIRE_RETURN_IF_ERROR(ReadConstraint(message.sampling_params(), request));
   QUIRE_RETURN_IF_ERROR(ReadPrompt(message, request));
   QUIRE_RETURN_IF_ERROR(ReadSampling(message.sampling_params(), request->mutable_sampling()));

@@ -26,8 +26,9 @@ namespace {
 namespace wire = ::vllm::grpc::engine;
 
 using Base = wire::VllmEngine;
-// Requests come as bytes, so that only those of a known caller are parsed (grpc/unary_call.h), and
-// bad UTF-8 gets an answer that says where. What is not served is not even parsed.
+// Requests arrive as bytes, so that only those of authenticated callers are parsed
+// (grpc/unary_call.h) and errors about invalid UTF-8 name the field. Unsupported requests are not
+// parsed.
 using RawService = Base::WithRawCallbackMethod_Generate<
     Base::WithRawCallbackMethod_Embed<Base::WithRawCallbackMethod_HealthCheck<
         Base::WithRawCallbackMethod_FlushCache<Base::WithRawCallbackMethod_StartProfile<
@@ -54,22 +55,22 @@ GenerateFormat MakeVllmFormat() {
           .name_fields = &NameVllmFields};
 }
 
-// A stream that is not served. Ends at once.
+// An unsupported stream, which ends at once.
 class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit RefusedStream(const grpc::Status& status) { Finish(status); }
   void OnDone() override { delete this; }
 };
 
-// Why HealthCheck says no; "" when it says yes.
-std::string WhyNotReady(const ServingState& state) {
+// Returns why the server is not ready, or "" if it is.
+std::string DescribeNotReady(const ServingState& state) {
   if (state.is_ready()) return "";
   if (state.state() != LifeState::kReady) return std::string(LifeStateName(state.state()));
-  return state.leaving() ? "draining" : "the engine does not answer";
+  return state.drain_started() ? "draining" : "the engine does not answer";
 }
 
-// What a gateway should send for a caller who says nothing: this service adds no defaults of the
-// model. Written here since JsonText would write a float as its double, 0.800000011920929.
+// Returns the model's sampling defaults for gateways to send, because this service does not apply
+// them itself. JsonText would print a float as a double: 0.800000011920929.
 std::string DefaultSamplingJson(const engine::SamplingParams& defaults) {
   return absl::StrCat("{\"temperature\":", defaults.temperature, ",\"top_p\":", defaults.top_p,
                       ",\"top_k\":", defaults.top_k, ",\"min_p\":", defaults.min_p,
@@ -122,19 +123,19 @@ class VllmService::Impl final : public RawService {
                              "VllmEngine.Embed (embeddings)");
   }
 
-  // As open as grpc.health.v1, and with its answer. The request has no fields.
+  // Needs no token and gives the same answer as grpc.health.v1. The request has no fields.
   Reactor* HealthCheck(Context* call, const Bytes*, Bytes* response) override {
-    const std::string why_not = WhyNotReady(*context_.state);
+    const std::string problem = DescribeNotReady(*context_.state);
     wire::HealthCheckResponse health;
-    health.set_healthy(why_not.empty());
-    health.set_message(why_not.empty() ? "ready" : why_not);
+    health.set_healthy(problem.empty());
+    health.set_message(problem.empty() ? "ready" : problem);
     *response = SerializeMessage(health);
     Reactor* const reactor = call->DefaultReactor();
     FinishCall(context_, reactor, "VllmEngine.HealthCheck", absl::OkStatus());
     return reactor;
   }
 
-  // Emptying the cache is for operators, whose listener is another one.
+  // Flushing the cache is for operators, who use the control listener.
   Reactor* FlushCache(Context* call, const Bytes* request, Bytes* response) override {
     return RefuseUnsupported(
         Unary("VllmEngine.FlushCache", call, request, response),
@@ -172,7 +173,7 @@ class VllmService::Impl final : public RawService {
         });
   }
 
-  // All tenants together, so it takes the scope of those who watch.
+  // Covers all tenants, so it needs the scope `metrics`.
   Reactor* GetLoads(Context* call, const Bytes* request, Bytes* response) override {
     UnaryCall unary = Unary("VllmEngine.GetLoads", call, request, response);
     unary.scope = Scope::kMetrics;
@@ -212,7 +213,7 @@ class VllmService::Impl final : public RawService {
           CheckRequestId(request.request_ids(i), absl::StrCat("request_ids[", i, "]")));
     }
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    // Gateways also abort what has just ended by itself.
+    // Gateways also abort requests that have just ended; that is not an error.
     for (const std::string& id : request.request_ids()) {
       served->engine->Cancel({caller.tenant, caller.principal}, id, engine::CancelSource::kApi);
     }
@@ -233,14 +234,14 @@ class VllmService::Impl final : public RawService {
                                               model.eos_token_ids.end());
     response->set_pad_token_id(model.pad_token_id.value_or(0));
     response->set_bos_token_id(model.bos_token_id.value_or(0));
-    // One token of output has to fit.
+    // Leaves space for one token of output.
     response->set_max_req_input_len(model.max_context_tokens - 1);
     response->set_default_sampling_params_json(
         DefaultSamplingJson(served->translator.options()->sampling_defaults));
     return absl::OkStatus();
   }
 
-  // Answers while the model loads too.
+  // Works while the model is loading, too.
   void FillServerInfo(const Identity& caller, wire::GetServerInfoResponse* response) {
     response->set_is_paused(context_.state->state() == LifeState::kDraining);
     response->set_uptime_seconds(

@@ -1,15 +1,15 @@
 #pragma once
 
-// vllm.grpc.engine.VllmEngine: the protocol that gateways speak with a vLLM worker, on the engine
-// that quire.v1 has.
+// vllm.grpc.engine.VllmEngine: the protocol between gateways and vLLM workers, served by the same
+// engine as quire.v1.
 //
-// Place:      registered with the data listener when server.grpc.vllm_service is on; generations go
-//             through GenerateReactor, the rest is answered from the served model.
-// Invariants: callers, scopes, limits, drain, metrics and error details are those of
-//             GenerationService; only HealthCheck asks for no token. What is not served answers
-//             UNIMPLEMENTED / FEATURE_UNSUPPORTED naming itself.
+// Place:      registered with the data listener if server.grpc.vllm_service is set. Generations use
+//             GenerateReactor; other calls are answered from the served model.
+// Invariants: authentication, scopes, limits, drain, metrics and error details are those of
+//             GenerationService. Only HealthCheck needs no token. Unsupported calls return
+//             UNIMPLEMENTED / FEATURE_UNSUPPORTED with their name.
 // Threads:    gRPC's callback threads.
-// Lifetime:   outlives the gRPC server that it is registered with; the context's objects outlive
+// Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.
 
 #include <memory>
@@ -24,12 +24,12 @@ class Service;
 
 namespace quire::server {
 
-// Of the process; what else the answers say is the model's.
+// Properties of the process; the other answers come from the model.
 struct VllmDescription {
   std::string version;
   absl::Time start_time;
   std::string model_path;     // model.path
-  bool has_own_files = true;  // false: the embedded model, whose path is none
+  bool has_own_files = true;  // false: the embedded model, which has no path
 };
 
 class VllmService {

@@ -43,7 +43,7 @@ TEST(ErrorReasonTest, LaterReasonReplacesEarlier) {
 
 TEST(ErrorReasonTest, PlainAndForeignStatusesHaveNone) {
   EXPECT_EQ(GetErrorReason(absl::OkStatus()), std::nullopt);
-  EXPECT_TRUE(WithReason(absl::OkStatus(), Reason::kScope).ok());
+  EXPECT_TRUE(WithReason(absl::OkStatus(), Reason::kScopeMissing).ok());
   absl::Status status = absl::InternalError("x");
   EXPECT_EQ(GetErrorReason(status), std::nullopt);
   for (const char* payload :
@@ -64,7 +64,7 @@ TEST(ErrorReasonTest, EveryReasonHasItsRowAndRoundTrips) {
     const absl::Status status = WithReason(absl::Status(row.code, "x"), row.reason);
     EXPECT_TRUE(HasReason(status, row.reason));
     EXPECT_EQ(GetErrorReason(status)->name(), row.name);
-    EXPECT_EQ(HasReason(status, Reason::kScope), row.reason == Reason::kScope);
+    EXPECT_EQ(HasReason(status, Reason::kScopeMissing), row.reason == Reason::kScopeMissing);
   }
   EXPECT_FALSE(HasReason(absl::InternalError("x"), Reason::kEngineError));
 }

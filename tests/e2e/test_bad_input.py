@@ -48,7 +48,7 @@ CASES = [
     ("sampling.min_p", math.nan, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.dry_multiplier", 101, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.dry_allowed_length", 0, INVALID, "BAD_SAMPLING_PARAM"),
-    ("sampling.dry_breakers", ["x" * 300], INVALID, "BAD_SAMPLING_PARAM"),
+    ("sampling.dry_sequence_breakers", ["x" * 300], INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.top_n_sigma", -0.5, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.xtc_probability", 1.5, INVALID, "BAD_SAMPLING_PARAM"),
     ("sampling.xtc_threshold", math.nan, INVALID, "BAD_SAMPLING_PARAM"),
@@ -141,7 +141,7 @@ def test_id_of_a_live_request_is_refused(api, generation):
 
 def test_rpcs_of_later_stages_say_so(api, admin):
     with pytest.raises(grpc.RpcError) as error:
-        admin.Explain(api.ExplainRequest(request_id="x"))
+        admin.LoadAdapter(api.LoadAdapterRequest(adapter_id="x"))
     assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
     assert reason_of(error.value)[0] == "FEATURE_UNSUPPORTED"
 
@@ -171,7 +171,6 @@ def test_http_port_in_use_exits_78(tmp_path):
         ("device.tensor_parallel=2", ["device.tensor_parallel", "2", "one GPU"]),
         ("model.dtype=bf16", ["model.dtype", "bf16", "device.type"]),
         ("model.fp8_activations=true", ["model.fp8_activations", "fp8_e4m3", "no matrix of this model"]),
-        ("engine.on_fatal=restart_engine", ["engine.on_fatal", "exit"]),
         ("shutdown.drain_timeout=45", ["shutdown.drain_timeout", "unit"]),
         ("model.path=/no/such/folder", ["/no/such/folder"]),
     ],

@@ -159,8 +159,9 @@ def test_answers_are_valid_by_a_schema_and_end_with_it(daemon, tmp_path):
 
 
 def test_every_request_may_be_cancelled(daemon):
-    # Each is cancelled after at most 399 of its 400 tokens. The last few may be under way by then, so that it completes;
-    # that all ten cancels are drawn from the last tokens is out of the question, and the seed is fixed.
+    # Each is cancelled after at most 399 of its 400 tokens. The last few may be under way by then,
+    # so that it completes; that all ten cancels are drawn from the last tokens is out of the
+    # question, and the seed is fixed.
     report = bench(daemon, "--requests", 10, "--concurrency", 5, "--input-tokens", 16, "--output-tokens", 400,
                    "--cancel-ratio", 1, "--seed", 1)
     assert report["completed"] + report["cancelled"] == 10 and report["failed"] == 0
@@ -226,7 +227,7 @@ def test_peer_that_is_not_there(daemon):
         assert "Couldn't connect" in quire(*arguments, "--metrics", "http://127.0.0.1:1/metrics", code=1)
         assert "no counters of quired" in quire(*arguments, "--metrics", f"{url}/v1/models", code=1)
         out = quire(*arguments, "--metrics", f"{url}/metrics", code=1)
-        assert "do not add up" in out and "1 completed, 0 failed" in out
+        assert "are inconsistent" in out and "1 completed, 0 failed" in out
 
 
 def test_output_file_is_opened_before_the_load(daemon, tmp_path):

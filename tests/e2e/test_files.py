@@ -88,7 +88,7 @@ def test_a_tokens_file_that_says_its_number_may_take_its_time(api, tmp_path):
             daemon.process.send_signal(signal.SIGHUP)
             wait_until(lambda: f'auth: auth.tokens_file: {tokens} has 1 tokens, and says \\"# tokens: 2\\"' in daemon.log,
                        "the log says what is missing")
-            wait_until(lambda: "reload refused, what was in effect stays" in daemon.log, "the log says it")
+            wait_until(lambda: "reload refused, the previous configuration stays in effect" in daemon.log, "the log says it")
             assert generate(api, channel, bearer("keep"))
             assert reason_of_call(api, channel, "new") == "TOKEN_INVALID"
             out.write(keep)
@@ -130,7 +130,7 @@ def test_bad_files_never_replace_good_ones(api, tmp_path):
                 path.write_bytes(content[:int(len(content) * share)])
                 (error,) = reload(api, daemon)
                 assert name in error and why in error
-                said = f'"reload refused, what was in effect stays","error":{json.dumps(error, ensure_ascii=False)}'
+                said = f'"reload refused, the previous configuration stays in effect","error":{json.dumps(error, ensure_ascii=False)}'
                 wait_until(lambda: said in daemon.log, "the log says it")  # noqa: B023
                 still_serves()
                 path.write_bytes(content)

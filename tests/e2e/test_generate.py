@@ -146,7 +146,7 @@ def test_dry_ends_repetitions(api, generation):
     assert answer.count(word) > 8 and not any(mark in text for text in texts for mark in ("\n", ":", '"', "*"))
     triples = [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
     assert len(set(triples)) == len(triples), "no token goes on with two that were there before"
-    made.sampling.dry_breakers.append(texts[-24])  # the word itself: nothing with it is a repetition
+    made.sampling.dry_sequence_breakers.append(texts[-24])  # the word itself: nothing with it is a repetition
     assert run(generation, made)[1][0][1] == [word] * 24
 
 

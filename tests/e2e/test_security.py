@@ -150,11 +150,11 @@ def test_tls_1_1_is_refused(authority, tls_daemon, tmp_path):
         (lambda f, a: f.pair(a.issue("server", not_before=NOW + 24 * HOUR, not_after=NOW + 48 * HOUR)),
          "tls.cert_file", "is not valid before"),
         (lambda f, a: f.pair((a.issue("server")[0], a.issue("server")[1])), "tls.key_file", "is not the key of"),
-        (lambda f, a: f.pair((b"nonsense", b"nonsense")), "tls.cert_file", "holds no certificate"),
+        (lambda f, a: f.pair((b"nonsense", b"nonsense")), "tls.cert_file", "contains no PEM certificate"),
         (lambda f, a: ["tls.cert_file=/no/such/cert.pem", "tls.key_file=/no/such/key.pem"],
          "tls.cert_file", "cannot be read"),
         (lambda f, a: [*f.pair(a.issue("server"))[:1], f"tls.key_file={f.folder}"], "tls.key_file", "cannot be read"),
-        (lambda f, a: f.pair(a.issue("server"))[:1], "tls.cert_file", "both go together"),
+        (lambda f, a: f.pair(a.issue("server"))[:1], "tls.cert_file", "set both or neither"),
     ],
     ids=["expired", "future", "mismatched", "nonsense", "absent", "unreadable", "alone"],
 )
@@ -177,11 +177,11 @@ def test_certificates_rotate_under_load_and_bad_ones_change_nothing(api, authori
         neighbour = Neighbour(api, channel)
         try:
             tls_daemon.files.write("cert.pem", b"half a file")
-            wait_until(lambda: "the certificates are bad" in tls_daemon.log, "the log names the bad file")
+            wait_until(lambda: "cannot use the new certificates" in tls_daemon.log, "the log names the bad file")
             with tls_channel(tls_daemon, authority) as fresh:
                 assert generate(api, fresh)
             tls_daemon.files.pair(successor.issue("server"))
-            wait_until(lambda: "new certificates serve" in tls_daemon.log, "the new files are taken")
+            wait_until(lambda: "new certificates apply" in tls_daemon.log, "the new files are taken")
             with tls_channel(tls_daemon, successor) as fresh:
                 assert generate(api, fresh)
             with tls_channel(tls_daemon, authority) as fresh:
@@ -189,7 +189,7 @@ def test_certificates_rotate_under_load_and_bad_ones_change_nothing(api, authori
         finally:
             neighbour.check()
     tls_daemon.files.pair(authority.issue("server"))
-    wait_until(lambda: tls_daemon.log.count("new certificates serve") == 2, "the old authority is back")
+    wait_until(lambda: tls_daemon.log.count("new certificates apply") == 2, "the old authority is back")
 
 
 # --- client certificates -------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_absent_wrong_and_misplaced_tokens(api, token_daemon):
             (bearer(hashlib.sha256(b"alice").hexdigest()), UNAUTHENTICATED, "TOKEN_INVALID"),
             ((("authorization", "Basic YWxpY2U6"),), UNAUTHENTICATED, "TOKEN_MISSING"),
             ((("x-authorization", "Bearer alice"),), UNAUTHENTICATED, "TOKEN_MISSING"),
-            (bearer("root"), grpc.StatusCode.PERMISSION_DENIED, "SCOPE"),
+            (bearer("root"), grpc.StatusCode.PERMISSION_DENIED, "SCOPE_MISSING"),
         ]
         for metadata, code, reason in cases:
             error = failure(lambda metadata=metadata: generate(api, channel, metadata))
@@ -294,7 +294,7 @@ def test_every_method_of_a_tcp_admin_listener_asks_for_a_token(api, tmp_path):
                 path = f"/{service.full_name}/{method.name}"
                 for metadata, expected in (
                     ((), (UNAUTHENTICATED, "TOKEN_MISSING")),
-                    (bearer("a"), (grpc.StatusCode.PERMISSION_DENIED, "SCOPE")),
+                    (bearer("a"), (grpc.StatusCode.PERMISSION_DENIED, "SCOPE_MISSING")),
                 ):
                     call = channel.stream_stream(path)(iter([b""]), timeout=10, metadata=metadata)
                     error = failure(lambda call=call: list(call))
@@ -496,7 +496,7 @@ def test_one_tenant_at_its_limit_leaves_room_for_others(api, tmp_path, endless):
             wait_until(lambda: refused_by() == "max_queued_tokens", "its tokens are what is too much")
             # Longer than all that may ever wait: no invitation to try again.
             error = failure(lambda: list(stub.Generate(prompt_of(api, 501), metadata=bearer("bob"))))
-            assert reason_of(error)[0] == "NEVER_FITS" and reason_of(error)[2] is None
+            assert reason_of(error)[0] == "EXCEEDS_CAPACITY" and reason_of(error)[2] is None
             for call in (running, *waiting):
                 call.cancel()
             wait_until(lambda: waiting_count(api, daemon) == 0, "no request waits")
@@ -614,8 +614,8 @@ def test_finished_answers_that_are_not_read_count_and_end(api, tmp_path, how):
             assert error.code() == EXHAUSTED and reason == "QUEUE_FULL"
             assert metadata["unread_answers"] == "2" and metadata["limit"] == "2" and delay >= 1
             wait_until(lambda: generate(api, channel), "they have ended", not_yet=(grpc.RpcError,))
-            # One place is free when the first has ended; the second ends by itself, too: over HTTP perhaps with its
-            # connection, which had stopped long before the answer was complete.
+            # One place is free when the first has ended; the second ends by itself, too: over HTTP
+            # perhaps with its connection, which had stopped long before the answer was complete.
             ended = 1 if how == "openai stream" else 2
             wait_until(lambda: daemon.log.count("unread answer ended") >= ended, "lines of the log")
 
@@ -655,7 +655,7 @@ def test_the_command_line_client_speaks_tls_and_tokens(authority, tmp_path):
         assert quire("--token-file", tmp_path / "absent", "models").returncode == 2
         for wrong in (b"Klartext\xc3\xa4\n", b"Klar\x01text\n", b"Klar text\n", b"\n"):
             refused = quire(*client, "--token-file", files.write("wrong", wrong), "models")
-            assert refused.returncode == 2 and "its first line is no token" in refused.stderr
+            assert refused.returncode == 2 and "the first line is not a token" in refused.stderr
             assert "Klar" not in refused.stderr + refused.stdout
         # The admin socket needs neither.
         assert quire("health").returncode == 0

@@ -253,4 +253,4 @@ def test_a_step_that_never_ends_does_not_keep_the_process(api, tmp_path, over):
         # The second that connections have, the last steps' two, ten more, and the log's one.
         assert code == 70, daemon.log
         assert 10 < took < 40, took
-        assert over == "grpc" or "the orderly end does not come" in daemon.log
+        assert over == "grpc" or "graceful shutdown timed out" in daemon.log

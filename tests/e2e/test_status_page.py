@@ -233,12 +233,12 @@ def test_another_sites_page_may_not_use_the_model(daemon, page):
     page_port = daemon.http_address.split(":")[1]
     own = f"http://{daemon.http_address}"
     for origin, host, refusal in (
-        ("http://example.com", openai, "ORIGIN"),
-        (f"http://localhost:{page_port}", openai, "ORIGIN"),  # not the name that this request was sent to
-        (f"http://127.0.0.1:{int(page_port) - 1}", openai, "ORIGIN"),
-        ("null", openai, "ORIGIN"),
+        ("http://example.com", openai, "ORIGIN_NOT_ALLOWED"),
+        (f"http://localhost:{page_port}", openai, "ORIGIN_NOT_ALLOWED"),  # not the name that this request was sent to
+        (f"http://127.0.0.1:{int(page_port) - 1}", openai, "ORIGIN_NOT_ALLOWED"),
+        ("null", openai, "ORIGIN_NOT_ALLOWED"),
         # A name of the attacker that leads here.
-        (f"http://evil.test:{page_port}", f"evil.test:{openai.split(':')[1]}", "HOST"),
+        (f"http://evil.test:{page_port}", f"evil.test:{openai.split(':')[1]}", "HOST_NOT_ALLOWED"),
         (own, openai, None),
     ):
         request = urllib.request.Request(

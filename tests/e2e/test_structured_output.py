@@ -468,7 +468,7 @@ def test_constraints_that_are_compiled_at_start(api, tmp_path):
         ({"ebnf_grammar": "start ::= x"}, (), "structured.preload[1].ebnf_grammar: "),
         ({"regex": "a{1025}" * 200}, ("structured.max_schema_bytes=1KiB",), "structured.preload[1].regex: constraint has "
          "1400 bytes, the limit is 1024 (structured.max_schema_bytes)"),
-        ({"regex": "a"}, ("structured.cache_bytes=1",), "of 2 the cache keeps 0 (structured.cache_bytes)"),
+        ({"regex": "a"}, ("structured.cache_bytes=1",), "the cache holds only 0; increase structured.cache_bytes"),
     ],
 )
 def test_constraints_that_keep_a_daemon_from_starting(tmp_path, entry, settings, words):

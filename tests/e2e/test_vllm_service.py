@@ -485,9 +485,9 @@ def test_scopes_and_callers_are_those_of_quire_v1(guarded):
     with guarded.channel() as channel:
         stub = wire_grpc.VllmEngineStub(channel)
         error = failure(lambda: list(stub.Generate(made, metadata=bearer("scraper"))))
-        assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.PERMISSION_DENIED, "SCOPE")
+        assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.PERMISSION_DENIED, "SCOPE_MISSING")
         loads = wire.GetLoadsRequest()
-        assert reason_of(failure(lambda: stub.GetLoads(loads, metadata=bearer("plain"))))[0] == "SCOPE"
+        assert reason_of(failure(lambda: stub.GetLoads(loads, metadata=bearer("plain"))))[0] == "SCOPE_MISSING"
         assert stub.GetLoads(loads, metadata=bearer("gateway")).dp_rank_count == 1
         stream = stub.Generate(made, metadata=bearer("gateway"))
         next(stream)

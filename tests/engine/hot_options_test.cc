@@ -274,7 +274,7 @@ TEST_P(HotOptionsTest, QueuesGrowAboveTheirSizeAtStartAndShrinkWithoutEndingAnyb
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   EXPECT_TRUE(engine_->CheckIntegrity().ok());
   Set([](HotOptions& o) { o.max_queued_tokens = 7; });
-  EXPECT_EQ(ReasonOf(Run(Endless("tokens", 7, 8, 4)).status), "NEVER_FITS");
+  EXPECT_EQ(ReasonOf(Run(Endless("tokens", 7, 8, 4)).status), "EXCEEDS_CAPACITY");
   Set([](HotOptions& o) { o.max_queued_tokens = 8; });
   EXPECT_TRUE(Run(Endless("tokens", 7, 8, 4)).status.ok());
 }

@@ -88,7 +88,7 @@ TEST(SchedulerTraceTest, RefusesWhatCanNeverFit) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   const auto reason = GetErrorReason(status);
   ASSERT_TRUE(reason.has_value());
-  EXPECT_EQ(reason->name(), "NEVER_FITS");
+  EXPECT_EQ(reason->name(), "EXCEEDS_CAPACITY");
   EXPECT_EQ(reason->Find("pages_needed"), "49");
   EXPECT_EQ(reason->Find("pages_total"), "40");
   EXPECT_TRUE(harness.core.idle());

@@ -44,7 +44,7 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   // Longer than all that may ever wait: no invitation to try again.
   const absl::Status too_long = queue.AddTokens("small", 51);
   EXPECT_EQ(too_long.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(GetErrorReason(too_long)->name(), "NEVER_FITS");
+  EXPECT_EQ(GetErrorReason(too_long)->name(), "EXCEEDS_CAPACITY");
   EXPECT_FALSE(GetErrorReason(too_long)->retry_delay.has_value());
   EXPECT_EQ(too_long.message(),
             "prompt has 51 tokens, at most 50 of tenant \"small\" may wait (max_queued_tokens)");

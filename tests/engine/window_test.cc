@@ -116,7 +116,7 @@ TEST(WindowTest, ARequestIsRefusedWhenItsPagesNeverFitAndOnlyThen) {
   EXPECT_TRUE(harness.output("fits").status.ok()) << harness.output("fits").status;
   const auto reason = GetErrorReason(harness.output("never").status);
   ASSERT_TRUE(reason.has_value());
-  EXPECT_EQ(reason->name(), "NEVER_FITS");
+  EXPECT_EQ(reason->name(), "EXCEEDS_CAPACITY");
   EXPECT_THAT(reason->metadata, Contains(Pair("pages_needed", absl::StrCat(pages + 1))));
   EXPECT_THAT(reason->metadata, Contains(Pair("pages_total", absl::StrCat(pages))));
   EXPECT_THAT(harness.output("never").status.message(),

@@ -61,7 +61,7 @@ class RunnerTest(unittest.TestCase):
         bundle.program("quired", "test \"$1\" = --version && exit 0\necho 'error: bad'; exit 71")
         status, output, _, _ = bundle.run("daemon")
         self.assertEqual(status, 1, output)
-        self.assertIn("daemon start: FAILED, quired has ended: error: bad", output)
+        self.assertIn("daemon start: FAILED, quired has exited: error: bad", output)
 
     def test_no_driver_and_an_old_one_are_said_and_nothing_runs(self):
         for message in ("no CUDA driver is installed, this build needs one for CUDA 13.0",
@@ -98,12 +98,12 @@ class RunnerTest(unittest.TestCase):
         quired.write_bytes(quired.read_bytes()[:-3])
         status, output, _, _ = bundle.run(seal=False)
         self.assertEqual(status, 65, output)
-        self.assertIn("the bundle is cut: quired has 14 bytes of 17", output)
+        self.assertIn("the bundle is truncated: quired has 14 bytes of 17", output)
         manifest = self.folder / "bundle.txt"
         manifest.write_bytes(manifest.read_bytes()[:40])
         status, output, _, _ = bundle.run(seal=False)
         self.assertEqual(status, 65, output)
-        self.assertIn("the bundle is cut: bundle.txt has no end", output)
+        self.assertIn("the bundle is truncated: bundle.txt has no end", output)
 
     def test_other_bytes_are_found(self):
         bundle = self.bundle()
@@ -111,7 +111,7 @@ class RunnerTest(unittest.TestCase):
         bundle.program("quired", "exit 1")
         status, output, _, _ = bundle.run(seal=False)
         self.assertEqual(status, 65, output)
-        self.assertIn("the bundle is damaged: quired has other bytes", output)
+        self.assertIn("the bundle is damaged: quired has a wrong checksum", output)
 
     def test_a_hang_and_a_crash_cost_one_item_each(self):
         bundle = self.bundle()
@@ -121,7 +121,7 @@ class RunnerTest(unittest.TestCase):
         items = {item["name"]: item for item in self.stage(results, "tests")["items"]}
         self.assertEqual([items[name]["verdict"] for name in ("ATest", "BTest", "CTest")],
                          ["FAILED", "FAILED", "passed"])
-        self.assertEqual(items["ATest"]["why"], "no end within 1 s, killed")
+        self.assertEqual(items["ATest"]["why"], "killed after 1 s")
         self.assertIn("ended by signal 11", items["BTest"]["why"])
 
     def test_an_error_of_a_benchmark_is_a_failure(self):
@@ -155,7 +155,7 @@ class RunnerTest(unittest.TestCase):
         bundle.device(f"echo '{json.dumps(DEVICE)}'", tiny="true")
         status, output, _, _ = bundle.run("smoke")
         self.assertEqual(status, 1, output)
-        self.assertIn("nothing was logged; is the disk full?", output)
+        self.assertIn("the log is empty; is the disk full?", output)
 
     def test_a_shape_without_memory_hides_no_error(self):
         bundle = self.bundle()
@@ -203,8 +203,8 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(status, 75, output)
         first, *_, last = self.stage(results, "tests")["items"]
         self.assertEqual((first["verdict"], first["why"]),
-                         ("not run", "time was up before its end"))
-        self.assertEqual((last["verdict"], last["why"]), ("not run", "time was up"))
+                         ("not run", "the time was up before it ended"))
+        self.assertEqual((last["verdict"], last["why"]), ("not run", "the time was up"))
         self.assertLess(results["stages"][-1]["seconds"], 6)
 
     def test_results_so_far_outlive_an_interruption(self):
@@ -227,7 +227,7 @@ class RunnerTest(unittest.TestCase):
     def test_a_program_that_lists_nothing_is_a_failure(self):
         status, output, _, _ = self.bundle().run("tests")
         self.assertEqual(status, 1, output)
-        self.assertIn("tests list: FAILED, the program names nothing to run", output)
+        self.assertIn("tests list: FAILED, the program lists nothing to run", output)
 
     def test_a_missing_library_is_named(self):
         bundle = self.bundle()

@@ -66,7 +66,7 @@ TEST_F(AuthenticatorTest, ATokenNamesItsTenantAndItsScopes) {
 
   const absl::Status scope = Ask({.bearer_token = "two"}, Scope::kGenerate).status();
   EXPECT_EQ(scope.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(ReasonOf(scope), "SCOPE");
+  EXPECT_EQ(ReasonOf(scope), "SCOPE_MISSING");
   EXPECT_EQ(GetErrorReason(scope)->Find("scope"), "generate");
 }
 
@@ -135,18 +135,18 @@ TEST_F(AuthenticatorTest, AReloadRevokesAndGrants) {
   Start(options);
   const std::string one = Ask({.bearer_token = "one"}, Scope::kGenerate)->principal;
   const std::string two = Ask({.bearer_token = "two"}, Scope::kGenerate)->principal;
-  EXPECT_TRUE(authenticator_->StillHolds(one, Scope::kGenerate));
+  EXPECT_TRUE(authenticator_->IsStillAllowed(one, Scope::kGenerate));
 
   dir_.Write("tokens", absl::StrCat(kTwo, " b metrics\n", kThree, " c generate\n"));
   ASSERT_TRUE(authenticator_->Reload(options).ok());
   EXPECT_EQ(ReasonOf(Ask({.bearer_token = "one"}, Scope::kGenerate).status()), "TOKEN_INVALID");
-  EXPECT_EQ(ReasonOf(Ask({.bearer_token = "two"}, Scope::kGenerate).status()), "SCOPE");
+  EXPECT_EQ(ReasonOf(Ask({.bearer_token = "two"}, Scope::kGenerate).status()), "SCOPE_MISSING");
   EXPECT_TRUE(Ask({.bearer_token = "three"}, Scope::kGenerate).ok());
-  EXPECT_FALSE(authenticator_->StillHolds(one, Scope::kGenerate));
-  EXPECT_FALSE(authenticator_->StillHolds(two, Scope::kGenerate));
-  EXPECT_TRUE(authenticator_->StillHolds(two, Scope::kMetrics));
-  EXPECT_FALSE(authenticator_->StillHolds("", Scope::kGenerate));
-  EXPECT_TRUE(authenticator_->StillHolds("local", Scope::kAdmin));
+  EXPECT_FALSE(authenticator_->IsStillAllowed(one, Scope::kGenerate));
+  EXPECT_FALSE(authenticator_->IsStillAllowed(two, Scope::kGenerate));
+  EXPECT_TRUE(authenticator_->IsStillAllowed(two, Scope::kMetrics));
+  EXPECT_FALSE(authenticator_->IsStillAllowed("", Scope::kGenerate));
+  EXPECT_TRUE(authenticator_->IsStillAllowed("local", Scope::kAdmin));
 
   // A bad file changes nothing.
   dir_.Write("tokens", "three c generate\n");

@@ -58,7 +58,7 @@ TEST_F(CertificateStoreTest, SaysWhichFileIsWrongAndHow) {
   const TestCertificate other;
 
   Write(expired, expired);
-  EXPECT_THAT(Error(), HasSubstr("tls.cert_file: " + options_.cert_file + " has expired, at "));
+  EXPECT_THAT(Error(), HasSubstr("tls.cert_file: " + options_.cert_file + " expired at "));
   Write(future, future);
   EXPECT_THAT(Error(), HasSubstr("is not valid before "));
   Write(good_, other);
@@ -70,15 +70,15 @@ TEST_F(CertificateStoreTest, SaysWhichFileIsWrongAndHow) {
   WriteText(good_.certificate_pem() + weak.certificate_pem(), good_.key_pem());
   EXPECT_THAT(Error(), HasSubstr("is refused by the TLS library: ca key too small"));
   WriteText(good_.key_pem(), good_.certificate_pem());
-  EXPECT_THAT(Error(), HasSubstr("holds no certificate in PEM"));
+  EXPECT_THAT(Error(), HasSubstr("contains no PEM certificate"));
   WriteText(good_.certificate_pem(), "nonsense");
-  EXPECT_THAT(Error(), HasSubstr("holds no private key in PEM"));
+  EXPECT_THAT(Error(), HasSubstr("contains no PEM private key"));
   WriteText("", good_.key_pem());
-  EXPECT_THAT(Error(), HasSubstr("holds no certificate in PEM"));
+  EXPECT_THAT(Error(), HasSubstr("contains no PEM certificate"));
   WriteText(
       good_.certificate_pem() + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
       good_.key_pem());
-  EXPECT_THAT(Error(), HasSubstr("holds a certificate that does not parse, after 1"));
+  EXPECT_THAT(Error(), HasSubstr("contains a malformed certificate after certificate 1"));
   WriteText(good_.certificate_pem() + expired.certificate_pem(), good_.key_pem());
   EXPECT_THAT(Error(), HasSubstr("has expired"));
 
@@ -98,7 +98,7 @@ TEST_F(CertificateStoreTest, OneGoodAuthorityIsEnough) {
   options_.client_ca_file = dir_.Write("ca.pem", expired.certificate_pem());
   EXPECT_THAT(Error(), HasSubstr("tls.client_ca_file: "));
   options_.client_ca_file = dir_.Write("ca.pem", "x");
-  EXPECT_THAT(Error(), HasSubstr("holds no certificate in PEM"));
+  EXPECT_THAT(Error(), HasSubstr("contains no PEM certificate"));
 }
 
 TEST_F(CertificateStoreTest, NewFilesReplaceOldOnesAndBadOnesDoNot) {

@@ -63,10 +63,11 @@ INSTANTIATE_TEST_SUITE_P(
              "prod.yaml:2:19: kv_cache.capacity_bytes: \"2mb\" is ambiguous; write 2MiB or a number"
              " of bytes"},
         Case{"metrics:\n  enabled: yes\n",
-             "prod.yaml:2:12: metrics.enabled: \"yes\" is not a switch; write true or false"},
-        Case{"metrics:\n  enabled: \"true\"\n",
-             "prod.yaml:2:12: metrics.enabled: \"true\" is quoted text, not a switch; write true or"
-             " false"},
+             "prod.yaml:2:12: metrics.enabled: \"yes\" is not a boolean; write true or false"},
+        Case{
+            "metrics:\n  enabled: \"true\"\n",
+            "prod.yaml:2:12: metrics.enabled: \"true\" is quoted text, not a boolean; write true or"
+            " false"},
         Case{"limits:\n  max_choices: '4'\n",
              "prod.yaml:2:16: limits.max_choices: \"4\" is quoted text, not a number"},
         Case{"limits:\n  max_choices: 4k\n",
@@ -89,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
              "prod.yaml:2:10: kv_cache.dtype: \"fp4\" is not one of f32, bf16, f16, fp8_e4m3, "
              "int8"},
         Case{"model:\n  path:\n",
-             "prod.yaml:2:3: model.path: has no value; write the value or drop the line"},
+             "prod.yaml:2:3: model.path: has no value; write a value or remove the line"},
         Case{"model:\n  path: [a, b]\n",
              "prod.yaml:2:3: model.path: is one value, not a list or a section; write a text with "
              "brackets in quotes, as in \"[::1]:9464\""},
@@ -100,9 +101,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"schema_version: 1\n---\nschema_version: 1\n",
              "prod.yaml:3:1: second YAML document; a configuration file has exactly one"},
         Case{", limits: {max_choices: 2}\n",
-             "prod.yaml:1:1: this text is behind the end of the YAML document"},
+             "prod.yaml:1:1: this text is after the end of the YAML document"},
         Case{"{schema_version: 1}, {schema_version: 1}\n",
-             "prod.yaml:1:20: this text is behind the end of the YAML document"},
+             "prod.yaml:1:20: this text is after the end of the YAML document"},
         Case{"- a\n- b\n", "prod.yaml:1:1: the file is not a map of sections"},
         Case{"<<: {a: 1}\n", "prod.yaml:1:1: unknown field \"<<\""},
         Case{"model:\n  id: \"a\xff\"\n", "prod.yaml:2:9: invalid UTF-8"},
@@ -184,7 +185,7 @@ TEST(ConfigReaderTest, OverridesNameTheirLayer) {
   EXPECT_THAT(loaded.errors,
               ElementsAre("env QUIRE__SCHEDULER__MAX_STEP_TOKENS: \"64k\" is not an integer",
                           "--set limits.max_choices: 0 is out of range; it must be 1 to 128",
-                          "--set limits: limits is a section; name a key of it",
+                          "--set limits: limits is a section; name one of its keys",
                           "--set limits.max_choices.deep: limits.max_choices.deep is below a "
                           "single key",
                           "--set server.http.listen: has no value; write \"\" for an empty text",

@@ -111,11 +111,11 @@ TEST(ErrorDetailsTest, BadRequestNamesTheField) {
 
 TEST(ErrorDetailsTest, PreconditionFailureNamesTheReason) {
   const grpc::Status status = ToGrpcStatus(
-      WithReason(absl::FailedPreconditionError("the process is ending"), Reason::kShuttingDown));
+      WithReason(absl::FailedPreconditionError("the process is exiting"), Reason::kShuttingDown));
   const auto details = Details(status.error_details());
   const Fields violation(details.at("type.googleapis.com/google.rpc.PreconditionFailure").Text(1));
   EXPECT_EQ(violation.Text(1), "SHUTTING_DOWN");
-  EXPECT_EQ(violation.Text(3), "the process is ending");
+  EXPECT_EQ(violation.Text(3), "the process is exiting");
 }
 
 TEST(ErrorDetailsTest, EveryReasonStaysBelowFourKibibytes) {

@@ -78,7 +78,7 @@ TEST(EvaluationBodiesTest, PairsOfARerankerAreLeftToTheTextWorkers) {
     EXPECT_EQ(prompt.continuation_ids, engine::TokenPrompt{is_second ? 8 : 7});
     EXPECT_EQ(plan->items[i].after.has_value(), is_second);
     // A pair is rendered and tokenized once.
-    EXPECT_EQ(plan->items[i].takes_context, is_second);
+    EXPECT_EQ(plan->items[i].copies_context, is_second);
     ASSERT_EQ(prompt.context_chat.has_value(), !is_second);
     if (is_second) continue;
     EXPECT_EQ(prompt.context_chat->templates, *templates);

@@ -176,11 +176,11 @@ TEST_F(EvaluationEngineTest, InputsThatADrainFindsLiveAreComputed) {
 
 // What yes/no rerankers are asked: the second continuation of a prompt, which is read once.
 TEST_F(EvaluationEngineTest, AScoreTakesTheContextOfAnEarlierOneInTokens) {
-  const auto ask = [&](bool takes_context) {
+  const auto ask = [&](bool copies_context) {
     std::vector<EvaluationItem> items(2);
     for (std::size_t i = 0; i < 2; ++i) {
       engine::ScorePrompt prompt;
-      if (i == 0 || !takes_context) prompt.context_text = "the same context of both";
+      if (i == 0 || !copies_context) prompt.context_text = "the same context of both";
       prompt.continuation_ids = {static_cast<std::int32_t>('a' + i)};
       items[i].request.task = engine::Task::kScore;
       items[i].request.output.prompt_logprobs = 0;
@@ -188,7 +188,7 @@ TEST_F(EvaluationEngineTest, AScoreTakesTheContextOfAnEarlierOneInTokens) {
     }
     items[0].request.output.echo_prompt = items[0].request.output.token_ids = true;
     items[1].after = 0;
-    items[1].takes_context = takes_context;
+    items[1].copies_context = copies_context;
     Outcome outcome;
     MakeCall(Caller(), &outcome)->Start(*served_, std::move(items));
     EXPECT_TRUE(outcome.Await().ok()) << outcome.Await();

@@ -57,47 +57,47 @@ TEST(FieldNamesTest, NoFieldOfARequestKeepsItsName) {
   FieldNames names;
   names.SetConstraint("structured_outputs.json");
   for (const std::string& path : paths) {
-    ExpectOurs(names.Of(path) + " ", path);
-    ExpectOurs(names.InText(absl::StrCat(path, " is 5 (", path, " says so)")), path);
+    ExpectOurs(names.Rename(path) + " ", path);
+    ExpectOurs(names.RenameIn(absl::StrCat(path, " is 5 (", path, " says so)")), path);
   }
 }
 
 TEST(FieldNamesTest, NamesAreThoseOfTheBody) {
   FieldNames names;
-  EXPECT_EQ(names.Of("sampling.dry_breakers[1]"), "dry_sequence_breakers[1]");
-  EXPECT_EQ(names.Of("sampling.choice_count"), "n");
-  EXPECT_EQ(names.Of("sampling.logit_bias[17]"), "logit_bias[17]");
-  EXPECT_EQ(names.Of("chat.tools[3].parameters_json_schema"), "tools[3].function.parameters");
-  EXPECT_EQ(names.Of("chat.tools[3].strict"), "tools[3].function.strict");
-  EXPECT_EQ(names.Of("chat.messages[2].tool_calls[4].arguments_json"),
+  EXPECT_EQ(names.Rename("sampling.dry_sequence_breakers[1]"), "dry_sequence_breakers[1]");
+  EXPECT_EQ(names.Rename("sampling.choice_count"), "n");
+  EXPECT_EQ(names.Rename("sampling.logit_bias[17]"), "logit_bias[17]");
+  EXPECT_EQ(names.Rename("chat.tools[3].parameters_json_schema"), "tools[3].function.parameters");
+  EXPECT_EQ(names.Rename("chat.tools[3].strict"), "tools[3].function.strict");
+  EXPECT_EQ(names.Rename("chat.messages[2].tool_calls[4].arguments_json"),
             "messages[2].tool_calls[4].function.arguments");
-  EXPECT_EQ(names.Of("sampling.top_p"), "top_p");
-  EXPECT_EQ(names.Of("stopping.max_tokens"), "max_tokens");
-  EXPECT_EQ(names.Of("output.prompt_logprobs"), "logprobs");
-  EXPECT_EQ(names.Of("messages[0].role"), "messages[0].role");
-  EXPECT_EQ(names.Of("constraint.regex"), "constraint.regex");
+  EXPECT_EQ(names.Rename("sampling.top_p"), "top_p");
+  EXPECT_EQ(names.Rename("stopping.max_tokens"), "max_tokens");
+  EXPECT_EQ(names.Rename("output.prompt_logprobs"), "logprobs");
+  EXPECT_EQ(names.Rename("messages[0].role"), "messages[0].role");
+  EXPECT_EQ(names.Rename("constraint.regex"), "constraint.regex");
   // Keys of the configuration are no fields.
-  EXPECT_EQ(names.Of("chat.tool_format"), "chat.tool_format");
-  EXPECT_EQ(names.Of("constraint"), "response_format");
+  EXPECT_EQ(names.Rename("chat.tool_format"), "chat.tool_format");
+  EXPECT_EQ(names.Rename("constraint"), "response_format");
   names.SetConstraint("guided_regex");
-  EXPECT_EQ(names.Of("constraint.regex"), "guided_regex");
-  EXPECT_EQ(names.Of("constraint.start"), "constraint_start");
+  EXPECT_EQ(names.Rename("constraint.regex"), "guided_regex");
+  EXPECT_EQ(names.Rename("constraint.start"), "constraint_start");
   names.Set("stopping.stop[]", "stop");
-  EXPECT_EQ(names.Of("stopping.stop[0]"), "stop");
-  EXPECT_EQ(names.Of("stopping.stop_token_ids[0]"), "stop_token_ids[0]");
+  EXPECT_EQ(names.Rename("stopping.stop[0]"), "stop");
+  EXPECT_EQ(names.Rename("stopping.stop_token_ids[0]"), "stop_token_ids[0]");
   names.Set("prompt", "prompt[2]");
-  EXPECT_EQ(names.Of("prompt"), "prompt[2]");
+  EXPECT_EQ(names.Rename("prompt"), "prompt[2]");
   names.SetToolIndexes({4, 6});
-  EXPECT_EQ(names.Of("chat.tools[1].name"), "tools[6].function.name");
+  EXPECT_EQ(names.Rename("chat.tools[1].name"), "tools[6].function.name");
 }
 
 TEST(FieldNamesTest, TextsHaveTheNamesAndKeepTheRest) {
   const FieldNames names;
-  EXPECT_EQ(names.InText("stopping.stop[1] has 300 bytes, must be in [1, 256]"),
+  EXPECT_EQ(names.RenameIn("stopping.stop[1] has 300 bytes, must be in [1, 256]"),
             "stop[1] has 300 bytes, must be in [1, 256]");
-  EXPECT_EQ(names.InText("a call (chat.tool_choice) in 127.0.0.1, e.g. chat.tool_format"),
+  EXPECT_EQ(names.RenameIn("a call (chat.tool_choice) in 127.0.0.1, e.g. chat.tool_format"),
             "a call (tool_choice) in 127.0.0.1, e.g. chat.tool_format");
-  EXPECT_EQ(names.InText(R"(output.logprobs is "chat.tools \" chat.tools", not /p/chat.tools)"),
+  EXPECT_EQ(names.RenameIn(R"(output.logprobs is "chat.tools \" chat.tools", not /p/chat.tools)"),
             R"(logprobs is "chat.tools \" chat.tools", not /p/chat.tools)");
 }
 

@@ -16,7 +16,7 @@ TEST(ForcedExitTimerTest, EndsAProcessThatDoesNotEndByItself) {
         last.Arm(MonotonicNow() + absl::Milliseconds(50), 70);
         absl::Notification().WaitForNotificationWithTimeout(absl::Seconds(30));
       },
-      ::testing::ExitedWithCode(70), "orderly end");
+      ::testing::ExitedWithCode(70), "graceful shutdown timed out");
 }
 
 TEST(ForcedExitTimerTest, IsSilentWhereTheEndComes) {

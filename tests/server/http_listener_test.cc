@@ -103,7 +103,7 @@ TEST(OpsHandlersTest, AnswersFollowTheState) {
   state.SetState(LifeState::kReady);
   EXPECT_EQ(status("/readyz"), 200);
   EXPECT_EQ(status("/startupz"), 200);
-  state.SetLeaving(true);
+  state.SetDrainStarted(true);
   EXPECT_EQ(status("/readyz"), 503);
   EXPECT_EQ(status("/livez"), 200);
   state.SetState(LifeState::kFailed);

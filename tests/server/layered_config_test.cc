@@ -100,7 +100,7 @@ TEST_F(LayeredConfigTest, TextThatIsNotUtf8IsRefusedWithItsPlace) {
 TEST_F(LayeredConfigTest, AProfileCannotNameAnother) {
   File("one.yaml", "profile: two\n");
   EXPECT_EQ(Load({.sets = {"profile=one"}, .profile_dirs = {dir_}}), nullptr);
-  EXPECT_THAT(errors_, ElementsAre(HasSubstr("a profile cannot name another one")));
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("a profile cannot name another profile")));
 }
 
 TEST_F(LayeredConfigTest, CollectsAtMostFiftyErrors) {
@@ -121,15 +121,15 @@ TEST_F(LayeredConfigTest, CrossFieldRulesNameBothSides) {
 
 TEST_F(LayeredConfigTest, RefusesWhatThisVersionDoesNotServe) {
   const std::pair<const char*, const char*> cases[] = {
-      {"model.dtype=bf16", "bf16 activations are served on GPUs only"},
+      {"model.dtype=bf16", "bf16 activations need a GPU"},
       {"device.tensor_parallel=2",
        "device.tensor_parallel (2): this version serves a model on one GPU"},
-      {"device.ids=[0, 1]", "device.ids has 2 numbers, device.tensor_parallel (1, the default)"},
+      {"device.ids=[0, 1]",
+       "device.ids has 2 numbers but needs as many as device.tensor_parallel (1, the default)"},
       {"device.ids=[]", "device.ids has 0 numbers"},
       {"device.ids=[64]", "64"},
       {"device.type=gpu", "auto, cpu, cuda"},
       {"model.load_mode=real", "mmap, dummy"},
-      {"engine.on_fatal=restart_engine", "cannot build the engine again"},
       {"scheduler.step_time_target=30us", "30us"},
       {"scheduler.step_time_target=11s", "10s"},
       {"server.admin.listen=[0.0.0.0:1]", "it needs tls.cert_file, and auth.mode token or mtls"},
@@ -163,7 +163,7 @@ TEST_F(LayeredConfigTest, ActivationsAndPagesGoTogetherOnGpus) {
                {"f32", "auto", nullptr},
                {"bf16", "f32", "f32 activations go with f32 pages"},
                {"int8", "f32", "f32 activations go with f32 pages"},
-               {"f32", "bf16", "bf16 activations do not go with kv_cache.dtype f32"}};
+               {"f32", "bf16", "bf16 activations cannot be combined with kv_cache.dtype f32"}};
   for (const auto& c : cases) {
     const auto config = Load({.sets = {"device.type=cuda", absl::StrCat("kv_cache.dtype=", c.pages),
                                        absl::StrCat("model.dtype=", c.activations)}});
@@ -220,9 +220,10 @@ TEST_F(LayeredConfigTest, HowWeightsAreHeldReachesTheOptions) {
   ASSERT_NE(rounded, nullptr) << errors_[0];
   EXPECT_TRUE(ToOptions(*rounded).model.fp8_activations);
   EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", dir_), "device.type=cuda"}}), nullptr);
-  EXPECT_THAT(errors_, ElementsAre(HasSubstr(absl::StrCat(
-                           "model.packed_dir: \"", dir_,
-                           "\" is for packed weights of CPUs, and device.type is cuda"))));
+  EXPECT_THAT(
+      errors_,
+      ElementsAre(HasSubstr(absl::StrCat(
+          "model.packed_dir: \"", dir_, "\" is for packed CPU weights, but device.type is cuda"))));
   const std::string file = File("packed", "x");
   EXPECT_EQ(Load({.sets = {absl::StrCat("model.packed_dir=", file)}}), nullptr);
   EXPECT_THAT(

@@ -33,8 +33,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Keys that have one legal value in this version.
-const std::set<std::string> kOneValue = {"schema_version", "device.tensor_parallel",
-                                         "engine.on_fatal"};
+const std::set<std::string> kOneValue = {"schema_version", "device.tensor_parallel"};
 
 const FieldDescriptor* FieldOf(const std::string& path) {
   const Descriptor* section = config::v1::Config::descriptor();
@@ -76,7 +75,7 @@ class LiveConfigTest : public ::testing::Test {
 
   double Reloads(const std::string& result) {
     return registry_
-        .AddCounter("quire_config_reloads_total", "Reloads of the configuration by their outcome.",
+        .AddCounter("quire_config_reloads_total", "Configuration reloads by result.",
                     {{"result", result}})
         .value();
   }
@@ -200,7 +199,7 @@ TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
       EXPECT_EQ(result.config_sha256 == before, RuleOf(FieldOf(path)).sensitive());
     } else {
       EXPECT_THAT(result.errors, ElementsAre(HasSubstr(path + " (")));
-      EXPECT_THAT(result.errors, Each(HasSubstr("changes by a restart only")));
+      EXPECT_THAT(result.errors, Each(HasSubstr("can only be changed by a restart")));
       EXPECT_EQ(result.config_sha256, before);
     }
   }
@@ -221,8 +220,8 @@ TEST_F(LiveConfigTest, OneColdKeyRefusesTheHotOnesBesideIt) {
   ASSERT_EQ(result.rejected.size(), 1);
   EXPECT_EQ(result.rejected[0].path, "server.http.threads");
   EXPECT_THAT(result.errors,
-              ElementsAre(file + ":2:26: server.http.threads (5; 4 in effect) changes by a restart "
-                                 "only"));
+              ElementsAre(file + ":2:26: server.http.threads (5; 4 in effect) can only be changed "
+                                 "by a restart"));
   EXPECT_EQ(live->options()->engine.limits.max_choices, 4);
   EXPECT_EQ(Reloads("rejected"), 1);
   EXPECT_EQ(Reloads("applied"), 0);

@@ -378,19 +378,19 @@ TEST(OpenAiAnswerTest, WhatIsKeptIsCounted) {
   OpenAiAnswer whole = Answer(Parse(R"({"prompt": "x", "n": 2})"));
   auto message = Message("completed { finish_reason: FINISH_REASON_EOS }");
   message.mutable_completed()->set_text(std::string(1000, 't'));
-  EXPECT_EQ(whole.kept_bytes(), 0u);
+  EXPECT_EQ(whole.buffered_bytes(), 0u);
   whole.Take(0, message, nullptr);
-  EXPECT_GE(whole.kept_bytes(), 1000u);
-  EXPECT_LE(whole.kept_bytes(), 1200u);
+  EXPECT_GE(whole.buffered_bytes(), 1000u);
+  EXPECT_LE(whole.buffered_bytes(), 1200u);
   message.mutable_completed()->set_index(1);
   whole.Take(0, message, nullptr);
-  EXPECT_GE(whole.kept_bytes(), 2000u);
+  EXPECT_GE(whole.buffered_bytes(), 2000u);
   EXPECT_GT(whole.TakeBody().size(), 2000u);
   OpenAiAnswer stream = Answer(Parse(R"({"prompt": "x", "stream": true})"));
   std::string events;
   message.mutable_completed()->set_index(0);
   stream.Take(0, message, &events);
-  EXPECT_EQ(stream.kept_bytes(), 0u);
+  EXPECT_EQ(stream.buffered_bytes(), 0u);
 }
 
 }  // namespace

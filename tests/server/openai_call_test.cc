@@ -98,7 +98,7 @@ class TestExchange final : public HttpExchange {
 std::atomic<bool> throws{false};
 
 OpenAiTokens TokensThatThrow(const ServedModel& served) {
-  OpenAiTokens tokens = TokensOf(served);
+  OpenAiTokens tokens = MakeTokens(served);
   tokens.is_special = [inner = tokens.is_special](std::int32_t id) {
     if (throws) (void)std::string().at(1);  // what a library may do
     return inner(id);
@@ -111,10 +111,10 @@ class OpenAiCallTest : public ServiceTest {
   // A call and its exchange hold each other until the exchange lets go.
   ~OpenAiCallTest() override { exchange_->Close(); }
 
-  void Begin(const json& body, OpenAiTokens (*tokens)(const ServedModel&) = &TokensOf,
-             std::size_t max_kept_bytes = 1 << 20) {
+  void Begin(const json& body, OpenAiTokens (*tokens)(const ServedModel&) = &MakeTokens,
+             std::size_t max_buffered_bytes = 1 << 20) {
     OpenAiCallHead head;
-    head.max_kept_bytes = max_kept_bytes;
+    head.max_buffered_bytes = max_buffered_bytes;
     head.method = "Completions";
     head.info.accept_time = clock_.Now();
     head.request_id = "call";
@@ -195,7 +195,7 @@ TEST_F(OpenAiCallTest, AnswersThatAreKeptAreBounded) {
                      {"max_tokens", 100},
                      {"ignore_eos", true},
                      {"logprobs", 1}};
-  Begin(body, &TokensOf, 5000);
+  Begin(body, &MakeTokens, 5000);
   ASSERT_TRUE(exchange_->RunUntilEnd());
   EXPECT_EQ(exchange_->answer_.status, 400);
   EXPECT_EQ(json::parse(exchange_->answer_.body)["error"]["param"], "stream");

@@ -57,7 +57,7 @@ TEST(OpenAiRequestTest, EveryCompletionField) {
     model: "m" text: "Once"
     sampling { temperature: 0.5 top_p: 0.25 top_k: 4 min_p: 0.125 repetition_penalty: 1.5
                dry_multiplier: 0.75 dry_base: 2 dry_allowed_length: 3 dry_window_tokens: 64
-               dry_breakers: "\n" dry_breakers: "."
+               dry_sequence_breakers: "\n" dry_sequence_breakers: "."
                top_n_sigma: 1.5 xtc_probability: 0.5 xtc_threshold: 0.25
                presence_penalty: 1 frequency_penalty: -1 seed: -9 choice_count: 2
                logit_bias { key: 5 value: -100 } logit_bias { key: 6 value: 1.5 }

@@ -48,8 +48,8 @@ TEST(PerDeviceOptionsTest, TheEngineHasTheBoundOfItsDevice) {
   engine::EngineOptions engine;
   engine.max_step_tokens = 2048;
   engine.max_step_prompt_tokens = 512;
-  EXPECT_EQ(EngineOptionsOn(engine, DeviceKind::kCpu).max_step_prompt_tokens, 512);
-  EXPECT_EQ(EngineOptionsOn(engine, DeviceKind::kCuda).max_step_prompt_tokens, 2048);
+  EXPECT_EQ(AdaptEngineOptions(engine, DeviceKind::kCpu).max_step_prompt_tokens, 512);
+  EXPECT_EQ(AdaptEngineOptions(engine, DeviceKind::kCuda).max_step_prompt_tokens, 2048);
 }
 
 }  // namespace

@@ -135,7 +135,8 @@ TEST(RequestTranslatorTest, SamplersThatAreOffUnlessAskedForArrive) {
   const auto request = Translate(R"(
       text: 'a'
       sampling { top_n_sigma: 2 xtc_probability: 0.25 xtc_threshold: 0.5 dry_multiplier: 1
-                 dry_base: 2 dry_allowed_length: 3 dry_window_tokens: 4 dry_breakers: '.' })");
+                 dry_base: 2 dry_allowed_length: 3 dry_window_tokens: 4
+                 dry_sequence_breakers: '.' })");
   ASSERT_TRUE(request.ok()) << request.status();
   const engine::SamplingParams& sampling = request->sampling;
   EXPECT_EQ(sampling.top_n_sigma, 2);
@@ -550,7 +551,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"sampling { dry_base: 0.5 }", "BAD_SAMPLING_PARAM", "sampling.dry_base"},
         Bad{"sampling { dry_allowed_length: 0 }", "BAD_SAMPLING_PARAM", "dry_allowed_length"},
         Bad{"sampling { dry_window_tokens: -1 }", "BAD_SAMPLING_PARAM", "dry_window_tokens"},
-        Bad{"sampling { dry_breakers: '' }", "BAD_SAMPLING_PARAM", "dry_breakers[0]"},
+        Bad{"sampling { dry_sequence_breakers: '' }", "BAD_SAMPLING_PARAM",
+            "dry_sequence_breakers[0]"},
         Bad{"sampling { top_n_sigma: -1 }", "BAD_SAMPLING_PARAM", "sampling.top_n_sigma"},
         Bad{"sampling { top_n_sigma: inf }", "BAD_SAMPLING_PARAM", "sampling.top_n_sigma"},
         Bad{"sampling { xtc_probability: 1.5 }", "BAD_SAMPLING_PARAM", "xtc_probability"},

@@ -42,13 +42,13 @@ class Flood {
   std::vector<std::unique_ptr<char[]>> large_, small_;
 };
 
-class FreeMemoryTest : public ::testing::Test {
+class MemoryTrimmerTest : public ::testing::Test {
  protected:
-  FreeMemoryTest() {
+  MemoryTrimmerTest() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     unavailable_ = true;
 #endif
-    KeepHeapsSmall();
+    LimitHeapEnds();
     TickFor(absl::Seconds(30));
     before_ = ResidentBytes();
   }
@@ -64,11 +64,11 @@ class FreeMemoryTest : public ::testing::Test {
 
   bool unavailable_ = false;
   absl::Time now_ = MonotonicNow();
-  FreeMemory memory_;
+  MemoryTrimmer memory_;
   std::int64_t before_ = 0;
 };
 
-TEST_F(FreeMemoryTest, PagesOfAFloodComeBackWithinHalfAMinute) {
+TEST_F(MemoryTrimmerTest, PagesOfAFloodComeBackWithinHalfAMinute) {
   if (unavailable_) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const bool on_thread : {false, true}) {
     Flood flood(20000, 40, on_thread);
@@ -81,7 +81,7 @@ TEST_F(FreeMemoryTest, PagesOfAFloodComeBackWithinHalfAMinute) {
 }
 
 // The last blocks of the pages are small: what they free is less than would be worth a trim.
-TEST_F(FreeMemoryTest, PagesThatSmallBlocksKeptComeBackWithinHalfAMinuteOfTheirEnd) {
+TEST_F(MemoryTrimmerTest, PagesThatSmallBlocksKeptComeBackWithinHalfAMinuteOfTheirEnd) {
   if (unavailable_) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const bool on_thread : {false, true}) {
     for (const std::size_t small_bytes : {24u, 40u, 100u}) {

@@ -43,8 +43,8 @@ class SecurityConfigTest : public ::testing::Test {
 };
 
 TEST_F(SecurityConfigTest, WhatGoesTogether) {
-  EXPECT_EQ(Error({cert_}), "--set: tls.cert_file: tls.key_file is missing; both go together");
-  EXPECT_EQ(Error({key_}), "--set: tls.key_file: tls.cert_file is missing; both go together");
+  EXPECT_EQ(Error({cert_}), "--set: tls.cert_file: tls.key_file is missing; set both or neither");
+  EXPECT_EQ(Error({key_}), "--set: tls.key_file: tls.cert_file is missing; set both or neither");
   EXPECT_EQ(Error({ca_}), "--set: tls.client_ca_file: needs tls.cert_file");
   EXPECT_THAT(Error({cert_, key_, "tls.require_client_cert=true"}),
               HasSubstr("tls.require_client_cert: needs tls.client_ca_file"));
@@ -175,7 +175,7 @@ TEST_F(SecurityConfigTest, TenantsThatCanFillTheQueueOfAllAreNamed) {
   const auto names = [&](std::vector<std::string> sets) {
     const auto config = Load(std::move(sets));
     EXPECT_NE(config, nullptr) << (errors_.empty() ? "" : errors_[0]);
-    return TenantsWithOpenQueues(ToOptions(*config).engine.tenants);
+    return FindTenantsWithOpenQueues(ToOptions(*config).engine.tenants);
   };
   EXPECT_THAT(names({}), IsEmpty());
   EXPECT_THAT(names({"tenants.defaults.max_queued_requests=3",

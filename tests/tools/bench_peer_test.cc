@@ -180,12 +180,12 @@ TEST(CountersTest, OnlyWhatIsTooMuchStaysWrong) {
   after.accepted = after.completed = 1;
   after.prompt_tokens = 10;
   after.generation_tokens = 8;
-  EXPECT_FALSE(CountedTooMuch({}, after, {Completed(10, 8)}));
-  EXPECT_FALSE(CountedTooMuch({}, after, {Completed(10, 9)}));
-  EXPECT_TRUE(CountedTooMuch({}, after, {Completed(10, 7)}));
-  EXPECT_TRUE(CountedTooMuch({}, after, {Completed(9, 8)}));
-  EXPECT_TRUE(CountedTooMuch({}, after, {}));
-  EXPECT_FALSE(CountedTooMuch({}, after, {Completed(10, 7), RequestSample{}}));
+  EXPECT_FALSE(IsPermanentMismatch({}, after, {Completed(10, 8)}));
+  EXPECT_FALSE(IsPermanentMismatch({}, after, {Completed(10, 9)}));
+  EXPECT_TRUE(IsPermanentMismatch({}, after, {Completed(10, 7)}));
+  EXPECT_TRUE(IsPermanentMismatch({}, after, {Completed(9, 8)}));
+  EXPECT_TRUE(IsPermanentMismatch({}, after, {}));
+  EXPECT_FALSE(IsPermanentMismatch({}, after, {Completed(10, 7), RequestSample{}}));
 }
 
 TEST(CountersTest, CancelledRequestsMayHaveCostMore) {

@@ -1,13 +1,13 @@
-// What weights lose when they are held as integers: perplexity of a text, and how far the
-// distributions of next tokens are from those of unquantised weights.
+// Loss of integer weights: perplexity of a text, and divergence of the next-token distributions
+// from those of unquantized weights.
 //
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
 //
-// The text is cut into runs of `context` tokens, each computed by itself; within one every token
-// but the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats, p of the
-// reference and q of the format; "same best" is the share of predictions whose likeliest token is
-// the same.
+// The text is split into runs of `context` tokens that are computed separately; within a run every
+// token except the first is predicted. KL is the mean over predictions of sum p log(p / q) in nats,
+// with p of the reference and q of the format. "same best" is the fraction of predictions with the
+// same most likely token.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -41,7 +41,7 @@ namespace quire {
 namespace {
 
 constexpr std::uint32_t kPageTokens = 16;
-constexpr std::uint32_t kChunk = 64;  // tokens of a step: bounds the logits in memory
+constexpr std::uint32_t kChunk = 64;  // tokens per step; limits the memory of logits
 
 struct Arguments {
   std::string model, reference, text, tokenizer;
@@ -53,7 +53,7 @@ struct Arguments {
   int threads = 1;
 };
 
-// A model that can compute the logits of a run of tokens.
+// A model that computes the logits of a run of tokens.
 class Subject {
  public:
   static absl::StatusOr<std::unique_ptr<Subject>> Load(const std::string& path,
@@ -88,7 +88,8 @@ class Subject {
 
   const models::Model& model() const { return *model_; }
 
-  // Logits [count, vocab] of tokens [begin, begin + count) of `run`, which follow those before.
+  // Returns logits [count, vocab] of tokens [begin, begin + count) of `run`, after the tokens
+  // before them.
   absl::StatusOr<const float*> Logits(const std::vector<std::int32_t>& run, std::uint32_t begin,
                                       std::uint32_t count) {
     const BatchRow row(0);
@@ -120,7 +121,7 @@ class Subject {
   std::vector<float> logits_;
 };
 
-// log(sum exp(logits)).
+// Returns log(sum exp(logits)).
 double LogSum(const float* logits, std::size_t vocab) {
   const double largest = *std::max_element(logits, logits + vocab);
   double sum = 0;
@@ -135,7 +136,7 @@ struct Score {
   std::int64_t predictions = 0;
   std::int64_t divergences = 0;  // predictions and the last token of each run
 
-  // Of one position: `next` < 0 at the last token of a run, which predicts nothing known.
+  // Adds one position. `next` < 0 at the last token of a run, which predicts nothing known.
   void Add(const float* p, double p_sum, const float* q, std::size_t vocab, std::int32_t next) {
     const double q_sum = LogSum(q, vocab);
     for (std::size_t i = 0; i < vocab; ++i) {
@@ -150,7 +151,7 @@ struct Score {
   }
 };
 
-// A directory with tokenizer.json, or a GGUF file with its vocabulary.
+// Opens the tokenizer of a directory with tokenizer.json, or of a GGUF file.
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const std::string& path) {
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, formats::ModelFiles::FromPath(path));
   if (files.gguf().empty()) return text::Tokenizer::Load(path);
@@ -164,7 +165,7 @@ bool IsInsideCharacter(const std::string& text, std::size_t at) {
   return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
 }
 
-// The text of [begin, begin + length), less the parts of UTF-8 characters at its ends.
+// Returns the text of [begin, begin + length) without incomplete UTF-8 characters at its ends.
 std::string Piece(const std::string& text, std::size_t begin, std::size_t length) {
   begin = std::min(begin, text.size());
   std::size_t end = begin + std::min(length, text.size() - begin);
@@ -175,10 +176,10 @@ std::string Piece(const std::string& text, std::size_t begin, std::size_t length
 
 absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments) {
   std::ifstream file(arguments.text, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(arguments.text, ": cannot read"));
+  if (!file) return absl::NotFoundError(absl::StrCat(arguments.text, ": cannot be read"));
   std::ostringstream content;
   content << file.rdbuf();
-  // No token is longer than this on average.
+  // An upper limit of the average bytes per token.
   constexpr std::size_t kMaxBytesPerToken = 16;
   const std::string text =
       Piece(content.str(), arguments.skip_bytes, arguments.tokens * kMaxBytesPerToken);
@@ -195,7 +196,7 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
   return tokens;
 }
 
-// All subjects over all runs; the first is the reference.
+// Measures all subjects over all runs; the first one is the reference.
 absl::StatusOr<std::vector<Score>> Measure(const Arguments& arguments,
                                            const std::vector<std::int32_t>& tokens,
                                            const std::vector<std::unique_ptr<Subject>>& subjects) {
@@ -248,7 +249,7 @@ absl::Status Run(const Arguments& arguments) {
     const auto quantization = models::QuantizationFromName(format);
     if (!quantization) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--formats: \"", format, "\" is no value of model.quantization"));
+          absl::StrCat("--formats: \"", format, "\" is not a value of model.quantization"));
     }
     absl::StatusOr<std::unique_ptr<Subject>> subject =
         Subject::Load(arguments.model, *quantization, arguments.context, backend);
@@ -287,17 +288,18 @@ absl::Status Run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   quire::Arguments arguments;
-  CLI::App app("accuracy of weights held as integers");
+  CLI::App app("Measures the accuracy of quantized weights");
   app.add_option("--model", arguments.model, "directory or GGUF file")->required();
   app.add_option("--reference", arguments.reference,
                  "model that is held unquantised to compare with; that of --model unless given");
   app.add_option("--tokenizer", arguments.tokenizer,
                  "directory or GGUF file; the reference unless given");
-  app.add_option("--text", arguments.text, "what is predicted")->required();
-  app.add_option("--skip-bytes", arguments.skip_bytes, "of the text, to the next character");
-  app.add_option("--tokens", arguments.tokens, "of the text, from its start")
+  app.add_option("--text", arguments.text, "text to predict")->required();
+  app.add_option("--skip-bytes", arguments.skip_bytes,
+                 "bytes of the text to skip, up to the next character");
+  app.add_option("--tokens", arguments.tokens, "number of tokens to use")
       ->check(CLI::Range(2, 1'000'000'000));
-  app.add_option("--context", arguments.context, "tokens of a run")->check(CLI::Range(2, 131072));
+  app.add_option("--context", arguments.context, "tokens per run")->check(CLI::Range(2, 131072));
   app.add_option("--formats", arguments.formats, "values of model.quantization")->delimiter(',');
   app.add_option("--threads", arguments.threads, "compute threads")->check(CLI::Range(1, 1024));
   CLI11_PARSE(app, argc, argv);

@@ -1,9 +1,9 @@
-// Attention over pages on the CPU, beside the roofline probes of roofline_probes.cc in the same
+// Attention over KV pages on the CPU, with the roofline probes of roofline_probes.cc in the same
 // process:
 //
 //   bench_kernels --benchmark_filter='RooflineProbes|Attention'
 //
-// bytes_per_second counts K and V of the cached tokens once, scales included; FLOP/s counts a
+// bytes_per_second counts K and V of the cached tokens once, including scales. FLOP/s counts a
 // multiply-add as two.
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Shape {
   std::uint32_t layers = 1;
 };
 
-// Layers whose cached tokens have been stored, and a step on top of them.
+// Layers with cached tokens, and a step on top of them.
 class Step {
  public:
   Step(const Backend& backend, const Shape& shape) : backend_(backend), shape_(shape) {
@@ -81,7 +81,7 @@ class Step {
     out_.resize(q_.size());
   }
 
-  // One layer, each in its turn.
+  // Computes one layer; the layers are used in rotation.
   void Run() {
     const std::size_t layer = next_layer_++ % keys_.size();
     const std::int64_t stride = std::int64_t{shape_.heads} * shape_.head_size;
@@ -118,7 +118,7 @@ class Step {
     return values;
   }
 
-  // All tokens of all sequences through KvStore, one position a step.
+  // Stores all tokens of all sequences through KvStore, one position per step.
   void Fill(std::uint32_t keys) {
     const std::int64_t columns = std::int64_t{shape_.kv_heads} * shape_.head_size;
     const std::size_t rows = std::size_t{shape_.batch} * keys;
@@ -145,7 +145,7 @@ class Step {
   DeviceBuffer blocks_, table_, scales_;
   std::vector<std::uint32_t> lengths_, offsets_;
   std::optional<AnyKvCollection> collection_;
-  std::vector<AnyKvView> keys_, values_;  // of the layers
+  std::vector<AnyKvView> keys_, values_;  // of each layer
   std::size_t next_layer_ = 0;
   std::vector<float> q_, out_;
 };
@@ -204,8 +204,8 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
 }
 BENCHMARK(BM_Attention)->Apply(AttentionShapes);
 
-// Arguments: sequences, cached tokens, layers, threads. Decode tokens of 16 heads over 4 KV heads
-// of 64 columns in bf16: many layers come from memory, one from the caches.
+// Arguments: sequences, cached tokens, layers, threads. Decode tokens with 16 heads over 4 KV heads
+// of 64 columns in bf16. Many layers are read from memory, one from the caches.
 void BM_ShortAttention(benchmark::State& state) {
   ThreadPool pool(static_cast<int>(state.range(3)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);
@@ -235,8 +235,8 @@ BENCHMARK(BM_ShortAttention)
     ->Args({8, 512, 24, 2})
     ->UseRealTime();
 
-// Arguments: cached tokens, window (0: none), new rows. One sequence of 16 heads over 4 KV heads of
-// 64 columns in bf16: a row costs its window, whatever is cached.
+// Arguments: cached tokens, window (0: none), new rows. One sequence with 16 heads over 4 KV heads
+// of 64 columns in bf16. The cost of a row depends on its window, not on the cached tokens.
 void BM_WindowedAttention(benchmark::State& state) {
   ThreadPool pool(1);
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);

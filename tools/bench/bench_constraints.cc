@@ -1,14 +1,14 @@
-// Structured output without an engine: how long constraints compile, and how long their masks take
-// along a document. The vocabulary is that of a tokenizer.
+// Structured output without an engine: compile times of constraints, and times of their masks along
+// a document. The vocabulary is that of a tokenizer.
 //
 //   bench_constraints --tokenizer DIR [--export FILE] [flags of Google Benchmark]
 //
-// Masks are those along the document of a case, and along the same document with line breaks and
-// indents. Counters of Masks: microseconds, mean and 99th percentile of all passes but the first;
-// and the longest of the first pass. Counters of Beside: milliseconds from a token of a cheap
-// choice to its next mask, median, 99th percentile and longest, beside choices whose masks take
-// long. `--export` writes vocabulary and cases for constraint_peers.py, which measures other
-// libraries on them.
+// Masks follow the document of a case, and the same document with line breaks and indents. Counters
+// of Masks: microseconds, mean and 99th percentile over all passes except the first, and the
+// maximum of the first pass. Counters of Beside: milliseconds from a token of a cheap choice to its
+// next mask, median, 99th percentile and maximum, while other choices compute expensive masks.
+// `--export` writes vocabulary and cases for constraint_peers.py, which measures other libraries
+// with them.
 
 #include <algorithm>
 #include <bit>
@@ -100,14 +100,14 @@ void Masks(benchmark::State& state, const ConstraintSpec& spec, const Build& bui
   state.counters["first_max_us"] = *std::ranges::max_element(first);
 }
 
-// A choice that goes on by random tokens that its masks allow, and begins again at its end.
+// A choice that samples random allowed tokens and restarts at its end.
 class RandomChoice {
  public:
   RandomChoice(std::shared_ptr<const CompiledConstraint> constraint, MaskPool* pool)
       : constraint_(std::move(constraint)), pool_(pool) {
     Begin();
   }
-  // The time since the last token, if its mask has come now.
+  // Returns the time since the last token, if the mask is ready.
   std::optional<double> GoOn() {
     if (!mask_->is_ready()) return std::nullopt;
     const std::chrono::duration<double, std::milli> took = BenchClock::now() - since_;
@@ -144,7 +144,7 @@ constexpr int kDearChoices = 8;
 constexpr int kCheapTokens = 500;
 constexpr absl::Duration kStep = absl::Milliseconds(5);
 
-// Steps of an engine, at whose ends choices whose masks are there go on.
+// Simulates steps of an engine. At the end of a step, choices whose masks are ready continue.
 void Beside(benchmark::State& state, const std::string& dear_schema, const Build& build) {
   const auto cheap = build(SpecOf(ConstraintCases()[0].schema), {});
   const auto dear = build(SpecOf(dear_schema), {});
@@ -233,10 +233,10 @@ absl::Status Run(const std::string& model_dir, const std::string& export_path) {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  CLI::App app("Times of constraints and their masks");
+  CLI::App app("Measures the times of constraints and their masks");
   std::string tokenizer, export_path;
-  app.add_option("--tokenizer", tokenizer, "Directory of a tokenizer")->required();
-  app.add_option("--export", export_path, "File for vocabulary and cases");
+  app.add_option("--tokenizer", tokenizer, "directory of a tokenizer")->required();
+  app.add_option("--export", export_path, "file to write vocabulary and cases to");
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = quire::engine::Run(tokenizer, export_path);
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

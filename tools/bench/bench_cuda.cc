@@ -14,7 +14,7 @@
 namespace quire::kernels {
 namespace {
 
-// In a graph, on a GPU.
+// Runs in a graph, on a GPU.
 constexpr int kLaunches = 20;
 
 }  // namespace
@@ -90,7 +90,8 @@ absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
 
 void Report(benchmark::State& state, const absl::Status& status) {
   if (status.ok()) return;
-  // The runner of the bundle knows these two by their first words (tools/gpu_run/check.cc).
+  // The runner of the bundle recognizes these two errors by their first words
+  // (tools/gpu_run/check.cc).
   const std::string message(status.message());
   state.SkipWithError(absl::IsResourceExhausted(status)
                           ? ("out of device memory: " + message).c_str()

@@ -1,12 +1,12 @@
 #pragma once
 
-// What the benchmarks of the CUDA kernels share: the GPU, its memory, and how an op is timed.
+// Common parts of the benchmarks of CUDA kernels: the GPU, its memory, and the timing of an op.
 //
-// An op is captured 20 times in a graph, over memory that together passes the L2 cache where the op
-// is bound by memory, so that neither launches nor caches flatter it; the time is that of whole
-// graphs. bytes_per_second counts weights (linear), K and V (decode), rows in and out
-// (element-wise), logits (sampler) once; FLOP/s counts a multiply-add as two, causal attention
-// half. Inputs are random: zeros run faster.
+// An op is captured 20 times in a graph. If it is memory-bound, its data exceed the L2 cache, so
+// that neither launches nor caches improve the result. The time is that of whole graphs.
+// bytes_per_second counts weights (linear), K and V (decode), input and output rows (element-wise)
+// and logits (sampler) once. FLOP/s counts a multiply-add as two and causal attention half. Inputs
+// are random, because zeros run faster.
 //
 // Threads: one.
 
@@ -31,11 +31,11 @@
 
 namespace quire::kernels {
 
-// The GPU of all benchmarks: opened once, since a process has one context.
+// The GPU of all benchmarks. It is opened once, since a process has one context.
 struct Gpu {
   Gpu(Stream s, bool is_emulated);
 
-  // Null where there is no GPU that will do.
+  // Null if there is no suitable GPU.
   static Gpu* Get();
 
   Stream stream;
@@ -46,7 +46,8 @@ struct Gpu {
 
 using Benchmark = benchmark::internal::Benchmark;
 
-// 2^20 random values, drawn once in a process: drawing took longer than what is measured.
+// 2^20 random values, generated once per process, because generation takes longer than the
+// measurements.
 template <typename T>
 const std::vector<T>& RandomBlock(float deviation) {
   static auto& blocks = *new std::map<float, std::vector<T>>();
@@ -60,7 +61,7 @@ const std::vector<T>& RandomBlock(float deviation) {
   return block;
 }
 
-// `count` random values, those of the block again and again.
+// Returns `count` random values by repeating the block.
 template <typename T>
 std::vector<T> RandomValues(std::int64_t count, float deviation) {
   const std::vector<T>& block = RandomBlock<T>(deviation);
@@ -73,12 +74,12 @@ std::vector<T> RandomValues(std::int64_t count, float deviation) {
 }
 
 absl::StatusOr<DeviceBuffer> DeviceMemory(std::int64_t bytes);
-// `total_bytes` of device memory that repeat `bytes` bytes: gigabytes from the host would take
-// longer than what is measured.
+// Allocates `total_bytes` of device memory that repeat `bytes` bytes, because copying gigabytes
+// from the host would take longer than the measurements.
 absl::StatusOr<DeviceBuffer> Repeated(const Gpu& gpu, const void* from, std::int64_t bytes,
                                       std::int64_t total_bytes);
 
-// Device memory of `count` random values of a type.
+// Allocates device memory with `count` random values of a type.
 template <typename T>
 absl::StatusOr<DeviceBuffer> Random(const Gpu& gpu, std::int64_t count, float deviation = 1.0f) {
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
@@ -98,20 +99,20 @@ struct Work {
   double flops = 0;
 };
 
-// Times enqueue(0), enqueue(1), ... in graphs of 20, by the device's clock. All of them run once
-// before: loading a kernel is not allowed in a capture, and is not what is measured.
+// Times enqueue(0), enqueue(1), ... in graphs of 20, by the device's clock. Runs all of them once
+// before, because a kernel cannot be loaded during capture, and loading is not measured.
 absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
                      absl::FunctionRef<absl::Status(int)> enqueue);
 
-// Matrices of this many bytes that together pass the L2 cache, no more than a graph has launches;
-// one on the emulated device.
+// Returns how many matrices of this size exceed the L2 cache, at most the launches of a graph.
+// Returns one on the emulated device.
 std::size_t CopiesBeyondCache(const Gpu& gpu, std::int64_t bytes);
 
-// Ends a benchmark that failed with its error; memory that is not there fails one benchmark, not
-// the process.
+// Ends a failed benchmark with its error. Missing memory fails one benchmark instead of the
+// process.
 void Report(benchmark::State& state, const absl::Status& status);
 
-// The function that Google Benchmark runs.
+// Returns the function that Google Benchmark runs.
 template <absl::Status (*kBody)(benchmark::State&, Gpu&)>
 void Run(benchmark::State& state) {
   Gpu* const gpu = Gpu::Get();

@@ -1,5 +1,5 @@
-// Attention over pages: the planner, prompts and decode steps, pages of one byte, windows, soft
-// caps and sinks, latent rows.
+// Attention over KV pages: the planner, prefill and decode steps, one-byte pages, windows, soft
+// caps and sinks, MLA cache rows.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,20 +17,21 @@
 namespace quire::kernels {
 namespace {
 
-// One step of equal sequences over one layer. One row of each is a decode step, more are a prompt.
+// One step of equal sequences over one layer. One row per sequence is a decode step, more are a
+// prefill.
 struct AttentionCase {
   std::uint32_t batch = 1, cached = 0, rows = 1;
   std::uint32_t heads = 32, kv_heads = 8, head_size = 128;
   DType pages = DType::kBF16;
-  // Whether tensor maps are given, so that the kernels of compute capability 9.0 run.
+  // Whether to use tensor maps, so that the kernels for compute capability 9.0 run.
   bool has_maps = false;
   std::uint32_t window = 0;
   float softcap = 0;
   bool has_sinks = false;
-  std::uint32_t value_columns = 0;  // of latent rows, which are K and V in one; 0: none
+  std::uint32_t value_columns = 0;  // of MLA rows, which have K and V in one; 0: no MLA
 
   bool is_prompt() const { return rows > 1; }
-  // Keys that a row sees, on average.
+  // Average number of keys that a row attends to.
   double keys() const {
     double sum = 0;
     for (std::uint32_t row = 0; row < rows; ++row) {
@@ -71,7 +72,7 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
   const AttentionPlanParams lengths = sequences.Lengths(c.is_prompt());
   const AnyKvView k = KeyView(*sequences.collection, 0);
   const AnyKvView v = c.value_columns != 0 ? k : ValueView(*sequences.collection, 0);
-  // The latent kernel is taken for keys and values that are one view.
+  // The MLA kernel is chosen if keys and values are the same view.
   const AnyKvView& values = c.value_columns != 0 ? k : v;
   std::unique_ptr<cuda::KvTensorMaps> maps;
   if (c.has_maps) {
@@ -86,7 +87,7 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
                          Random<BF16>(gpu, std::int64_t{c.batch} * c.rows * width));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer sinks, Random<float>(gpu, c.heads));
   return Measure(state, gpu, c.work(), [&](int) -> absl::Status {
-    // Items are taken from a counter that the planner resets, so each launch needs its plan.
+    // Kernels take items from a counter that the planner resets, so each launch needs its own plan.
     QUIRE_RETURN_IF_ERROR(PlanAttention(gpu.backend, lengths, plan.get()));
     return PagedAttention(gpu.backend,
                           {.keys = &k,
@@ -112,7 +113,7 @@ std::uint32_t Argument(const benchmark::State& state, std::size_t i) {
   return static_cast<std::uint32_t>(state.range(i));
 }
 
-// Arguments: sequences, cached tokens, rows of each, heads, KV heads, head size, maps. bf16.
+// Arguments: sequences, cached tokens, rows per sequence, heads, KV heads, head size, maps. bf16.
 absl::Status Attention(benchmark::State& state, Gpu& gpu) {
   return MeasureAttention(state, gpu,
                           {.batch = Argument(state, 0),
@@ -137,7 +138,7 @@ void AttentionShapes(Benchmark* benchmark) {
         ->Args({1, 0, 8192, 32, 8, 64, maps})
         ->Args({1, 24576, 8192, 32, 8, 128, maps});
   }
-  // Heads of Gemma.
+  // Gemma's head sizes.
   benchmark->Args({32, 4096, 1, 8, 4, 256, 0})->Args({1, 0, 8192, 8, 4, 256, 0});
 }
 void TinyAttention(Benchmark* benchmark) {
@@ -151,8 +152,8 @@ void TinyAttention(Benchmark* benchmark) {
 BENCHMARK(Run<Attention>)->Name("BM_Attention")->Apply(AttentionShapes);
 BENCHMARK(Run<Attention>)->Name("BM_Attention/tiny")->Apply(TinyAttention);
 
-// Arguments: the pages' DType as a number, sequences, cached tokens, rows of each, maps. 32 heads
-// over 8 of 128 columns.
+// Arguments: the DType of the pages as a number, sequences, cached tokens, rows per sequence, maps.
+// 32 heads over 8 KV heads of 128 columns.
 absl::Status PagesAttention(benchmark::State& state, Gpu& gpu) {
   const std::int64_t type = state.range(0);
   return MeasureAttention(state, gpu,
@@ -183,7 +184,7 @@ BENCHMARK(Run<PagesAttention>)
     ->UseManualTime();
 
 // Arguments: window (0: none), soft cap (0: none), whether there are sinks, sequences, cached
-// tokens, rows of each, maps. 32 heads over 8 of 128 columns, bf16.
+// tokens, rows per sequence, maps. 32 heads over 8 KV heads of 128 columns, bf16.
 absl::Status RulesAttention(benchmark::State& state, Gpu& gpu) {
   return MeasureAttention(state, gpu,
                           {.batch = Argument(state, 3),
@@ -197,7 +198,7 @@ absl::Status RulesAttention(benchmark::State& state, Gpu& gpu) {
 void RulesShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"window", "cap", "sinks", "batch", "cached", "rows", "maps"})
       ->UseManualTime();
-  // As long as the context, so that the work is that of none.
+  // As long as the context, so that the work is the same as without a window.
   constexpr std::int64_t kLong = 1 << 20;
   const auto each = [benchmark](std::int64_t batch, std::int64_t cached, std::int64_t rows,
                                 std::int64_t maps) {
@@ -219,7 +220,8 @@ BENCHMARK(Run<RulesAttention>)
     ->Args({40, 50, 1, 1, 3, 70, 1})
     ->UseManualTime();
 
-// Arguments: heads, sequences, cached tokens, rows of each, maps. Rank 512 and 64 rotated columns.
+// Arguments: heads, sequences, cached tokens, rows per sequence, maps. Rank 512 and 64 RoPE
+// columns.
 absl::Status LatentAttention(benchmark::State& state, Gpu& gpu) {
   return MeasureAttention(state, gpu,
                           {.batch = Argument(state, 1),
@@ -247,7 +249,7 @@ BENCHMARK(Run<LatentAttention>)
     ->Args({4, 2, 40, 1, 1})
     ->UseManualTime();
 
-// Argument: sequences of a decode step at 4096 tokens.
+// Argument: sequences of a decode step with 4096 tokens each.
 absl::Status Planner(benchmark::State& state, Gpu& gpu) {
   const std::uint32_t batch = Argument(state, 0);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AttentionPlan> plan,

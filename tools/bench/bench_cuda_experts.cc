@@ -1,4 +1,4 @@
-// The way of a decode step's rows to their experts and back.
+// Routing of a decode step's rows to their experts and back.
 
 #include <cstdint>
 #include <numeric>
@@ -13,7 +13,7 @@
 namespace quire::kernels {
 namespace {
 
-// Arguments: experts, how many a row chooses, K, rows. Other matrices each time.
+// Arguments: experts, experts per row, K, rows. Uses other matrices each time.
 absl::Status RouteRows(benchmark::State& state, Gpu& gpu) {
   const auto experts = static_cast<std::uint32_t>(state.range(0));
   const auto top_k = static_cast<std::uint32_t>(state.range(1));
@@ -69,9 +69,9 @@ BENCHMARK(Run<RouteRows>)
     ->UseManualTime();
 BENCHMARK(Run<RouteRows>)->Name("BM_Route/tiny")->Args({144, 2, 576, 3})->UseManualTime();
 
-// Arguments: experts, how many a row chooses, N, K, rows. Down of the experts and the sums of their
-// results; row m goes to experts m * top_k and after it, others each time while they are
-// fewer than the experts.
+// Arguments: experts, experts per row, N, K, rows. The down projection of the experts and the sum
+// of their results. Row m goes to the experts from m * top_k on, and to others each time, as far as
+// there are enough experts.
 absl::Status DownAndSum(benchmark::State& state, Gpu& gpu) {
   const auto experts = static_cast<std::uint32_t>(state.range(0));
   const auto top_k = static_cast<std::uint32_t>(state.range(1));
@@ -93,7 +93,7 @@ absl::Status DownAndSum(benchmark::State& state, Gpu& gpu) {
   }
   const auto groups = LinearGroupsOf(
       experts, [&](std::uint32_t expert) -> const PackedLinear& { return weights[expert]; });
-  if (!groups) return absl::InternalError("the matrices are no groups");
+  if (!groups) return absl::InternalError("the matrices are not grouped");
   std::vector<DeviceBuffer> offsets;
   for (std::uint32_t part = 0; part < 4; ++part) {
     std::vector<std::uint32_t> begins(experts + 1);
@@ -131,7 +131,7 @@ absl::Status DownAndSum(benchmark::State& state, Gpu& gpu) {
         return GroupedLinear(gpu.backend, params);
       });
 }
-// Down of Qwen3-30B-A3B.
+// The down projection of Qwen3-30B-A3B.
 BENCHMARK(Run<DownAndSum>)
     ->Name("BM_ChosenSum")
     ->ArgNames({"experts", "top_k", "n", "k", "m"})

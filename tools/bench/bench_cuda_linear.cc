@@ -1,4 +1,4 @@
-// Matrix products: weights of every format, products of heads, and G.
+// Matrix products: weights of every format, products per head, and G.
 
 #include <algorithm>
 #include <cstdint>
@@ -25,9 +25,9 @@ namespace {
 
 struct LinearCase {
   const Backend& backend;
-  const std::vector<PackedLinear>& weights;  // of one shape, taken in turn
+  const std::vector<PackedLinear>& weights;  // of one shape, used in rotation
   std::uint32_t rows;
-  double bytes;  // of one matrix, 0: no rate of bytes
+  double bytes;  // bytes of one matrix; 0: report no byte rate
   std::optional<GateShape> gate = {};
 };
 
@@ -73,11 +73,11 @@ absl::Status MeasurePlain(benchmark::State& state, Gpu& gpu, const std::optional
                         .bytes = static_cast<double>(bytes),
                         .gate = gate});
 }
-// Arguments: N, K, rows. bf16 in and out, as qkv and gate_up.
+// Arguments: N, K, rows. bf16 input and output, like qkv and gate_up.
 absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
   return MeasurePlain(state, gpu, std::nullopt);
 }
-// The same with the gated product of the halves of N.
+// The same with the gated product of the two halves of N.
 absl::Status GatedLinear(benchmark::State& state, Gpu& gpu) {
   return MeasurePlain(state, gpu, GateShape{});
 }
@@ -103,7 +103,7 @@ void GatedShapes(Benchmark* benchmark) {
 BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear")->Apply(GatedShapes);
 BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear/tiny")->Args({128, 64, 3})->UseManualTime();
 
-// The library where the loader finds it, else where the CUDA toolkit puts it.
+// Searches the library where the loader finds it, else where the CUDA toolkit installs it.
 absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {
   absl::StatusOr<std::shared_ptr<cuda::CublasLt>> library = cuda::CublasLt::Open(gpu.stream);
   if (library.ok()) return library;
@@ -125,8 +125,8 @@ absl::Status MeasureByLibrary(benchmark::State& state, Gpu& gpu, std::uint32_t s
   return MeasureLinear(state, gpu, {.backend = fast, .weights = weights, .rows = side, .bytes = 0});
 }
 
-// G: a product of two square matrices, by cuBLASLt, or where that is missing or has no algorithm by
-// the kernel of Linear; the label says which. Argument: the side.
+// G: a product of two square matrices by cuBLASLt, or by the kernel of Linear if cuBLASLt or a
+// suitable algorithm is missing; the label says which. Argument: the side.
 absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
   const auto side = static_cast<std::uint32_t>(state.range(0));
   const absl::Status by_library = gpu.emulated ? absl::NotFoundError("the device is emulated")
@@ -141,7 +141,7 @@ absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul")->Arg(8192)->UseManualTime();
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul/tiny")->Arg(64)->UseManualTime();
 
-// Codes of made-up weights, rows of the matrix at different places of one block.
+// Synthetic quantized weights; rows of the matrix start at different offsets of one block.
 class Codes {
  public:
   explicit Codes(const QuantizedShape& shape) : shape_(shape), codes_(1 << 20) {
@@ -158,7 +158,7 @@ class Codes {
 
  private:
   std::int8_t CodeOf(std::uint8_t random) const {
-    // No NaN.
+    // Avoids NaN.
     if (shape_.format == WeightFormat::kFp8E4M3) return static_cast<std::int8_t>(random & 0xbf);
     if (shape_.format == WeightFormat::kInt8) return static_cast<std::int8_t>(random);
     const bool is_signed = shape_.format == WeightFormat::kInt4 && !shape_.has_min;
@@ -169,7 +169,7 @@ class Codes {
   std::vector<std::int8_t> codes_;
 };
 
-// Products of `rows` rows by matrices of made-up codes. bf16 in and out.
+// Products of `rows` rows with matrices of synthetic quantized weights. bf16 input and output.
 absl::Status MeasureCodes(benchmark::State& state, Gpu& gpu, const QuantizedShape& shape,
                           std::uint32_t rows) {
   std::vector<std::uint32_t> order(shape.has_order ? shape.k : 0);
@@ -194,7 +194,7 @@ absl::Status MeasureCodes(benchmark::State& state, Gpu& gpu, const QuantizedShap
 }
 
 // Arguments: format, inputs that share a scale (0: all), whether there are zero points and an
-// order, N, K, rows.
+// act-order permutation, N, K, rows.
 absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
   const auto group = static_cast<std::uint32_t>(state.range(1));
   const auto k = static_cast<std::uint32_t>(state.range(5));
@@ -238,8 +238,8 @@ BENCHMARK(Run<CodedLinear>)
     ->Args({kInt4, 32, 1, 1, 128, 64, 3})
     ->UseManualTime();
 
-// e4m3 by rows that are rounded to e4m3, the launch that rounds them included. Arguments: inputs
-// that share a scale (0: all), N, K, rows.
+// e4m3 weights with dynamic activation quantization to e4m3, including the launch that quantizes.
+// Arguments: inputs that share a scale (0: all), N, K, rows.
 absl::Status RoundedLinear(benchmark::State& state, Gpu& gpu) {
   const auto group = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(2));
@@ -263,7 +263,7 @@ BENCHMARK(Run<RoundedLinear>)
     ->Args({128, 4096, 4096, 1})
     ->Args({128, 4096, 4096, 4096})
     ->UseManualTime();
-// The tiles of 64 tokens, of 128 and of 256.
+// Covers the tiles of 64, 128 and 256 tokens.
 BENCHMARK(Run<RoundedLinear>)
     ->Name("BM_RoundedLinear/tiny")
     ->Args({128, 128, 256, 3})
@@ -271,7 +271,7 @@ BENCHMARK(Run<RoundedLinear>)
     ->Args({128, 648, 256, 130})
     ->UseManualTime();
 
-// Arguments: heads, N, K, rows. What latent attention does with the parts of kv_b.
+// Arguments: heads, N, K, rows. The products of MLA with the parts of kv_b.
 absl::Status HeadProducts(benchmark::State& state, Gpu& gpu) {
   const auto heads = static_cast<std::uint32_t>(state.range(0));
   const auto n = static_cast<std::uint32_t>(state.range(1));
@@ -315,7 +315,8 @@ BENCHMARK(Run<HeadProducts>)
     ->Args({2, 32, 16, 70})
     ->UseManualTime();
 
-// Where groups begin when `rows` rows are spread over them evenly, the first row in group `first`.
+// Returns where groups begin if `rows` rows are distributed evenly over them, starting at group
+// `first`.
 std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
                                       std::uint32_t first) {
   std::vector<std::uint32_t> offsets(groups + 1);
@@ -327,8 +328,8 @@ std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
   return offsets;
 }
 
-// Times the products of experts of a mixture, other ones each time, so that the cache does not hold
-// them. `bytes`: of one matrix.
+// Times the products of MoE experts, other ones each time, so that the cache does not contain them.
+// `bytes` of one matrix.
 absl::Status MeasureGroups(benchmark::State& state, Gpu& gpu,
                            const std::vector<PackedLinear>& weights, std::uint32_t rows,
                            double bytes) {
@@ -337,7 +338,7 @@ absl::Status MeasureGroups(benchmark::State& state, Gpu& gpu,
   const std::uint32_t k = weights[0].k();
   const auto found = LinearGroupsOf(
       groups, [&](std::uint32_t group) -> const PackedLinear& { return weights[group]; });
-  if (!found) return absl::InternalError("the matrices are no groups");
+  if (!found) return absl::InternalError("the matrices are not grouped");
   std::vector<DeviceBuffer> offsets;
   for (const std::uint32_t first : {0u, groups / 4, groups / 2, groups / 4 * 3}) {
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer one, ToDevice(gpu, SpreadRows(groups, rows, first)));
@@ -404,7 +405,7 @@ absl::Status GroupedCodes(benchmark::State& state, Gpu& gpu) {
   return MeasureGroups(state, gpu, weights, static_cast<std::uint32_t>(state.range(5)),
                        static_cast<double>(CudaQuantizedBytes(shape)));
 }
-// Qwen3-30B-A3B: gate and up of one token and of 64, and of a prompt.
+// Qwen3-30B-A3B: gate and up for one token, 64 tokens and a prompt.
 BENCHMARK(Run<GroupedProducts>)
     ->Name("BM_GroupedLinear")
     ->ArgNames({"groups", "n", "k", "m"})
@@ -417,7 +418,7 @@ BENCHMARK(Run<GroupedProducts>)
     ->Args({3, 128, 64, 5})
     ->Args({3, 128, 64, 40})
     ->UseManualTime();
-// GPT-OSS 20B: gate and up of one token and of 64.
+// GPT-OSS 20B: gate and up for one token and 64 tokens.
 BENCHMARK(Run<GroupedCodes>)
     ->Name("BM_GroupedCodes")
     ->ArgNames({"format", "group", "groups", "n", "k", "m"})

@@ -1,4 +1,4 @@
-// What goes over rows: norms, gated products, rope and store, the sampler; and C.
+// Row-wise ops: norms, gated products, RoPE and KV store, the sampler; and C.
 
 #include <cstdint>
 #include <memory>
@@ -16,7 +16,7 @@
 namespace quire::kernels {
 namespace {
 
-// C: read and write of 2 GiB each. Argument: bytes.
+// C: copies 2 GiB, reading and writing them. Argument: bytes.
 absl::Status DeviceCopy(benchmark::State& state, Gpu& gpu) {
   const std::int64_t bytes = state.range(0);
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer from, Random<float>(gpu, bytes / 4));
@@ -102,7 +102,7 @@ BENCHMARK(Run<SiluRows>)
     ->UseManualTime();
 BENCHMARK(Run<SiluRows>)->Name("BM_SiluProduct/tiny")->Args({2, 64})->UseManualTime();
 
-// Sequences of one new token each, with the heads of Llama 3.1 8B, and what QkvStore needs of them.
+// Sequences with one new token each and the heads of Llama 3.1 8B, with the inputs of QkvStore.
 struct NewTokens {
   static constexpr std::uint32_t kHeads = 32, kKvHeads = 8, kHeadSize = 128;
   static constexpr std::int64_t kWidth = std::int64_t{kHeads + 2 * kKvHeads} * kHeadSize;
@@ -159,7 +159,7 @@ absl::Status StoreRows(benchmark::State& state, Gpu& gpu) {
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore")->Arg(1)->Arg(4096)->ArgName("rows")->UseManualTime();
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore/tiny")->Arg(2)->UseManualTime();
 
-// Arguments: rows, K. The product in front with it, other weights each time.
+// Arguments: rows, K. Includes the preceding product, with other weights each time.
 absl::Status ProjectAndStore(benchmark::State& state, Gpu& gpu) {
   const auto batch = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(1));

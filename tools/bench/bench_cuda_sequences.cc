@@ -6,7 +6,7 @@
 namespace quire::kernels {
 namespace {
 
-// Random elements; bytes of one-byte types, without the NaN of e4m3.
+// Returns random elements. One-byte types are bytes without the NaN of e4m3.
 absl::StatusOr<DeviceBuffer> RandomPages(const Gpu& gpu, const cache::KvGeometry& geometry) {
   const std::int64_t bytes =
       geometry.num_blocks * geometry.block_stride() * DTypeSize(geometry.dtype);
@@ -36,7 +36,7 @@ absl::StatusOr<DeviceSequences> DeviceSequences::Create(const Gpu& gpu, DType dt
   }
   DeviceSequences made(shape.batch);
   QUIRE_ASSIGN_OR_RETURN(made.pool_, RandomPages(gpu, geometry));
-  // The null page.
+  // Page 0 is the null page.
   QUIRE_RETURN_IF_ERROR(
       gpu.stream.Zero(made.pool_.data(), geometry.block_stride() * DTypeSize(dtype)));
   if (geometry.quantized()) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Pages and lengths of equal sequences in device memory, for the benchmarks that read or write KV.
+// Pages and lengths of equal sequences in device memory, for benchmarks that read or write the KV
+// cache.
 //
 // Threads: one. Lifetime: the views point into it.
 
@@ -17,8 +18,8 @@ namespace quire::kernels {
 
 struct SequencesShape {
   std::uint32_t batch;
-  std::uint32_t cached;  // tokens of each before the step
-  std::uint32_t rows;    // tokens of each in it
+  std::uint32_t cached;  // tokens per sequence before the step
+  std::uint32_t rows;    // tokens per sequence in the step
   std::uint32_t kv_heads;
   std::uint32_t head_size;
   bool is_prompt;
@@ -28,7 +29,7 @@ class DeviceSequences {
  public:
   static constexpr std::uint32_t kPage = 64;
 
-  // One layer of random K and V. RESOURCE_EXHAUSTED without memory.
+  // Creates one layer of random K and V. Returns RESOURCE_EXHAUSTED if memory is missing.
   static absl::StatusOr<DeviceSequences> Create(const Gpu& gpu, DType dtype,
                                                 const SequencesShape& shape);
 

@@ -1,6 +1,7 @@
-// Decode of a mixture of experts against a dense MLP of the same active size: what 8 of 128 experts
-// of 768 cost one token, and what one MLP of 6144 costs it, in turn in the same run. Weights are in
-// memory, not in the caches: the mixture has 1.2 GB in bf16, and the dense side walks over layers.
+// Decode of a mixture of experts and of a dense MLP with the same active size: one token with 8 of
+// 128 experts of size 768, and with one MLP of size 6144, alternating in one run. Weights are in
+// memory, not in the caches: the MoE has 1.2 GB in bf16, and the dense side alternates between
+// layers.
 //
 //   bench_kernels --benchmark_filter=Experts
 
@@ -35,7 +36,7 @@ constexpr std::uint32_t kChosen = 8;
 constexpr std::uint32_t kWidth = 768;
 constexpr std::size_t kDenseLayers = 6;
 
-// Layer 0 is the mixture, the others are dense.
+// Layer 0 is the MoE, the others are dense.
 ModelSpec Spec() {
   LayerSpec dense;
   dense.attn_in = {.kind = NormKind::kRms, .eps = 1e-6f};
@@ -94,7 +95,7 @@ struct Stage {
             .hidden = kHidden};
   }
 
-  // Seconds of one block on a new row.
+  // Returns the seconds of one block with a new row.
   double Time(std::size_t layer) {
     for (std::uint32_t i = 0; i < kHidden; ++i) buffers.x[i] = normal(random);
     const StepContext context = step();
@@ -121,7 +122,7 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// Arguments: threads, model.quantization as its number. Medians over all iterations.
+// Arguments: threads, model.quantization as a number. Medians over all iterations.
 void BM_ExpertsAgainstDense(benchmark::State& state) {
   Stage stage(state.range(0), static_cast<Quantization>(state.range(1)));
   state.SetLabel(std::string(QuantizationName(static_cast<Quantization>(state.range(1)))));

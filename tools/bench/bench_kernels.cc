@@ -1,11 +1,11 @@
-// Time and rates of the CPU kernels as shares of what the machine can do, measured in the same
-// process, since hosts are shared and identical runs differ:
+// Times and rates of the CPU kernels as fractions of roofline probes that are measured in the same
+// process, because identical runs on shared hosts differ:
 //
 //   bench_kernels --benchmark_filter='RooflineProbes|Linear'
 //
 // bytes_per_second counts weights with their scales (linear), K and V (attention) or logits
-// (sampler) once; FLOP/s counts a multiply-add as two. share_B, share_F and share_V are a kernel's
-// part of the roofline probes of roofline_probes.h at as many threads.
+// (sampler) once. FLOP/s counts a multiply-add as two. share_B, share_F and share_V are fractions
+// of the probes of roofline_probes.h with the same number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -42,7 +42,7 @@ std::vector<float> Random(std::size_t count, float deviation = 1.0f) {
   std::mt19937 generator(1);
   std::normal_distribution<float> normal(0.0f, deviation);
   std::vector<float> values(count);
-  // Repeats after a while: generation would take longer than the measurement.
+  // Repeats a block, because generating all values would take longer than the measurement.
   const std::size_t fresh = std::min<std::size_t>(count, 1 << 16);
   for (std::size_t i = 0; i < fresh; ++i) values[i] = normal(generator);
   for (std::size_t i = fresh; i < count; ++i) values[i] = values[i % fresh];
@@ -53,7 +53,7 @@ double Total(const benchmark::State& state, double amount) {
   return amount * static_cast<double>(state.iterations());
 }
 
-// What a kernel did per iteration, as shares of the roofline probes.
+// The work of a kernel per iteration, reported as fractions of the roofline probes.
 struct Work {
   double bytes = 0;  // read from memory
   double float_ops = 0;
@@ -77,7 +77,7 @@ void CountWork(benchmark::State& state, const Work& work, std::int64_t threads) 
   share("share_V", work.int8_ops, roofline_probes::Int8Peak(count));
 }
 
-// The roofline probes themselves, so that a report holds them.
+// Reports the roofline probes themselves.
 void BM_RooflineProbes(benchmark::State& state) {
   const auto threads = static_cast<int>(state.range(0));
   for (auto _ : state) benchmark::ClobberMemory();
@@ -90,7 +90,7 @@ void BM_RooflineProbes(benchmark::State& state) {
 }
 BENCHMARK(BM_RooflineProbes)
     ->Apply([](benchmark::internal::Benchmark* bench) {
-      // A quota of CPUs may allow fewer threads than there are cores.
+      // A CPU quota may allow fewer threads than there are cores.
       const Machine machine = Machine::Detect();
       for (const int threads : std::set<int>{1, 2, machine.physical_cores(),
                                              static_cast<int>(machine.core_cpus().size())}) {
@@ -111,7 +111,8 @@ void BM_Linear(benchmark::State& state) {
   std::vector<BF16> narrow(dtype == DType::kBF16 ? w.size() : 0);
   for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = BF16::FromFloat(w[i]);
   const void* const source = narrow.empty() ? static_cast<const void*>(w.data()) : narrow.data();
-  // Matrices that together pass every cache, used in turn; shapes of up to 4 MB stay in theirs.
+  // Enough matrices to exceed every cache, used in rotation. Shapes of up to 4 MB stay in the
+  // caches.
   const std::size_t bytes = std::size_t{n} * k * static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t copies = bytes < (4u << 20) ? 1 : (std::size_t{192} << 20) / bytes + 1;
   std::vector<PackedLinear> weights;
@@ -141,15 +142,15 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
       benchmark->Args({static_cast<std::int64_t>(DType::kBF16), 5632, 2048, rows, threads});
     }
     benchmark->Args({static_cast<std::int64_t>(DType::kF32), 5632, 2048, 1, threads});
-    for (const std::int64_t rows : {1, 8}) {  // the embedded model's gate and up
+    for (const std::int64_t rows : {1, 8}) {  // gate and up of the embedded model
       benchmark->Args({static_cast<std::int64_t>(DType::kBF16), 1536, 256, rows, threads});
     }
   }
 }
 BENCHMARK(BM_Linear)->Apply(LinearShapes);
 
-// Arguments: bits, group (0: one scale per feature), N, K, rows, threads. Integer weights, with or
-// without zero points; activations are quantised inside.
+// Arguments: bits, group (0: one scale per output feature), N, K, rows, threads. Integer weights,
+// with or without zero points; activations are quantized inside.
 void IntLinear(benchmark::State& state, bool zeros, bool ordered = false) {
   Bench bench(state.range(5));
   const auto n = static_cast<std::uint32_t>(state.range(2));
@@ -221,7 +222,7 @@ BENCHMARK(BM_IntLinearZeros)
     ->UseRealTime()
     ->ArgsProduct({{4}, {32, 128}, {5632}, {2048}, {1, 512}, {2}});
 
-// The same with inputs in an order of their own, as of GPTQ with act-order.
+// The same with an act-order permutation of the inputs (GPTQ).
 void BM_IntLinearOrder(benchmark::State& state) {
   IntLinear(state, /*zeros=*/true, /*ordered=*/true);
 }
@@ -230,8 +231,8 @@ BENCHMARK(BM_IntLinearOrder)
     ->UseRealTime()
     ->ArgsProduct({{4}, {128}, {5632}, {2048}, {1, 512}, {2}});
 
-// e4m3 weights with a scale for 128 inputs, or (group 0) one for each output. Arguments: group, N,
-// K, rows, threads.
+// e4m3 weights with a scale per 128 inputs, or per output (group 0). Arguments: group, N, K, rows,
+// threads.
 void BM_Fp8Linear(benchmark::State& state) {
   Bench bench(state.range(4));
   const auto n = static_cast<std::uint32_t>(state.range(1));
@@ -270,7 +271,7 @@ BENCHMARK(BM_Fp8Linear)
     ->UseRealTime()
     ->ArgsProduct({{0, 128}, {5632}, {2048}, {1, 8, 32, 512}, {2}});
 
-// Packing 128 MB of weights, as at load.
+// Packs 128 MB of weights, as loading does.
 void BM_Pack(benchmark::State& state) {
   Bench bench(state.range(0));
   constexpr std::uint32_t kN = 8192, kK = 8192;

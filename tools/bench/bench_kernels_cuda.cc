@@ -1,11 +1,11 @@
-// Time and rates of the CUDA kernels beside the roofline probes of the GPU, one process:
+// Times and rates of the CUDA kernels and the roofline probes of the GPU in one process:
 //
 //   bench_kernels_cuda --benchmark_filter='DeviceCopy|BM_Attention'
 //   bench_kernels_cuda --benchmark_filter=/tiny                   each op once, on any device
-//   bench_kernels_cuda --device                                   what the device is, as JSON
+//   bench_kernels_cuda --device                                   describes the device as JSON
 //
-// How an op is timed: bench_cuda.h. Every benchmark has a shape that even an emulated device runs
-// in a moment, named /tiny.
+// bench_cuda.h describes the timing. Every benchmark has a shape named /tiny that is fast even on
+// an emulated device.
 
 #include <cstdio>
 #include <string>
@@ -20,8 +20,8 @@
 namespace quire::kernels {
 namespace {
 
-// Prints the device as JSON, after a launch, so that a GPU that was lost does not pass for one that
-// works. Returns the exit status; 77 where there is none.
+// Prints the device as JSON after a launch, so that a lost GPU is detected. Returns the exit
+// status, 77 if there is no GPU.
 int PrintDevice() {
   const absl::StatusOr<Device> device = OpenCudaDevice(0);
   if (!device.ok()) {
@@ -56,7 +56,7 @@ int PrintDevice() {
 
 int main(int argc, char** argv) {
   if (argc == 2 && absl::string_view(argv[1]) == "--device") return quire::kernels::PrintDevice();
-  // 50 ms a shape, unless an argument says otherwise.
+  // 50 ms per shape, unless an argument sets another time.
   char time[] = "--benchmark_min_time=0.05";
   std::vector<char*> arguments(argv, argv + argc);
   arguments.insert(arguments.begin() + 1, time);

@@ -1,4 +1,5 @@
-// Tokens that one core gives page keys to in a second: what a text worker does with every prompt.
+// Hashing of prompt tokens to page keys, in tokens per second of one core. Text workers do it for
+// every prompt.
 //
 //   bench_kernels --benchmark_filter=PageHash
 

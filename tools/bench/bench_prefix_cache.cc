@@ -1,5 +1,5 @@
-// What a hit in the prefix cache costs: finding and attaching a prompt whose pages are all cached,
-// and what giving back the pages of a row costs that ends while a step is in flight.
+// Costs of the prefix cache: matching and attaching a prompt whose pages are all cached, and
+// freeing the pages of a row that ends while a step is in flight.
 //
 //   bench_kernels --benchmark_filter=PrefixCache
 
@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint32_t kTokens = 131072;
 constexpr Hash128 kRoot{1, 2};
 
-// A cache that has the tokens published under kRoot, and nothing referenced.
+// A cache with the tokens published under kRoot and without references.
 std::unique_ptr<CacheManager> MakeCache(const std::vector<std::int32_t>& tokens,
                                         std::vector<PageKey>* keys, std::uint32_t page_size) {
   CacheManagerOptions options;

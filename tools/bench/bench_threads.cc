@@ -1,6 +1,6 @@
-// The time of one fork and join of the thread pool, in which the parts do nothing. Between two of
-// them the caller is busy for `gap_us`, as it is between the ops of a step: up to the pool's spin
-// time the workers are awake.
+// Time of one fork and join of the thread pool with empty parts. Between two of them the caller is
+// busy for `gap_us`, like between the ops of a step. Workers stay awake for up to the pool's spin
+// time.
 //
 //   bench_kernels --benchmark_filter=ForkJoin
 

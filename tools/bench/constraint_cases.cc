@@ -64,7 +64,7 @@ ConstraintSpec SpecOf(ConstraintKind kind, std::string text) {
   return spec;
 }
 
-// The document on one line, or with a line and four spaces for each property.
+// Returns the document on one line, or with a line and four spaces per property.
 void AddProperties(int count, std::vector<SpecCase>* cases) {
   Json properties;
   Json names = Json::array();
@@ -87,7 +87,7 @@ void AddProperties(int count, std::vector<SpecCase>* cases) {
   cases->push_back({absl::StrCat(count, " properties, indented"), spec, lines + "\n}"});
 }
 
-// A document is one call; that of a format without JSON is left out.
+// A document is one call. Formats without JSON are omitted.
 void AddForcedCalls(std::vector<SpecCase>* cases) {
   for (const char* name : {"hermes", "harmony", "qwen3-coder"}) {
     const text::ToolFormat* const format = text::FindToolFormat(name);

@@ -1,9 +1,8 @@
 #pragma once
 
-// What bench_constraints measures: schemas and other constraints, with a document each that is
-// valid.
+// Cases of bench_constraints: schemas and other constraints, each with a valid document.
 //
-// Place:   of bench_constraints alone.
+// Place:   used only by bench_constraints.
 // Threads: any.
 
 #include <string>
@@ -27,8 +26,8 @@ struct SpecCase {
   std::string document;  // empty: only compiled
 };
 
-// Objects of more and less properties, a format, repetitions that are counted, and forced calls of
-// 1, 8 and 32 tools in some formats.
+// Objects with few and many properties, a format, counted repetitions, and forced calls of 1, 8 and
+// 32 tools in some formats.
 std::vector<SpecCase> SpecCases();
 
 }  // namespace quire::engine

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compile times and masks of other libraries on what `bench_constraints --export FILE` wrote.
+"""Measures compile times and masks of other libraries with the output of `bench_constraints --export FILE`.
 
     constraint_peers.py FILE
 
-Wants the packages xgrammar, llguidance, numpy and torch. Prints milliseconds to compile (least of several), and
-microseconds of a mask: mean and 99th percentile of all passes but the first, and the longest of the first.
+Needs the packages xgrammar, llguidance, numpy and torch. Prints milliseconds to compile (minimum of several runs) and
+microseconds of a mask: mean and 99th percentile of all passes except the first, and the maximum of the first pass.
 """
 
 import json
@@ -21,7 +21,7 @@ COMPILES = 5
 
 
 class Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     def __init__(self, tokens):
         self.eos_token_id = len(tokens) - 1
@@ -32,7 +32,7 @@ class Vocabulary:
         self.longest = max(map(len, tokens))
 
     def __call__(self, text):
-        """It tokenizes what the grammar forces; the longest token each time is good enough for that."""
+        """Tokenizes text that the grammar forces, by always taking the longest token."""
         rest = text if isinstance(text, bytes) else text.encode()
         ids = []
         while rest:

@@ -12,7 +12,7 @@ import zlib
 def write(folder, version, archs):
     lines = [f"quire {version}", f"archs {archs}"]
     for path in sorted(folder.rglob("*")):
-        # Sources are there to be changed (sources/rebuild).
+        # Sources may be changed (sources/rebuild).
         is_source = path.relative_to(folder).parts[0] == "sources"
         if path.is_file() and path.name != "bundle.txt" and not is_source:
             content = path.read_bytes()

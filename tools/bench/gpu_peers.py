@@ -2,8 +2,8 @@
 """Times torch on the shapes of bench_kernels_cuda: `gpu_peers.py OUTPUT.json`.
 
 Writes {benchmark name: {"peer": ..., "seconds": ...}}, medians of 30 replays of a graph of 20 calls. torch's scaled
-dot product attention reads contiguous K and V, so it is an upper bound for a paged kernel. Without torch it says so
-and writes nothing; exit status 1 when torch finds no GPU.
+dot product attention reads contiguous K and V, so it is an upper bound for a paged kernel. Without torch it prints
+a message and writes nothing. Exit status 1 if torch finds no GPU.
 """
 
 import json
@@ -65,7 +65,7 @@ def main():
     try:
         import torch
     except ImportError:
-        print("gpu_peers.py: torch is not installed, there is no peer to time")
+        print("gpu_peers.py: torch is not installed, so there is no peer to time")
         return 0
     if not torch.cuda.is_available():
         print("gpu_peers.py: torch finds no GPU")

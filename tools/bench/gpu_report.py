@@ -5,9 +5,9 @@
                                             default, and prints the table in Markdown
     gpu_report.py --print results.tar.gz    prints only
 
-Rates are given as shares of C and G, the copy bandwidth and the rate of a large matrix product that were measured in
-the same run, times as ratios to torch's of the same shape. Results of the emulated device are printed, never written:
-its times mean nothing.
+Rates are fractions of C and G, the copy bandwidth and the rate of a large matrix product measured in the same run. Times
+are ratios to torch's for the same shape. Results of the emulated device are printed but not written, because its times
+are meaningless.
 """
 
 import argparse
@@ -26,14 +26,14 @@ LOAD = ["streams", "output_tokens_per_s", "median_ttft_ms", "median_itl_ms", "fa
 
 
 def read(path):
-    """{file name: content} of the archive."""
+    """Returns {file name: content} of the archive."""
     with tarfile.open(path) as archive:
         return {member.name.removeprefix("results/"): archive.extractfile(member).read()
                 for member in archive.getmembers() if member.isfile()}
 
 
 def entries(content):
-    """What Google Benchmark wrote of each run; a process that was killed has left whole entries and no end."""
+    """Returns the entries that Google Benchmark wrote. The file of a killed process has complete entries but no end."""
     text = content.decode(errors="replace")
     for candidate in (text, text[:text.rfind("    },")] + "    }\n  ]\n}"):
         try:
@@ -44,10 +44,10 @@ def entries(content):
 
 
 def benchmarks(files):
-    """{name: (seconds, bytes/s, FLOP/s)}, medians of the repetitions."""
+    """Returns {name: (seconds, bytes/s, FLOP/s)}, medians of the repetitions."""
     runs = {}
     for name, content in files.items():
-        # A long name has lost its beginning (FileName of tools/gpu_run/stages.cc).
+        # Long names are truncated at the start (FileName of tools/gpu_run/stages.cc).
         if not re.match(r"(speed|facts)-.*\.json$", name):
             continue
         for row in entries(content):
@@ -61,18 +61,18 @@ def benchmarks(files):
 
 
 def product_library(files):
-    """What multiplied for G: cuBLASLt, or quire's own Linear and why."""
+    """Returns the implementation of G: cuBLASLt, or quire's own Linear with the reason."""
     for name, content in files.items():
         if re.match(r"facts-BM_DeviceMatmul.*\.json$", name):
             try:
                 return json.loads(content)["benchmarks"][0].get("label", "unknown")
-            except (ValueError, KeyError, IndexError):  # of a process that was killed
+            except (ValueError, KeyError, IndexError):  # the process was killed
                 break
     return "unknown"
 
 
 def kernel_rows(files):
-    """(C in bytes/s or 0, G in FLOP/s or 0, rows of KERNELS)."""
+    """Returns C in bytes/s or 0, G in FLOP/s or 0, and the rows of KERNELS."""
     found = benchmarks(files)
     copy = max((rate for name, (_, rate, _) in found.items() if name.startswith("BM_DeviceCopy")),
                default=0)
@@ -116,7 +116,7 @@ def load_rows(files):
 
 
 def document(results, files):
-    """As tools/docs/benchmark_data.py describes it."""
+    """Returns the document in the format of tools/docs/benchmark_data.py."""
     device = results["device"] or {"name": "no device"}
     copy, product, kernels = kernel_rows(files)
     gigabytes = device.get("memory_bytes", 0) / 1e9
@@ -127,14 +127,14 @@ def document(results, files):
         "versions": {"quire": results["quire"]},
         "commands": [f"./run --minutes {results['minutes']:g}"],
     }
-    parts = [("stages", "Verdicts of the check", "One process an item.", STAGES,
+    parts = [("stages", "Verdicts of the check", "One process per item.", STAGES,
               stage_rows(results)),
              ("kernels", "Kernels", "Medians of 5 of 10 ms. C, the device's copy bandwidth in this "
               f"run, is {copy / 1e12:.3f} TB/s; G, the rate of a bf16 product, {product / 1e12:.1f} TFLOP/s "
               f"({product_library(files)}).",
               KERNELS, kernels),
-             ("daemon", "Llama 3.1 8B's shape with made-up weights, 512 tokens in and 128 out",
-              "quire bench, four requests a stream after a warm-up.", LOAD, load_rows(files))]
+             ("daemon", "Shape of Llama 3.1 8B with synthetic weights, 512 input and 128 output tokens",
+              "quire bench, four requests per stream after a warm-up.", LOAD, load_rows(files))]
     return {"title": f"CUDA kernels on {device['name']}",
             "measurements": [{"id": identity, "title": title, **common, "method": method,
                               "columns": columns, "rows": rows}
@@ -142,7 +142,7 @@ def document(results, files):
 
 
 def markdown(data, is_emulated):
-    lines = [f"# {data['title']}{': EMULATED, its times mean nothing' if is_emulated else ''}"]
+    lines = [f"# {data['title']}{': EMULATED, its times are meaningless' if is_emulated else ''}"]
     for part in data["measurements"]:
         lines += ["", f"## {part['title']}", "", f"{part['machine']}; {part['date']}. "
                   f"{part['method']}", "", "| " + " | ".join(part["columns"]) + " |",
@@ -166,7 +166,7 @@ def main():
     if options.print:
         return 0
     if results["is_emulated"] or not results["device"]:
-        print("gpu_report.py: no figures of a GPU, nothing is written", file=sys.stderr)
+        print("gpu_report.py: no results of a GPU, so nothing is written", file=sys.stderr)
         return 1
     gpu = re.sub(r"[^a-z0-9]+", "-", results["device"]["name"].lower()).strip("-")
     target = options.folder / f"{results['date'][:10]}-{gpu}.json"

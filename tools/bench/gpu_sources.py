@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Packs what the CUDA kernels are made of: `gpu_sources.py BUILD FOLDER`.
+"""Packs the sources of the CUDA kernels: `gpu_sources.py BUILD FOLDER`.
 
 FOLDER/quire gets the units and every header of this tree that they include, FOLDER/include the headers of libraries
-that a machine with a CUDA toolkit does not have, FOLDER/rebuild the script that compiles them there. What a unit
-includes is read from the build: the compiler has written it down. Exit status 1 for a header of unknown origin.
+that a machine with a CUDA toolkit does not have, and FOLDER/rebuild the script that compiles them. Includes are read from
+the dependency files of the build. Exit status 1 for a header of unknown origin.
 """
 
 import pathlib
@@ -13,14 +13,15 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of the C++ compiler, the C library and the CUDA toolkit: any machine that compiles has its own.
+# Headers of the C++ compiler, the C library and the CUDA toolkit, which any machine with a compiler
+# has.
 OWN = re.compile(r"^/usr/(lib/|local/cuda|include/(c\+\+|x86_64-linux-gnu|aarch64-linux-gnu|asm-generic|linux)/|"
                  r"include/[^/]+\.h$)|^/opt/|/cuda[^/]*/")
 PACKED = pathlib.Path("/usr/include/absl")
 
 
 def included(build):
-    """Units and the headers that they include, with links resolved."""
+    """Returns units and the headers that they include, with links resolved."""
     objects = [f"{path.parent.relative_to(build).as_posix()}/{path.name.removesuffix('.ptxas')}"
                for path in sorted(build.glob("kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/*.cu.o.ptxas"))]
     if not objects:
@@ -53,7 +54,7 @@ def pack(build, folder):
 def main():
     strange = pack(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]))
     for path in strange:
-        print(f"{path}: neither of this tree nor of a library that is packed", file=sys.stderr)
+        print(f"{path}: neither in this tree nor in a packed library", file=sys.stderr)
     return 1 if strange else 0
 
 

@@ -29,8 +29,8 @@ inline void Keep(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
 }
 
-// The shortest of `trials` runs of fn(part) on all threads. The shortest, since a roofline probe is
-// what the machine can do and not what its neighbours left over.
+// Returns the shortest of `trials` runs of fn(part) on all threads, because a probe measures the
+// capability of the machine without other load.
 template <typename Fn>
 double ShortestSeconds(ThreadPool* pool, int trials, Fn&& fn) {
   double shortest = 0;
@@ -50,7 +50,7 @@ struct Peak {
   const char* name;
 };
 constexpr int kSteps = 2'000'000;
-constexpr int kChains = 12;  // more than latency times ports of any machine of today
+constexpr int kChains = 12;  // more than latency times ports of current machines
 
 double OperationsPerSecond(const Peak& peak, int threads) {
   ThreadPool pool(threads, {.cpus = Machine::Detect().CpusToBind(threads)});
@@ -62,8 +62,8 @@ using SumFn = std::uint64_t (*)(const std::uint64_t* data, std::size_t count);
 
 #if defined(__x86_64__)
 
-// Each round of a peak loop is one step of kChains sums that do not wait for each other. Assembly,
-// since a compiler may keep sums in memory, and sees that they are all equal.
+// Each round of a peak loop advances kChains independent sums by one step. Written in assembly,
+// because a compiler may keep sums in memory or notice that they are equal.
 #define QUIRE_CHAINS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
 __attribute__((target("avx2,fma"))) void FmaLoop256() {
@@ -245,7 +245,7 @@ ReadRate MeasureDramRead(int threads) {
   void* const memory =
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   QUIRE_CHECK(memory != MAP_FAILED);
-  madvise(memory, kBytes, MADV_HUGEPAGE);  // small pages where there are no huge ones
+  madvise(memory, kBytes, MADV_HUGEPAGE);  // falls back to small pages
   auto* const data = static_cast<std::uint64_t*>(memory);
   const std::size_t part_size = kBytes / sizeof(std::uint64_t) / static_cast<std::size_t>(threads);
   ThreadPool pool(threads, {.cpus = Machine::Detect().CpusToBind(threads)});
@@ -253,8 +253,8 @@ ReadRate MeasureDramRead(int threads) {
     std::fill_n(data + static_cast<std::size_t>(part) * part_size, part_size, std::uint64_t{1});
   });
   const SumFn sum = FastestSum();
-  // As long as what it is compared with takes: on a machine whose memory others use too, a single
-  // pass may have it to itself, and a second does not.
+  // Runs about as long as the kernels, because a single pass may have the memory of a shared
+  // machine for itself.
   constexpr int kPasses = 80;
   std::vector<double> seconds;
   for (int pass = 0; pass < kPasses; ++pass) {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compares what the loads and stores of each CUDA kernel cost, counted by the emulator, with kernels/cuda/accesses.json.
+"""Compares the costs of loads and stores of each CUDA kernel, counted by the emulator, with kernels/cuda/accesses.json.
 
     tools/checks/access_counts.py BUILD [--write]
 
-Runs each benchmark of bench_kernels_cuda once on its smallest shape, in the emulator. Of each kernel the table holds
-the share of its passes over the banks of shared memory that conflicts cost, and the bytes of the sectors of device
-memory that it moves over the bytes that its lanes ask for in one instruction. Fails where a kernel differs by more
-than 0.05; --write replaces the table. Without CUDA in the build there is nothing to compare.
+Runs each benchmark of bench_kernels_cuda once with its smallest shape, in the emulator. The table has two ratios per
+kernel: the fraction of shared memory passes that are due to bank conflicts, and the bytes of the moved sectors of device
+memory over the bytes that the lanes request. Fails if a kernel differs by more than 0.05; --write replaces the table.
+Without CUDA in the build there is nothing to compare.
 """
 
 import argparse
@@ -20,17 +20,17 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "cuda" / "accesses.json"
 SECTOR_BYTES = 32
-TOLERANCE = 0.05  # another compiler keeps other loads
+TOLERANCE = 0.05  # other compilers eliminate other loads
 
 
 def count(build):
-    """By kernel, the sums that the emulator writes."""
+    """Returns the sums that the emulator writes, by kernel."""
     program = build / "tests" / "tools" / "bench_kernels_cuda_emulated"
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "counts.json"
         environment = dict(os.environ, QUIRE_UNPROVEN="1", QUIRE_EMULATOR_SEED="1", QUIRE_EMULATOR_CHECK="all",
                            QUIRE_EMULATOR_COUNTS=str(path))
-        # So short that each runs once.
+        # Short enough that each benchmark runs once.
         ran = subprocess.run([program, "--benchmark_filter=/tiny", "--benchmark_min_time=0.000001"], env=environment,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if ran.returncode != 0 or "ERROR OCCURRED" in ran.stdout or "Failed to match" in ran.stdout:

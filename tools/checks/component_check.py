@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Proves on the text of CMakeLists.txt and of every #include what the build alone does not.
+"""Checks the dependencies of components, from CMakeLists.txt and all #include lines.
 
-The build proves that a component includes nothing but what it lists (cmake/components.cmake). This
-check says so before a compiler runs, and proves the rest: a component lists nothing that it does not
-reach, so that removing any of its DEPS breaks its build; components form no cycle; a third-party library is included only where the
-table below allows it. Each violation is printed as `file:line: what`. Exit status 1 when there is one.
+The build ensures that a component includes only headers of components that it lists (cmake/components.cmake). This
+check reports that without a compiler, and checks the rest: a component lists only components that it reaches, so that
+removing any of its DEPS breaks its build; components form no cycle; third-party libraries are included only where the
+table below allows it. Prints each violation as `file:line: message`. Exit status 1 if there is one.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 FOLDERS = ["base", "formats", "text", "cache_manager", "kernels", "models", "runtime", "engine",
            "server", "tools"]
 
-# Pattern of the included path -> where it may stand. Tests may include everything.
+# Pattern of the included path -> files that may include it. Tests may include everything.
 THIRD_PARTY = [
     (r"cublasLt", ["kernels/linear/cublaslt*"]),
     (r"cuda|cooperative_groups", ["base/device.*", "base/device_buffer.*", "base/stream.*",
@@ -84,7 +84,7 @@ def components_of(root):
 
 
 def read_includes(root):
-    """{file: [(line, included path)]} of every source."""
+    """Returns {file: [(line, included path)]} of every source."""
     includes = {}
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
@@ -97,7 +97,7 @@ def read_includes(root):
 
 
 def reached(files, includes, owner):
-    """The components that a compilation of these files meets."""
+    """Returns the components whose headers these files include."""
     seen, left, names = set(files), list(files), set()
     while left:
         name = left.pop()
@@ -125,7 +125,7 @@ def third_party_errors(includes):
 
 
 def find_cycle(graph):
-    """The components of one cycle, or None."""
+    """Returns the components of one cycle, or None."""
     done, path = set(), []
 
     def visit(node):

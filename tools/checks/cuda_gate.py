@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""What the compiled CUDA kernels must be, checked without a GPU.
+"""Checks the compiled CUDA kernels without a GPU.
 
-From the reports of ptxas that cmake/nvcc_report.sh keeps beside the objects: no spill, no stack, registers and static
-shared memory within kernels/cuda/resources.json, every kernel in that table and none that is gone, at most 110
-kernels per architecture. With --cuobjdump also from machine code and PTX: the instructions that each unit must hold
-are there, portable units carry PTX for later GPUs, no kernel reads or writes local memory, and the inner loops of
-products and attention issue no more instructions than the table says (machine_code.py), and every kernel takes as many bytes of arguments as the host passes (kernel_arguments.py).
+From the ptxas reports that cmake/nvcc_report.sh stores next to the objects: no spills, no stack, registers and static
+shared memory within kernels/cuda/resources.json, exactly the kernels of that table, at most 110 kernels per
+architecture. With --cuobjdump also from machine code and PTX: each unit has its required instructions, portable units
+have PTX for later GPUs, no kernel uses local memory, the inner loops of products and attention have the instruction
+counts of the table (machine_code.py), and the sizes of kernel arguments
+equal those of the host (kernel_arguments.py).
 
-    tools/checks/cuda_gate.py build/ci                         the reports
-    tools/checks/cuda_gate.py build/ci --cuobjdump PATH        and the machine code
+    tools/checks/cuda_gate.py build/ci                         checks the reports
+    tools/checks/cuda_gate.py build/ci --cuobjdump PATH        also checks the machine code
     tools/checks/cuda_gate.py build/ci --update                writes the table from the reports
-    tools/checks/cuda_gate.py build/ci --update --cuobjdump PATH    and from the machine code
+    tools/checks/cuda_gate.py build/ci --update --cuobjdump PATH    also writes it from the machine code
 
 Exit status 1 with one line per violation.
 """
@@ -32,12 +33,12 @@ ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
-# What an instruction of the machine code is in the PTX that portable units carry for later GPUs.
+# PTX instructions for the instructions of machine code, in the PTX of portable units.
 IN_PTX = {"HMMA": "mma.sync", "LDSM": "ldmatrix", "LDGSTS": "cp.async"}
 
 
 def short_name(demangled):
-    """`EmbeddingKernel<BF16>` for the whole signature."""
+    """Returns a short name such as `EmbeddingKernel<BF16>` for the whole signature."""
     text = re.sub(r"^(void|static void) ", "", demangled)
     text = text.replace("(anonymous namespace)::", "").replace("quire::", "")
     text = text.replace("kernels::", "").replace("cuda::", "")
@@ -61,7 +62,7 @@ def demangle(names):
 
 
 def read_reports(build):
-    """{unit: {(kernel, architecture): {registers, shared, stack, spills}}} of all objects."""
+    """Returns {unit: {(kernel, architecture): {registers, shared, stack, spills}}} of all objects."""
     units, names = {}, set()
     reports = sorted(build.glob("kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/*.o.ptxas"))
     for report in reports:
@@ -86,7 +87,7 @@ def read_reports(build):
 
 
 def update_table(units, loops):
-    """`loops`, of count_loops, or None when the machine code was not read."""
+    """Writes the table. `loops` comes from count_loops, or is None if the machine code was not read."""
     old = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
     table = {}
     for unit, kernels in sorted(units.items()):
@@ -105,7 +106,7 @@ def update_table(units, loops):
         if tiles:
             table[unit]["loops"] = dict(sorted(tiles.items()))
     text = json.dumps(table, indent=1)
-    # What holds no other list or object on one line.
+    # Puts innermost lists and objects on one line.
     text = re.sub(r"([\[{])\s+([^\[\]{}]*?)\s+([\]}])",
                   lambda m: m[1] + re.sub(r"\n *", " ", m[2]) + m[3], text)
     TABLE.write_text(text + "\n", encoding="utf-8")
@@ -146,7 +147,7 @@ def check_reports(units, table):
 
 
 def disassemble(build, unit, cuobjdump):
-    """The listing of a unit's object; empty when there is none."""
+    """Returns the listing of a unit's object, or an empty text if there is none."""
     found = list(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"))
     if not found:
         return ""
@@ -154,8 +155,8 @@ def disassemble(build, unit, cuobjdump):
 
 
 def count_loop(code, row):
-    """(instructions of one tile by class, instructions of the block a byte, those of one tile in the warps of
-    row["beside"] or None). None for a kernel without products; a CodeError says what cannot be read."""
+    """Returns instructions of one tile by class, instructions of the block per byte, and instructions of one tile in the
+    warps of row["beside"] or None. Returns None for a kernel without products. Raises CodeError for unreadable code."""
     graph = machine_code.Graph(code)
     found = machine_code.work_loop(graph)
     if found is None:
@@ -179,7 +180,7 @@ def count_beside(graph, row):
 
 
 def count_loops(listing, rows):
-    """({kernel: {architecture: what count_loop says}} of the kernels that have a row, errors)."""
+    """Returns {kernel: {architecture: result of count_loop}} of the kernels that have a row, and errors."""
     result, errors = {}, []
     try:
         kernels = machine_code.functions(listing)
@@ -211,7 +212,7 @@ def changes(counts, table):
 
 
 def compare_loops(unit, counted, rows):
-    """What changed, and what the table does not have or has too much of: predictions are made of it."""
+    """Returns errors for changed, missing and additional loops, because predictions depend on the counts."""
     errors, checks = [], 0
     for name, row in rows.items():
         table = row.get("instructions_per_tile", {})
@@ -232,11 +233,11 @@ def compare_loops(unit, counted, rows):
 
 
 def check_code(build, table, cuobjdump):
-    """The machine code: what must be there, local memory, which must not, and how long loops are."""
+    """Checks the machine code: required instructions, local memory and lengths of loops."""
     errors, checks = [], 0
     for unit, row in table.items():
         if not row["kernels"]:
-            continue  # launches those of other units
+            continue  # has no kernels of its own
         code = disassemble(build, unit, cuobjdump)
         if "Function :" not in code:
             errors.append(f"{unit}: {cuobjdump} shows no machine code of an object")

@@ -1,10 +1,10 @@
-"""The bytes of each kernel argument: what the host passes, and what the machine code takes.
+"""Compares the sizes of kernel arguments on the host and in the machine code.
 
-The two sides of nvcc lay out classes apart, and a driver copies as many bytes as the machine code says, so a class that
-they lay out in two ways arrives as other values. The emulator has one compiler for both and cannot show it.
+The host and device compilers of nvcc lay out classes independently, and the driver copies as many bytes as the machine
+code declares. So a class with two layouts arrives with wrong values. The emulator has one compiler and cannot detect it.
 
-The host's sizes are those of g++, in the name of `Enqueue` (kernels/cuda/launch.h): one instance for each list of
-argument types. The machine code's are in EIATTR_KPARAM_INFO of a kernel, for each architecture.
+The host's sizes are in the symbol names of `Enqueue` (kernels/cuda/launch.h), with one instance per list of argument
+types. The sizes of the machine code are in EIATTR_KPARAM_INFO of each kernel and architecture.
 """
 
 import re
@@ -17,12 +17,12 @@ ARGUMENT = re.compile(r"\s+Value:\s+Index : \S+\s+Ordinal : (\S+)\s+Offset  : \S
 
 
 def host_sizes(symbols):
-    """{types of the arguments: their sizes} of the lines of `nm -C`."""
+    """Returns {types of the arguments: their sizes} from the output of `nm -C`."""
     return {match[2]: [int(size) for size in re.findall(r"\d+", match[1])] for match in HOST.finditer(symbols)}
 
 
 def device_sizes(listing):
-    """{(mangled kernel, architecture): sizes of its arguments} of `cuobjdump -elf`."""
+    """Returns {(mangled kernel, architecture): sizes of its arguments} from `cuobjdump -elf`."""
     result, architecture, sizes = {}, None, {}
     for line in listing.splitlines():
         if match := ARCHITECTURE.match(line):
@@ -35,7 +35,7 @@ def device_sizes(listing):
 
 
 def types_of(name):
-    """`quire::Args, unsigned int` for `void quire::Kernel<8u>(quire::Args, unsigned int)`."""
+    """Returns `quire::Args, unsigned int` for `void quire::Kernel<8u>(quire::Args, unsigned int)`."""
     depth = 0
     for i in range(len(name) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(name[i], 0)
@@ -45,7 +45,7 @@ def types_of(name):
 
 
 def check(unit, path, cuobjdump, count):
-    """The errors of an object that has machine code of `count` kernels, one for each architecture counted."""
+    """Returns the errors of an object with `count` kernels, counted per architecture."""
     def read(*command):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

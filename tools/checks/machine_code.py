@@ -1,9 +1,9 @@
-"""Loops of machine code, from the listing of `cuobjdump -sass`: what one iteration issues, by class.
+"""Counts the instructions per loop iteration in the listing of `cuobjdump -sass`, by class.
 
-Control flow comes from the branches of the listing; a loop is a natural one (a branch back to a block that is on every
-path to it), so code that ptxas moved behind the end of a kernel belongs to the loop that it serves. An iteration is
-the path from a loop's head to its branch back that holds the most work (products and loads from global memory), and of
-those the one with the fewest instructions: the tile that is neither masked nor the last of a span.
+Control flow comes from the branches of the listing. Loops are natural loops (a back edge to a block that dominates it),
+so code that ptxas moved to the end of a kernel belongs to its loop. An iteration is the path from a loop's head to its
+back edge with the most work (products and loads from global memory), and of those the one with the fewest instructions:
+the tile that is neither masked nor the last of a span.
 """
 
 import collections
@@ -17,7 +17,7 @@ INSTRUCTION = re.compile(r"(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*)")
 ADDRESS = re.compile(r"0x([0-9a-f]+)")
 CLASSES = {
     "tensor": "HMMA IMMA DMMA HGMMA IGMMA QGMMA",
-    # What goes through the shared memory's data path.
+    # Instructions that use the data path of shared memory.
     "shared": "LDS LDSM STS STSM ATOMS SHFL MOVM",
     "global": "LDG LDGSTS STG LD ST ATOM ATOMG RED UTMALDG UBLKCP UTMASTG UTMAPF CCTL",
     "float": "FADD FMUL FFMA FMNMX FSETP FSEL FSET FCHK MUFU HADD2 HMUL2 HFMA2 HSETP2 HSET2 HMNMX2 F2FP F2F F2I I2F "
@@ -40,7 +40,7 @@ class Work:
 
 
 class CodeError(Exception):
-    """The listing holds what this reading of it does not know."""
+    """The listing has something that this parser does not know."""
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ class Instruction:
 
 
 def functions(listing):
-    """{(mangled name, target): [Instruction]} of a listing."""
+    """Returns {(mangled name, target): [Instruction]} of a listing."""
     result, target, code = {}, None, None
     for line in listing.splitlines():
         if match := TARGET.search(line):
@@ -109,7 +109,7 @@ class Graph:
         self.loops = self.natural_loops()
 
     def successors(self):
-        """Where each block goes. A BSYNC goes where the BSSY of its barrier that reaches it says."""
+        """Returns the successors of each block. A BSYNC continues at the target of the BSSY that reaches it."""
         edges = [set() for _ in self.blocks]
         reach = [collections.defaultdict(set) for _ in self.blocks]
         todo = [0]
@@ -204,7 +204,7 @@ class Graph:
         return [Loop(head, body) for head, body in bodies.items()]
 
     def inside(self, loop):
-        """The loops directly inside."""
+        """Returns the loops directly inside `loop`."""
         inner = [other for other in self.loops if other.head != loop.head and other.body < loop.body]
         return [a for a in inner if not any(a is not b and a.body < b.body for b in inner)]
 
@@ -212,9 +212,9 @@ class Graph:
         return sum(i.opcode in opcodes for block in loop.body for i in self.blocks[block])
 
     def iteration(self, loop, work, trips=1, loads=None):
-        """Counter of opcodes of one iteration: of the paths through the loop those with the most products, of these
-        those with `loads` loads (None: the most), of these the shortest. `trips` iterations of loops inside that hold
-        products, one of others."""
+        """Returns the Counter of opcodes of one iteration: of the paths with the most products those with `loads` loads
+        (None: the most), and of these the shortest. Counts `trips` iterations of inner loops with products, and one of
+        other inner loops."""
         paths = self.paths(loop, work, trips)
         most = max(products for products, _ in paths)
         counts = [count for products, count in paths if products == most]
@@ -225,7 +225,7 @@ class Graph:
         return paths[most, loads]
 
     def paths(self, loop, work, trips):
-        """{(products, loads): Counter of the shortest such path from the loop's head to its branch back}."""
+        """Returns {(products, loads): Counter of the shortest such path from the loop's head to its back edge}."""
         inner = self.inside(loop)
         name_of = {block: other.head for other in inner for block in other.body}
         weights = {block: collections.Counter(i.opcode for i in self.blocks[block])
@@ -276,16 +276,16 @@ class Graph:
 
 
 def keep_shortest(paths, path, work):
-    """Puts `path` into {(products, loads): path} unless a shorter one is there."""
+    """Stores `path` in {(products, loads): path} unless a shorter one exists."""
     key = tuple(sum(path[opcode] for opcode in opcodes) for opcodes in (work.products, work.loads))
     if key not in paths or sum(path.values()) < sum(paths[key].values()):
         paths[key] = path
 
 
 def work_loop(graph):
-    """The innermost loop that holds most products, of several the shortest, and its Work. Products are those of tensor
-    cores, where a kernel has none multiply-adds; loads are those that go past the registers, where it has none
-    others. None for a kernel without products in a loop."""
+    """Returns the innermost loop with the most products, the shortest if there are several, and its Work. Products are those
+    of tensor cores, or multiply-adds if there are none. Loads are those that bypass the registers, or all if there are
+    none. Returns None for a kernel without products in a loop."""
     for products in (set(CLASSES["tensor"].split()), {"FFMA"}):
         # A loop with MUFU divides.
         other = {"MUFU"} if "FFMA" in products else set()
@@ -294,7 +294,7 @@ def work_loop(graph):
         if not innermost:
             continue
         loop = min(innermost, key=lambda a: (-graph.holds(a, products), sum(len(graph.blocks[b]) for b in a.body)))
-        # A part of the tile's products in a loop of its own: the tile is what the loop around it loads.
+        # If a part of the tile's products has its own loop, the outer loop loads the tile.
         around = [a for a in found if a is not loop and loop.body < a.body]
         copies = {"LDGSTS", "UTMALDG", "UBLKCP"}
         tile = min(around, key=lambda a: len(a.body), default=None)
@@ -305,8 +305,8 @@ def work_loop(graph):
 
 
 def beside_loop(graph, opcode):
-    """The loop of a tile, and its Work, of warps that multiply nothing: the one around the innermost loop that holds
-    most of `opcode`, or that one where none is around it. None without such a loop."""
+    """Returns the loop of a tile, and its Work, for warps without products: the loop around the innermost loop with the most
+    `opcode`, or that loop if it is the outermost. Returns None without such a loop."""
     found = [loop for loop in graph.loops
              if graph.holds(loop, {opcode}) and not graph.holds(loop, set(CLASSES["tensor"].split()))]
     innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]
@@ -318,7 +318,7 @@ def beside_loop(graph, opcode):
 
 
 def by_class(counter):
-    """{class: instructions}, and all of them. CodeError for an instruction of no class."""
+    """Returns {class: instructions} and the total. Raises CodeError for an instruction without a class."""
     counts = dict.fromkeys(CLASSES, 0)
     for opcode, count in counter.items():
         if opcode not in CLASS_OF:

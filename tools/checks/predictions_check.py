@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Ties docs/benchmarks/gpu_queue.md to what the check on a GPU machine measures.
+"""Checks that docs/benchmarks/gpu_queue.md refers to measurements of the check on a GPU machine.
 
 Every row of a table with a column "measured by" names, in backticks, a benchmark of bench_kernels_cuda (the beginning of
 its name), a filter for its GPU tests, a stage of the runner as `run STAGE`, or a file of its results; each must exist,
 and the row must have a rule or formula and an expectation. A count of instructions in a formula ("n = 455", "beside
-421") must be one of kernels/cuda/resources.json. Programs are asked for what they have:
+421") must be in kernels/cuda/resources.json. The names come from the programs:
 
     tools/checks/predictions_check.py --bench bench_kernels_cuda_emulated --runner quire_gpu_run --tests X_gpu Y_gpu ...
 
@@ -32,7 +32,7 @@ def ask(program, *arguments):
 
 
 def tests_of(listing):
-    """`Suite.Test` of every test that --gtest_list_tests shows."""
+    """Returns `Suite.Test` of every test in the output of --gtest_list_tests."""
     suite, names = "", []
     for line in listing.splitlines():
         if line.startswith("  "):
@@ -48,7 +48,7 @@ def stages_of(usage):
 
 
 def rows_of(page):
-    """(line number, {column: cell}) of the rows of tables with a column "measured by"."""
+    """Returns (line number, {column: cell}) of the rows of tables with a column "measured by"."""
     columns = None
     for number, line in enumerate(page.splitlines(), 1):
         if not line.startswith("|"):
@@ -66,7 +66,7 @@ class Programs:
         self.benchmarks, self.tests, self.stages = benchmarks, tests, stages
 
     def fault(self, name):
-        """Why nothing measures `name`; empty: something does. None when it is no name of a measurement."""
+        """Returns why nothing measures `name`, or "" if something does. Returns None if it is not the name of a measurement."""
         if name.startswith("BM_"):
             return "" if any(known.startswith(name) for known in self.benchmarks) else "no such benchmark"
         if name.startswith("run "):
@@ -79,7 +79,7 @@ class Programs:
 
 
 def counts_of(resources):
-    """Instructions of a tile, of every loop that the gate counts."""
+    """Returns the instruction counts per tile of all loops in the table."""
     return {counts["all"] for unit in resources.values() for loop in unit.get("loops", {}).values()
             for counts in loop.get("instructions_per_tile", {}).values()}
 

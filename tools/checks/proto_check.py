@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Checks the schemas in proto/: naming, comments, types, and that the published API only grows.
 
-The rules are those of docs/api.md, section "Rules for the schema". What is published stands as text in
-proto/published.txt, one line per message, field, enum value and method. A line that is missing from the
-schema, or a schema element that is missing from the file, is a violation; after adding elements,
-`proto_check.py --write` adds their lines, and refuses when others would go. The field numbers that
-docs/api.md names must be those of the schema.
+The rules are those of docs/api.md, section "Rules for the schema". proto/published.txt lists the published API, one line
+per message, field, enum value and method. A listed element that is missing from the schema, or an element of the schema
+that is not listed, is a violation. After adding elements, `proto_check.py --write` adds their lines; it refuses to remove
+lines. The field numbers in docs/api.md must be those of the schema.
 
 Needs protoc and python3-protobuf. Exit status 1 when there is a violation.
 """
@@ -24,10 +23,10 @@ UNSIGNED = {Field.TYPE_UINT32: "uint32", Field.TYPE_UINT64: "uint64",
             Field.TYPE_FIXED32: "fixed32", Field.TYPE_FIXED64: "fixed64"}
 NUMBERS = {Field.TYPE_INT32, Field.TYPE_INT64, Field.TYPE_SINT32, Field.TYPE_SINT64,
            Field.TYPE_DOUBLE, Field.TYPE_FLOAT}
-# Numbers of a descriptor's parts inside its parent (descriptor.proto), the steps of a source path.
+# Field numbers in descriptor.proto, which are the elements of a source path.
 FILE_MESSAGE, FILE_ENUM, FILE_SERVICE = 4, 5, 6
 MESSAGE_FIELD, MESSAGE_NESTED, MESSAGE_ENUM, MESSAGE_ONEOF = 2, 3, 4, 8
-# Packages whose names and numbers are other projects': only comments, sizes and what is published are checked.
+# Packages of other projects: only comments, sizes and published elements are checked.
 FOREIGN = ("vllm.", "smg.")
 PASCAL, SNAKE = r"[A-Z][A-Za-z0-9]*", r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 MAX_LINES, MAX_COLUMNS = 600, 100
@@ -54,7 +53,7 @@ class Checker:
         self.errors.append(f"proto/{self.file.name}:{self.lines.get(tuple(path), 1)}: {message}")
 
     def rule(self, path, message):
-        """A violation of how quire's own API is written."""
+        """Reports a violation of a rule that applies only to quire's own API."""
         if not self.is_foreign:
             self.error(path, message)
 
@@ -156,7 +155,7 @@ class Checker:
 
 
 def check_lists(files):
-    """Every List method is paged."""
+    """Every List method must be paged."""
     messages = {f"{file.package}.{m.name}": {f.name for f in m.field}
                 for file in files for m in file.message_type}
     for file in files:
@@ -172,7 +171,7 @@ def check_lists(files):
 
 
 def load(root):
-    """The descriptors of every schema below `root`, comments included."""
+    """Returns the descriptors of every schema below `root`, including comments."""
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.proto"))
     with tempfile.NamedTemporaryFile() as out:
         subprocess.run(["protoc", "--include_source_info", "-I", str(root),
@@ -182,8 +181,8 @@ def load(root):
 
 
 def check_page(page, lines):
-    """Yields each `name = number` in a table of the API page that no field and no enum value has. The
-    page names enum values by their ends, such as `_EOS = 1`."""
+    """Yields each `name = number` in a table of the API page that no field or enum value has. The page
+    abbreviates enum values, such as `_EOS = 1`."""
     parts = [line.split(" ") for line in lines if line.startswith(("field quire.v1.", "value quire.v1."))]
     known = {(part[1].rsplit(".", 1)[1], part[2]) for part in parts}
     if not page.exists():
@@ -197,13 +196,13 @@ def check_page(page, lines):
 
 
 def compare_published(old, new):
-    """Yields what the new lines break of the old ones."""
+    """Yields the published elements that the new lines change or remove."""
     for line in sorted(old - new):
         kind, name, *rest = line.split(" ")
         if kind == "field":
             message, field = name.rsplit(".", 1)
             if {f"reserved {message} {rest[0]}", f"reserved {message} {field}"} <= new:
-                continue  # removed, its number and name kept from reuse
+                continue  # removed, with number and name reserved
         yield f"published element changed or gone: {line}"
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Fails when the tracked files are larger together than 40 MiB.
+"""Fails if the tracked files have more than 40 MiB in total.
 
-Everybody who clones the repository pays for each byte, for ever. Test data that a script can make
-again is made when the tests are built (tests/testdata/README.md). In a folder that is no git
-checkout, such as an unpacked archive, all files count but those that .gitignore names.
+Every clone contains each byte forever. Test data that a script can generate is generated when the tests are built
+(tests/testdata/README.md). Outside a git checkout, for example in an unpacked archive, all files count except those that
+.gitignore names.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 LIMIT_MIB = 40
-LARGEST = 10  # that a failure names
+LARGEST = 10  # number of files that a failure lists
 IGNORED_AT_ROOT = {".git", "build", ".venv"}
 
 
@@ -37,7 +37,7 @@ def main():
     root = parser.parse_args().root.resolve()
     is_checkout = (root / ".git").exists()
     files = tracked_files(root) if is_checkout else list(all_files(root))
-    # A file that is tracked and deleted is about to go.
+    # Ignore tracked files that are deleted in the work tree.
     sizes = {path: path.lstat().st_size for path in files if os.path.lexists(path)}
     kind = "tracked files" if is_checkout else "files, no git checkout"
     if not sizes:

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the rules of docs/style.md that a text can prove.
+"""Checks the rules of docs/style.md that can be checked on text.
 
-Lengths of files and functions, columns of C++, no folders that include each other, every source
-file in the build, no TODO without an issue number, `#pragma once`, no disabled tests, none of the
-C++ that we do not use, no dead link in a page, functions that docs/architecture.md names where it
-names them, no sleep in a test, `virtual` only where docs/style.md says, no
-reason of an error that no source gives, no two types of one full name.
-Each violation is printed as `file:line: what`. Exit status 1 when there is one.
+Checks lengths of files and functions, columns of C++, folders that include each other, sources outside the build, TODOs
+without an issue number, `#pragma once`, disabled tests, C++ features that we do not use, dead links, functions that
+docs/architecture.md names, sleeps in tests, `virtual` outside the files of docs/style.md, unused error reasons, and types
+with equal full names. Prints each violation as `file:line: message`. Exit status 1 if there is one.
 """
 
 import argparse
@@ -42,8 +40,8 @@ BANNED = [
      "nvcc 13.0 passes a class with such members to kernels in another layout than the host's"),
 ]
 
-# Deadlines and ages are monotonic time (base/clock.h): the files that may read the wall clock show
-# it to a person, write it into a message, or compare it with a date in a file.
+# Deadlines and ages use monotonic time (base/clock.h). Only these files may read the wall clock: they show it, write it
+# into a message, or compare it with a date in a file.
 WALL_CLOCK = re.compile(r"\babsl::(Now|GetCurrentTimeNanos)\b|\bsystem_clock::now\b"
                         r"|\bgettimeofday\b|\bCLOCK_REALTIME\b|\bstd::time\(")
 WALL_CLOCK_READERS = [
@@ -56,13 +54,13 @@ WALL_CLOCK_READERS = [
     "tests/*", "tools/*",
 ]
 
-# Where two implementations exist (docs/style.md, section 2); tests declare what they like.
+# Files with two implementations of an interface (docs/style.md, section 2). Tests may declare virtual functions.
 VIRTUAL_FILES = ["base/clock.h", "engine/constraint/constraint.h", "kernels/comm/communicator.h",
                  "runtime/step/step_runner.h", "server/http/http_message.h", "server/http/http_session.h",
                  "server/edge/transport.h", "tools/quire/bench_target.h"]
 VIRTUAL = re.compile(r"\bvirtual\b")
 
-# A test waits through the helpers of these files, which say for what.
+# Tests wait through the helpers of these files.
 WAITING_FILES = ["tests/testing/waiting.h", "tests/testing/waiting.py"]
 SLEEP = re.compile(r"\b(?:SleepFor|sleep_for|sleep_until|nanosleep|clock_nanosleep|usleep)\b|\bsleep\s*\(")
 SHELL_SLEEP = re.compile(r"(?:^|[;&|(]|\b(?:do|then|else)\b)[ \t]*sleep[ \t]+\S", re.MULTILINE)
@@ -79,15 +77,15 @@ def source_files(root):
 
 
 def blank(match):
-    """Spaces for everything but line ends, so that positions stay."""
+    """Replaces everything except line ends by spaces, so that positions do not change."""
     return re.sub(r"[^\n]", " ", match.group(0))
 
 
-# Raw strings first: they may hold quotes and comment marks. A quote between digits separates them.
+# Raw strings first, because they may contain quotes and comment markers. A quote between digits is a separator.
 NOT_CODE = re.compile(
     r'R"(?P<tag>[^\s()\\]*)\(.*?\)(?P=tag)"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
     r"|(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+'", re.DOTALL)
-# The same where a comment begins with #.
+# The same for languages with # comments.
 HASH_TEXT = re.compile(r"""#[^\n]*|\"{3}.*?\"{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
                        re.DOTALL)
 AFTER_INITIALIZER = re.compile(r"\s*[,{]")
@@ -95,14 +93,14 @@ PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 
 
 def code_only(text):
-    """C++ without comments, strings and preprocessor lines, at the same positions."""
+    """Returns C++ without comments, strings and preprocessor lines, at the same positions."""
     return PREPROCESSOR.sub(blank, NOT_CODE.sub(blank, text))
 
 
 def opens_function(head):
-    """Whether a brace after `head`, the text since the last statement, begins a function body."""
+    """Returns whether a brace after `head`, the text since the last statement, begins a function body."""
     head = re.sub(r"\boperator\s*[^\w\s(]+", "operator", re.sub(r"\[\[.*?\]\]", " ", head))
-    while True:  # empty all parentheses: default arguments have an = too
+    while True:  # empty all parentheses, because default arguments contain =
         shorter = re.sub(r"\((?!\))[^()]*\)", "()", head)
         if shorter == head:
             break
@@ -162,7 +160,7 @@ def check_lengths(name, text):
 
 def check_lines(name, text):
     if name.endswith("style_check.py") or name.endswith("style_check_test.py"):
-        return  # they spell the words that they look for
+        return  # they contain the words that they search for
     for number, line in enumerate(text.splitlines(), 1):
         if UNFINISHED.search(line):
             yield f"{name}:{number}: unfinished work without an issue number, as in TODO(#12)"
@@ -188,7 +186,7 @@ def check_lines(name, text):
 
 
 def check_sleeps(name, text):
-    """Tests do not sleep; strings and comments are not looked at."""
+    """Finds sleeps in tests, except in strings and comments."""
     suffix = pathlib.PurePath(name).suffix
     if not name.startswith("tests/") or name in WAITING_FILES:
         return
@@ -202,7 +200,7 @@ def check_sleeps(name, text):
 
 
 def check_own_header(root, name, text):
-    """A source includes its own header before all others, which proves that the header needs none."""
+    """A source includes its own header first, so that the header compiles on its own."""
     path = pathlib.PurePath(name)
     header = path.with_suffix(".h")
     if path.suffix != ".cc" or not (root / header).is_file():
@@ -214,7 +212,7 @@ def check_own_header(root, name, text):
 
 
 def check_in_build(root, names):
-    """Every C++ file must be named by the CMakeLists.txt of its folder or of one above it."""
+    """Every C++ file must be in the CMakeLists.txt of its folder or of a parent folder."""
     listed = {}
     for name in names:
         if name.endswith("CMakeLists.txt"):
@@ -231,19 +229,19 @@ def check_in_build(root, names):
         folders = [folder for folder in listed if name.startswith(folder)]
         if any(name[len(folder):] in listed[folder] for folder in folders):
             continue
-        # Headers of tests and tools belong to no library; they must be in use.
+        # Headers of tests and tools belong to no library, but must be included.
         if name.startswith(("tests/", "tools/")) and name.endswith(".h") and name in included:
             continue
         yield f"{name}:1: the file is not in the build"
 
 
-# Who compares with a reason does not give it.
+# A comparison with a reason does not count as a use.
 COMPARISON = re.compile(r"\bHasReason\((?:[^()]|\([^()]*\))*\)|(?:\bcase|[=!]=)\s*(?:\w+::)*Reason::k\w+"
                         r"|\bReason::k\w+(?=\s*[=!]=)")
 
 
 def check_reasons(root, names):
-    """Some source gives each reason of base/error_reason.h; one that none gives is dead."""
+    """Every reason of base/error_reason.h must be returned by some source."""
     header = root / "base" / "error_reason.h"
     if not header.exists():
         return
@@ -285,7 +283,7 @@ TYPE = re.compile(r"\b(?:class|struct|union|enum)\s+(?:(?:alignas|[A-Z]\w*)\s*\(
 
 
 def linked_types(text):
-    """Yields (full name, line) of the types that C++ `text` defines in namespaces with names."""
+    """Yields (full name, line) of the types that C++ `text` defines in named namespaces."""
     code, scopes, start = code_only(text), [], 0
     for match in re.finditer(r"[{};]", code):
         head = code[start:match.start()].strip()
@@ -300,10 +298,10 @@ def linked_types(text):
 
 
 def check_linked_types(root, names):
-    """No two files define a type of one full name: a program of both has the functions of one for both."""
+    """No two files may define types with equal full names, which would violate the one-definition rule."""
     owners = {}
     for name in names:
-        # The emulator's twins take the place of the headers that they are named after.
+        # The emulator's headers replace the headers with the same name.
         if pathlib.PurePath(name).suffix not in CPP or name.startswith("tests/cuda_emulator/include/"):
             continue
         for found, line in linked_types((root / name).read_text(encoding="utf-8", errors="replace")):
@@ -318,7 +316,7 @@ def pages(root):
 
 
 def anchors(text):
-    """The anchors that GitHub gives to the headings of a page."""
+    """Yields the anchors that GitHub creates for the headings of a page."""
     found = set()
     for heading in re.findall(r"^#+ +(.*?)\s*$", re.sub(r"```.*?```", "", text, flags=re.DOTALL),
                               re.MULTILINE):
@@ -328,7 +326,7 @@ def anchors(text):
 
 
 def check_links(root):
-    """Every relative link of a page leads to a file, and to a heading of it if it names one."""
+    """Every relative link of a page must lead to an existing file and heading."""
     for page in pages(root):
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
             for link in re.findall(r"(?:\]\(|\b(?:src|srcset)=\")([^)\s\"]+)", line):
@@ -344,7 +342,7 @@ def check_links(root):
 
 
 def check_paths(root):
-    """Every path of the tree that a page names is there; {a,b} and * stand for any text."""
+    """Every path that a page names must exist; {a,b} and * stand for any text."""
     folders = {path.name for path in root.iterdir() if path.is_dir() and path.name != "build"}
     for page in pages(root):
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -355,9 +353,9 @@ def check_paths(root):
 
 
 def check_functions(root):
-    """Every function that docs/architecture.md names with a file is in that file.
+    """Every function that docs/architecture.md names with a file must be in that file.
 
-    It does so as `A::B` (x/y.cc), and in the rows of a table as | `A::B` | x/y.cc |."""
+    The page writes `A::B` (x/y.cc), or | `A::B` | x/y.cc | in the rows of a table."""
     page = root / "docs" / "architecture.md"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     for match in re.finditer(r"`([\w:]+)`(?:\s+\(| \| )([\w./-]+\.(?:cc|cu|h))(?:\)| \|)", text):
@@ -371,7 +369,7 @@ def check_functions(root):
 
 
 def check_openings(root):
-    """Every page of docs/ and kernels/ says first who should read it and what they can do then."""
+    """Every page of docs/ and kernels/ begins with its readers and with what they can do after it."""
     for page in sorted([*(root / "docs").rglob("*.md"), *(root / "kernels").rglob("*.md")]):
         text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         paragraphs = text.split("\n\n", 2)

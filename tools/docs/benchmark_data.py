@@ -1,10 +1,10 @@
-"""The measurements of docs/benchmarks/*.json: what such a file holds, and reading rows of it.
+"""Reads and validates the measurements of docs/benchmarks/*.json. The format of a file is:
 
     {"title": ..., "measurements": [{
        "id": ..., "title": ..., "machine": ..., "date": "2026-11-23 10:06 to 10:11 UTC",
-       "versions": {"quire": ..., ...},     of everything that was measured
-       "commands": [...],                   or "program": what measured, where no command is left
-       "method": ...,                       what was counted, how often, what else ran
+       "versions": {"quire": ..., ...},     of all measured programs
+       "commands": [...],                   or "program": the measuring program, if there is no command
+       "method": ...,                       metrics, repetitions, other load
        "notes": [...],                      optional
        "columns": [...], "rows": [[...]]}]}
 
@@ -19,30 +19,30 @@ OTHERS = ("versions", "commands", "program", "notes", "columns", "rows")
 
 
 def texts(value):
-    """Whether this is a list of texts, none of them empty, and not an empty list."""
+    """Returns whether this is a non-empty list of non-empty texts."""
     return isinstance(value, list) and bool(value) and all(
         isinstance(text, str) and text.strip() for text in value)
 
 
 def measurement_faults(measurement):
-    """Yields what is wrong with one measurement."""
+    """Yields the errors of one measurement."""
     for key in TEXTS:
         if not isinstance(measurement.get(key), str) or not measurement[key].strip():
-            yield f"{key} is missing or no text"
+            yield f"{key} is missing or not a text"
     if not re.match(r"\d{4}-\d\d-\d\d\b", str(measurement.get("date"))):
         yield "date does not begin with YYYY-MM-DD"
     for key in measurement.keys() - {*TEXTS, *OTHERS}:
-        yield f"{key} is no field of a measurement"
+        yield f"{key} is not a field of a measurement"
     versions = measurement.get("versions")
     if not isinstance(versions, dict) or not versions.get("quire"):
-        yield "versions does not name that of quire"
+        yield "versions does not contain quire"
     if ("commands" in measurement) == ("program" in measurement):
-        yield "there is not exactly one of commands and program"
+        yield "exactly one of commands and program is required"
     for key in ("commands", "notes", "columns"):
         if key in measurement and not texts(measurement[key]):
             yield f"{key} is not a list of texts"
     if "program" in measurement and not texts([measurement["program"]]):
-        yield "program is no text"
+        yield "program is not a text"
     columns, rows = measurement.get("columns") or [], measurement.get("rows")
     if len(set(columns)) != len(columns) or not columns:
         yield "columns are missing or not distinct"
@@ -57,7 +57,7 @@ def measurement_faults(measurement):
 
 
 def faults(name, document):
-    """Yields what is wrong with a file, each as `name: id: what`."""
+    """Yields the errors of a file as `name: id: message`."""
     if not isinstance(document, dict) or document.keys() != {"title", "measurements"}:
         yield f"{name}: not an object of title and measurements"
         return
@@ -72,7 +72,7 @@ def faults(name, document):
 
 
 class Data:
-    """All measurements of a folder, by file and id; a row that is not there is an error."""
+    """All measurements of a folder, by file and id. Reading a missing row is an error."""
 
     def __init__(self, folder):
         self.measurements, self.faults = {}, []
@@ -84,7 +84,7 @@ class Data:
                 self.measurements[path.stem, measurement["id"]] = measurement
 
     def row(self, file, identity, **wanted):
-        """The one row with these values, as {column: value}."""
+        """Returns the only row with these values, as {column: value}."""
         measurement = self.measurements.get((file, identity))
         if measurement is None:
             raise SystemExit(f"docs/benchmarks/{file}.json: no measurement {identity}")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes docs/images/*.svg and the table of docs/performance.md from docs/benchmarks/*.json.
+"""Generates docs/images/*.svg and the table of docs/performance.md from docs/benchmarks/*.json.
 
-    tools/docs/plot_benchmarks.py            writes them
-    tools/docs/plot_benchmarks.py --check    writes nothing; names files that are not what it writes,
-                                             and figures of the page that are in no data
+    tools/docs/plot_benchmarks.py            writes the files
+    tools/docs/plot_benchmarks.py --check    writes nothing; reports files that are not up to date, and
+                                             figures of the page that are in no data
 
 Each plot has a light and a dark form with a transparent background, chosen by a <picture> element.
-The same data give the same bytes: nothing here depends on a date, a font or the machine.
+The output depends only on the data, not on the date, fonts or the machine.
 """
 
 import argparse
@@ -34,14 +34,14 @@ CLIENTS = (1, 8, 32)
 
 
 def kernel(data, identity, form, what, peer_format=None):
-    """A row of prefill or decode; peer_format where one format of ours has two peers."""
+    """Returns a row of prefill or decode. peer_format is needed if one of our formats has two peers."""
     more = {"peer_format": peer_format} if peer_format else {}
     return data.row("prefill_decode", identity, format=form, what=what, **more)
 
 
 def served(data, form, clients, what):
-    """A row of the load on AVX-512. int8_g32 was measured twice at 8 clients; the peer was disturbed
-    the first time, so the second counts."""
+    """Returns a row of the load on AVX-512. int8_g32 was measured twice with 8 clients; the second one counts, because the
+    peer was disturbed in the first."""
     later = clients == 1 or (clients == 8 and form == "int8_g32")
     identity = "zen5-later" if later else "zen5"
     return data.row("served_load", identity, format=form, clients=clients, what=what)
@@ -106,7 +106,7 @@ def times(value):
 
 
 def grouped_bars(svg, data, what, top, ticks, wanted_tick):
-    """Two panels, one a format: both sides at 1, 8 and 32 clients, the ratios in a line above."""
+    """Draws two panels, one per format: both servers with 1, 8 and 32 clients, and the ratios above."""
     bottom, height = 346, 210
     scale = height / top
     for panel, (form, name) in enumerate(FORMATS.items()):
@@ -122,7 +122,7 @@ def grouped_bars(svg, data, what, top, ticks, wanted_tick):
             for side, color, x in (("quire", "ours", middle - 45), ("peer", "peer", middle + 3)):
                 y = bottom - row[side] * scale
                 svg.rect(x, y, 42, bottom - y, color)
-                if wanted_tick:  # above the bar the number would meet the mark
+                if wanted_tick:  # the number would overlap the marker above the bar
                     svg.text(x + 21, bottom - 8, number(row[side]), "on_" + color, 12, "middle")
                 else:
                     svg.text(x + 21, y - 6, number(row[side]), "muted", 12, "middle")
@@ -233,12 +233,12 @@ BEGIN, END = "<!-- written by tools/docs/plot_benchmarks.py -->", "<!-- end -->"
 
 
 def least(wanted):
-    """The lower end of a wanted figure such as 1.3 or "1.15 to 1.3"."""
+    """Returns the lower limit of a target such as 1.3 or "1.15 to 1.3"."""
     return float(str(wanted).split(" ")[0])
 
 
 def cell(ratios, wanted, at_least):
-    """Ratios, those that miss what is wanted in bold, and the wanted figure in parentheses."""
+    """Formats ratios, with those that miss the target in bold, and the target in parentheses."""
     if wanted is None:
         return ", ".join(map(times, ratios))
     limit = least(wanted)
@@ -280,7 +280,7 @@ def table(data):
 
 
 def unknown_figures(root, page):
-    """Numbers of the page that no file of data has; paths, links and commands do not count."""
+    """Returns numbers of the page that are in no data file, except in paths, links and commands."""
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>", " ", page, flags=re.DOTALL)
     known = set()
     for path in (root / "docs" / "benchmarks").glob("*.json"):
@@ -290,21 +290,21 @@ def unknown_figures(root, page):
 
 
 def outputs(root, data):
-    """{path: contents} of everything that this program writes."""
+    """Returns {path: contents} of all files that this program writes."""
     files = {root / "docs" / "images" / f"{name}_{theme}.svg": draw(data, theme)
              for name, draw in PLOTS.items() for theme in THEMES}
     page = root / "docs" / "performance.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise SystemExit(f"docs/performance.md: no place for the table between {BEGIN} and {END}")
+        raise SystemExit(f"docs/performance.md: the markers {BEGIN} and {END} are missing")
     files[page] = f"{before}{BEGIN}\n{table(data)}\n{END}{after}"
     return files
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; name what differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; report differences")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT)
     options = parser.parse_args()
     data = Data(options.root / "docs" / "benchmarks")
@@ -314,7 +314,7 @@ def main():
         if not options.check:
             path.write_text(contents, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != contents:
-            faults.append(f"{name}: not what tools/docs/plot_benchmarks.py writes; run it")
+            faults.append(f"{name} is not up to date; run tools/docs/plot_benchmarks.py")
         if path.suffix == ".md":
             faults += [f"{name}: no file of docs/benchmarks has the figure {figure}"
                        for figure in unknown_figures(options.root, contents)]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes what can be derived from the schemas: docs/reference/*.md and configs/default.yaml.
+"""Generates docs/reference/*.md and configs/default.yaml from the schemas.
 
-    tools/docs/write_reference_docs.py            write the files
-    tools/docs/write_reference_docs.py --check    fail, with the names, when a file is not what would be written
+    tools/docs/write_reference_docs.py            writes the files
+    tools/docs/write_reference_docs.py --check    fails if a file is not up to date
 
 Reads the text of proto/quire/**/*.proto, which follow one layout: a comment above every declaration, a field's
-options after its number. Needs nothing but Python.
+options after its number. Needs only Python.
 """
 
 import pathlib
@@ -130,7 +130,7 @@ class Key:
         self.path, self.comment, self.rule = path, field.comment, field.rule
         self.type, self.label = field.type, field.label
         self.enum = enums.get(field.type)
-        # Of a list of groups: the keys of one group.
+        # For a list of groups: the keys of one group.
         entry = messages.get(field.type)
         self.keys = [Key(f"{path}[].{f.name}", f, messages, enums) for f in entry.items] if entry else []
 
@@ -149,7 +149,7 @@ class Key:
 
     @property
     def values(self):
-        """Which values are legal, in words."""
+        """Describes the legal values in words."""
         words = []
         if "absent_word" in self.rule:
             words.append(f"`{self.rule['absent_word']}`")
@@ -241,8 +241,8 @@ def config_page(config):
         "For those who look up a key. After it they know its type, default, range, unit and effect.",
         "",
         "Generated from `proto/quire/config/v1` by `tools/docs/write_reference_docs.py`. How files, profiles, environment "
-        "and command line go together is in [config.md](../config.md). Keys with `hot` change by a "
-        "[reload](../config.md#reload), the others by a restart.",
+        "and command line are combined is in [config.md](../config.md). Keys with `hot` can be changed by a "
+        "[reload](../config.md#reload), the others only by a restart.",
     ]
     opening = len(lines)
     head = ["| Key | Default | Values | | Meaning |", "|---|---|---|---|---|"]
@@ -269,7 +269,7 @@ def api_page(api):
         "For those who write a client. After it they know every service, message and field, and its limits.",
         "",
         "Generated from `proto/quire/v1` by `tools/docs/write_reference_docs.py`. Rules, errors and the order of events are "
-        "in [api.md](../api.md). Methods that this version does not have answer UNIMPLEMENTED / FEATURE_UNSUPPORTED.",
+        "in [api.md](../api.md). Unsupported methods answer UNIMPLEMENTED / FEATURE_UNSUPPORTED.",
     ]
     for name, file in api.items():
         lines += ["", f"## {name}", "", file.comment]

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kBlock = 512;
 
-// A header of ustar: name, mode, size, time and a sum of its own bytes, numbers in octal.
+// Returns a ustar header: name, mode, size, time and a checksum, numbers in octal.
 std::array<char, kBlock> Header(const std::string& name, std::size_t size, std::time_t time) {
   std::array<char, kBlock> header{};
   std::snprintf(&header[0], 100, "%s", name.c_str());
@@ -64,7 +64,7 @@ std::string WriteArchive(const std::string& folder, const std::string& prefix,
   }
   is_good = is_good && Append(out, zeros.data(), zeros.size());
   is_good = gzclose(out) == Z_OK && is_good;
-  return is_good ? "" : file + " cannot be written to its end";
+  return is_good ? "" : file + " cannot be written completely";
 }
 
 }  // namespace quire::gpu_run

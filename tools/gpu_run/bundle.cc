@@ -13,11 +13,11 @@ namespace {
 std::string FaultOf(const std::string& folder, const BundleFile& file) {
   const std::string bytes = ReadFile(folder + "/" + file.path);
   if (bytes.size() != file.size) {
-    return "the bundle is cut: " + file.path + " has " + std::to_string(bytes.size()) +
+    return "the bundle is truncated: " + file.path + " has " + std::to_string(bytes.size()) +
            " bytes of " + std::to_string(file.size);
   }
   const auto crc = crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
-  if (crc != file.crc) return "the bundle is damaged: " + file.path + " has other bytes";
+  if (crc != file.crc) return "the bundle is damaged: " + file.path + " has a wrong checksum";
   return "";
 }
 
@@ -49,7 +49,7 @@ Bundle ReadBundle(const std::string& folder, std::string* fault) {
       is_whole = true;
     }
   }
-  *fault = is_whole ? "" : "the bundle is cut: bundle.txt has no end";
+  *fault = is_whole ? "" : "the bundle is truncated: bundle.txt has no end";
   for (const BundleFile& file : bundle.files) {
     if (!fault->empty()) break;
     *fault = FaultOf(folder, file);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a bundle says of itself: bundle.txt, which tools/bench/gpu_manifest.py writes.
+// The manifest of a bundle: bundle.txt, written by tools/bench/gpu_manifest.py.
 //
 //   quire 0.1.0 ed3403d
 //   archs 80+ptx,90a
@@ -26,14 +26,15 @@ struct Bundle {
   std::vector<BundleFile> files{};
 };
 
-// Reads bundle.txt and compares every file with it. What is wrong first goes to `fault`, in one
-// line.
+// Reads bundle.txt and compares every file with it. Stores a one-line description of the first
+// error in `fault`.
 Bundle ReadBundle(const std::string& folder, std::string* fault);
 
-// Whether machine code for `archs` runs on a device of this compute capability (90 for 9.0).
+// Returns true if machine code for `archs` runs on a device of this compute capability (90 for
+// 9.0).
 bool RunsOn(const std::string& archs, int compute_capability);
 
-// The whole file; empty when there is none.
+// Returns the contents of a file, or "" if it does not exist.
 std::string ReadFile(const std::string& path);
 
 }  // namespace quire::gpu_run

@@ -24,10 +24,10 @@ namespace {
 
 using nlohmann::json;
 
-// Time kept for the archive and the table.
+// Time reserved for the archive and the table.
 constexpr Seconds kReserve{3};
 constexpr Seconds kProbeLimit{15};
-constexpr char kNothingToRun[] = "the program names nothing to run";
+constexpr char kNothingToRun[] = "the program lists nothing to run";
 
 enum class Verdict { kPassed, kFailed, kSkipped, kNotRun };
 constexpr const char* kVerdictNames[] = {"passed", "FAILED", "skipped", "not run"};
@@ -43,14 +43,14 @@ struct Outcome {
 struct StageResult {
   std::string name;
   std::vector<Outcome> items{};
-  std::string skipped{};  // why it was not begun
+  std::string skipped{};  // why it was not started
   double seconds = 0;
 
   std::size_t Count(Verdict verdict) const {
     return static_cast<std::size_t>(std::count_if(
         items.begin(), items.end(), [&](const Outcome& o) { return o.verdict == verdict; }));
   }
-  // Not begun, or some item that counts was not.
+  // True if the stage was not started, or an item that counts was not run.
   bool is_incomplete() const {
     return std::any_of(items.begin(), items.end(), [](const Outcome& o) {
       return o.verdict == Verdict::kNotRun && !o.is_optional;
@@ -63,7 +63,7 @@ struct StageResult {
   }
 };
 
-// The line of a log that says most of why a process failed.
+// Returns the line of a log that best explains why a process failed.
 std::string Reason(const std::string& log) {
   std::istringstream lines(log);
   std::string last;
@@ -88,9 +88,8 @@ std::size_t CountOf(const std::string& log, const std::string& text) {
   return count;
 }
 
-// What a log with errors says that are none of the program: there is no memory for a shape, or the
-// device has no tensor maps, which is skipped on purpose. Nothing when there is another error, or
-// none.
+// Returns a verdict if all errors in a log are expected: not enough memory for a shape, or a device
+// without tensor maps. Returns nothing if there is another error or none.
 std::optional<Verdict> ExcusedBy(const std::string& log) {
   const std::size_t errors = CountOf(log, "ERROR OCCURRED");
   const std::size_t memory = CountOf(log, "ERROR OCCURRED: 'out of device memory");
@@ -99,13 +98,13 @@ std::optional<Verdict> ExcusedBy(const std::string& log) {
   return memory > 0 ? Verdict::kNotRun : Verdict::kSkipped;
 }
 
-// What an ended process tells. Google Benchmark exits with 0 after an error.
+// Returns the outcome of an ended process. Google Benchmark exits with 0 even after an error.
 Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
   Outcome outcome{.name = item.name, .seconds = seconds, .is_optional = item.is_optional};
   const std::string log = ReadFile(item.command.log);
   if (!status.has_value()) {
     char text[64];
-    std::snprintf(text, sizeof(text), "no end within %.0f s, killed", seconds);
+    std::snprintf(text, sizeof(text), "killed after %.0f s", seconds);
     outcome.verdict = Verdict::kFailed;
     outcome.why = text;
   } else if (*status == 77) {
@@ -113,7 +112,7 @@ Outcome Judge(const Item& item, std::optional<int> status, double seconds) {
     outcome.why = Reason(log);
   } else if (*status == 0 && log.empty() && item.name.rfind("BM_", 0) == 0) {
     outcome.verdict = Verdict::kFailed;
-    outcome.why = "nothing was logged; is the disk full?";
+    outcome.why = "the log is empty; is the disk full?";
   } else if (const auto excused = ExcusedBy(log); *status == 0 && excused) {
     outcome.verdict = *excused;
     outcome.why = Reason(log);
@@ -163,7 +162,7 @@ class Checker {
   std::string Listing(const Command& command);
   Command DeviceCommand(const std::string& log) const { return setup_.Bench({"--device"}, log); }
   int ExitStatus() const;
-  // False when the disk has no room for it.
+  // Returns false if the file cannot be written.
   bool WriteJson(int status) const;
   void PrintTable() const;
 
@@ -175,11 +174,11 @@ class Checker {
   Bundle bundle_;
   Processes processes_;
   std::vector<StageResult> stages_;
-  json device_;        // of bench_kernels_cuda --device; null: none
-  json tools_;         // paths of what the machine has
-  std::string fault_;  // of the bundle
+  json device_;        // output of bench_kernels_cuda --device; null: no device
+  json tools_;         // paths of the tools on this machine
+  std::string fault_;  // error of the bundle
   std::string no_device_;
-  std::string lost_;  // why no more can run on the device
+  std::string lost_;  // why nothing else can run on the device
 };
 
 void Checker::Say(const std::string& text) const {
@@ -193,7 +192,7 @@ void Checker::Record(Outcome outcome, StageResult* stage) {
   stage->items.push_back(std::move(outcome));
 }
 
-// Whether the device still works after an item that did not.
+// Checks whether the device still works after an item that failed.
 void Checker::AskDevice(const std::string& suspect) {
   const Command probe = DeviceCommand("device-after-failure");
   if (processes_.Run(probe, After(kProbeLimit)).value_or(1) == 0) return;
@@ -201,8 +200,8 @@ void Checker::AskDevice(const std::string& suspect) {
   Say(lost_);
 }
 
-// Runs items, some at a time. One that fails may have taken the device with it: the next process
-// then asks for the device, and nothing else starts before it has answered.
+// Runs items, up to `jobs` at a time. A failed item may have broken the device, so the next process
+// checks the device, and nothing else starts until it has answered.
 void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageResult* stage) {
   struct Running {
     const Item* item;
@@ -229,7 +228,7 @@ void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageRe
           std::min(stage_end_, After(std::min(item.limit, Seconds(options_.item_seconds))));
       const pid_t pid = processes_.Start(item.command);
       if (pid > 0) running[pid] = {&item, Clock::now(), limit};
-      if (pid <= 0) Record({item.name, Verdict::kFailed, "no process can be started"}, stage);
+      if (pid <= 0) Record({item.name, Verdict::kFailed, "cannot start a process"}, stage);
       continue;
     }
     TimePoint until = stage_end_;
@@ -245,7 +244,7 @@ void Checker::RunItems(const std::vector<Item>& items, std::size_t jobs, StageRe
       }
       if (!status) processes_.Kill(pid);
       Outcome outcome = Judge(*run.item, status, Seconds(now - run.start).count());
-      if (!status && run.limit >= stage_end_) outcome.why = "time was up before its end";
+      if (!status && run.limit >= stage_end_) outcome.why = "the time was up before it ended";
       if (!status && processes_.interrupted()) outcome.why = "interrupted";
       if (!status && (run.limit >= stage_end_ || processes_.interrupted())) {
         outcome.verdict = Verdict::kNotRun;
@@ -263,7 +262,7 @@ void Checker::RecordRest(const std::vector<Item>& items, std::size_t next, Stage
   for (; next < items.size(); ++next) {
     stage->items.push_back({.name = items[next].name,
                             .why = processes_.interrupted() ? "interrupted"
-                                   : lost_.empty()          ? "time was up"
+                                   : lost_.empty()          ? "the time was up"
                                                             : "the GPU is lost",
                             .is_optional = items[next].is_optional});
   }
@@ -283,7 +282,8 @@ void Checker::FindTools() {
   if (!smi.empty()) processes_.Run({.argv = {smi, "-q"}, .log = log}, After(Seconds(10)));
 }
 
-// The bundle's own needs the newest glibc; that of a machine with an older one may be new enough.
+// The bundle's runtime needs the newest glibc. On a machine with an older one, its own may be new
+// enough.
 void Checker::ChooseCxxRuntime() {
   const Command start = setup_.Program("quired", {"--version"}, "facts-cxx-runtime");
   if (processes_.Run(start, After(kProbeLimit)).value_or(1) == 0) return;
@@ -301,7 +301,7 @@ void Checker::OpenDevice(StageResult* stage) {
   } else if (outcome.verdict == Verdict::kPassed) {
     const int capability = device_.value("compute_capability", 0);
     if (!options_.is_emulated && !RunsOn(bundle_.archs, capability)) {
-      outcome.why = "the bundle has machine code for " + bundle_.archs + ", the device needs " +
+      outcome.why = "the bundle has machine code for " + bundle_.archs + ", but the device needs " +
                     std::to_string(capability) + ": see scripts/gpu_bundle --arch";
       device_ = nullptr;
     }
@@ -328,8 +328,8 @@ void Checker::Facts(StageResult* stage) {
   if (!device_.is_null()) RunItems(ProbeItems(setup_), 1, stage);
 }
 
-// In the folder for temporary files, or in /tmp where its name is so long that those of sockets,
-// which have at most 107 bytes, would not fit. What lies there ends with it.
+// A temporary folder. It is in /tmp if the name of the usual folder is too long for Unix sockets
+// (at most 107 bytes). Its contents are deleted with the object.
 class RunFolder {
  public:
   RunFolder() {
@@ -358,7 +358,7 @@ class RunFolder {
   bool is_made_ = false;
 };
 
-// Waits until it serves; records why it does not.
+// Waits until the daemon serves, or records why it does not.
 bool Checker::AwaitDaemon(pid_t pid, const Command& daemon, const std::string& run,
                           const std::string& name, StageResult* stage) {
   const Command health = DaemonHealth(setup_, run);
@@ -376,26 +376,26 @@ bool Checker::AwaitDaemon(pid_t pid, const Command& daemon, const std::string& r
   if (outcome.verdict != Verdict::kPassed) {
     outcome.verdict = Verdict::kFailed;
     const std::string reason = Reason(ReadFile(daemon.log));
-    outcome.why = (ended ? "quired has ended: " : "quired does not serve: ") + reason;
+    outcome.why = (ended ? "quired has exited: " : "quired is not ready: ") + reason;
     if (!ended) processes_.Kill(pid);
   }
   Record(outcome, stage);
   return outcome.verdict == Verdict::kPassed;
 }
 
-// Starts a daemon, runs items against it and stops it; names of what is recorded begin with
-// `prefix`. Returns whether all of it passed.
+// Starts a daemon, runs items against it and stops it. Names in the results begin with `prefix`.
+// Returns true if everything passed.
 bool Checker::Serve(const Command& daemon, const std::string& run, const std::string& prefix,
                     const std::vector<Item>& items, StageResult* stage) {
   const std::size_t passed = stage->Count(Verdict::kPassed);
   const pid_t pid = processes_.Start(daemon);
   if (pid <= 0) {
-    Record({prefix + "start", Verdict::kFailed, "quired cannot be started"}, stage);
+    Record({prefix + "start", Verdict::kFailed, "cannot start quired"}, stage);
     return false;
   }
   if (AwaitDaemon(pid, daemon, run, prefix + "start", stage)) {
     RunItems(items, 1, stage);
-    // One that has ended already may have left its number to another process.
+    // If it has already ended, its process id may belong to another process.
     std::optional<int> status = processes_.TakeStatus(pid);
     if (!status) kill(pid, SIGTERM);
     const TimePoint until = After(Seconds(10));
@@ -409,7 +409,7 @@ bool Checker::Serve(const Command& daemon, const std::string& run, const std::st
   return stage->Count(Verdict::kPassed) == passed + items.size() + 2;
 }
 
-// Fixtures, then the daemon with and without overlap scheduling.
+// Runs the fixtures, then the daemon with and without overlap scheduling.
 void Checker::RunnerStage(const std::string& listing, std::size_t jobs, StageResult* stage) {
   const std::vector<Item> fixtures = RunnerItems(setup_, listing);
   if (fixtures.empty()) Record({"list", Verdict::kFailed, kNothingToRun}, stage);
@@ -427,7 +427,7 @@ void Checker::RunnerStage(const std::string& listing, std::size_t jobs, StageRes
     }
     if (!Serve(OverlapDaemon(setup_, run.path(), has_overlap), run.path(), prefix,
                {AnswersItem(setup_, run.path(), has_overlap)}, stage)) {
-      return;  // what failed is said
+      return;  // the failure was recorded
     }
   }
   RunItems({compare}, 1, stage);
@@ -444,16 +444,16 @@ void Checker::DaemonStage(StageResult* stage) {
   Serve(LoadDaemon(setup_, run.path()), run.path(), "", LoadItems(setup_, run.path()), stage);
 }
 
-// Why a stage cannot begin; empty: it can.
+// Returns why a stage cannot start, or "" if it can.
 std::string Checker::WhyNot(const Stage& stage) const {
-  if (!fault_.empty()) return "the bundle is not whole";
+  if (!fault_.empty()) return "the bundle is incomplete";
   if (!no_device_.empty()) return "no device: " + no_device_;
   if (!lost_.empty()) return lost_;
   if (processes_.interrupted()) return "interrupted";
   const double free = device_.value("free_bytes", 0.0);
   if (!options_.is_emulated && free < stage.min_bytes) {
     char text[96];
-    std::snprintf(text, sizeof(text), "%.1f GB of device memory are free, it needs %.0f",
+    std::snprintf(text, sizeof(text), "%.1f GB of device memory are free, but the stage needs %.0f",
                   free / 1e9, stage.min_bytes / 1e9);
     return text;
   }
@@ -463,7 +463,7 @@ std::string Checker::WhyNot(const Stage& stage) const {
   return "";
 }
 
-// A share of the time that is left; stages that cannot begin leave theirs to the others.
+// Returns a share of the remaining time. Stages that cannot start leave their share to the others.
 TimePoint Checker::EndOf(const Stage& stage) const {
   double shares = 0;
   for (const Stage& other : kStages) {
@@ -483,7 +483,7 @@ void Checker::RunStages() {
   const std::size_t jobs = options_.is_emulated ? cores : std::clamp<std::size_t>(cores, 5, 16) - 4;
   for (const Stage& stage : kStages) {
     const std::string name = stage.name;
-    // Nothing can be said of a device that was not looked at.
+    // Without the stage facts, the device is unknown.
     if (!Chosen(stage) && name != "facts") continue;
     stage_end_ = EndOf(stage);
     StageResult result{.name = name};
@@ -572,7 +572,7 @@ bool Checker::WriteJson(int status) const {
 
 void Checker::PrintTable() const {
   std::printf("\n%s%s\n", device_.is_null() ? "no device" : device_.value("name", "").c_str(),
-              options_.is_emulated ? ": EMULATED, its times mean nothing" : "");
+              options_.is_emulated ? ": EMULATED, its times are meaningless" : "");
   std::printf("%-8s %-10s %9s %8s  %s\n", "stage", "verdict", "items", "seconds", "why");
   for (const StageResult& stage : stages_) {
     std::string why = stage.skipped;
@@ -605,20 +605,19 @@ int Checker::Run() {
   std::error_code error;
   std::filesystem::create_directories(setup_.results, error);
   if (error) {
-    std::fprintf(stderr, "%s cannot be made: %s\n", setup_.results.c_str(),
-                 error.message().c_str());
+    std::fprintf(stderr, "cannot create %s: %s\n", setup_.results.c_str(), error.message().c_str());
     return kFailed;
   }
   bundle_ = ReadBundle(options_.bundle, &fault_);
   RunStages();
   int status = ExitStatus();
   std::string fault;
-  if (!WriteJson(status)) fault = "results.json cannot be written";
+  if (!WriteJson(status)) fault = "cannot write results.json";
   if (fault.empty()) fault = WriteArchive(setup_.results, "results", options_.archive);
   if (fault.empty()) {
     std::filesystem::remove_all(setup_.results, error);
   } else {
-    std::fprintf(stderr, "%s; the files stay in %s\n", fault.c_str(), setup_.results.c_str());
+    std::fprintf(stderr, "%s; the files are in %s\n", fault.c_str(), setup_.results.c_str());
     if (status == kPassed || status == kIncomplete) status = kFailed;
   }
   PrintTable();

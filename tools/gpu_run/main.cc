@@ -15,19 +15,22 @@ int main(int argc, char** argv) {
   std::vector<std::string> names;
   for (const auto& stage : kStages) names.push_back(stage.name);
 
-  CLI::App app("Checks the CUDA kernels of this bundle on this machine's GPU");
-  app.add_option("--minutes", options.minutes, "all of it ends within this time")
+  CLI::App app("Checks the CUDA kernels of this bundle on the GPU of this machine");
+  app.add_option("--minutes", options.minutes, "time limit of the whole check in minutes")
       ->check(CLI::Range(0.1, 600.0))
       ->capture_default_str();
-  app.add_option("--item-seconds", options.item_seconds, "no process gets more than this")
+  app.add_option("--item-seconds", options.item_seconds, "time limit of each process in seconds")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
-  app.add_option("--prompts", options.prompts, "prompts of the comparison with and without overlap")
+  app.add_option("--prompts", options.prompts,
+                 "prompts for comparing runs with and without overlap scheduling")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--out", options.archive, "the archive of results")->capture_default_str();
-  app.add_flag("--emulated", options.is_emulated, "facts and smoke, on an emulated GPU");
-  app.add_option("stages", options.stages, "which to run; none: all")->check(CLI::IsMember(names));
+  app.add_option("--out", options.archive, "archive to write the results to")
+      ->capture_default_str();
+  app.add_flag("--emulated", options.is_emulated, "run facts and smoke on an emulated GPU");
+  app.add_option("stages", options.stages, "stages to run (default: all)")
+      ->check(CLI::IsMember(names));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -37,7 +40,8 @@ int main(int argc, char** argv) {
     if (options.stages.empty()) options.stages = {"facts", "smoke"};
     for (const std::string& stage : options.stages) {
       if (stage == "facts" || stage == "smoke") continue;
-      std::fprintf(stderr, "--emulated has no stage %s, only facts and smoke\n", stage.c_str());
+      std::fprintf(stderr, "--emulated does not support the stage %s, only facts and smoke\n",
+                   stage.c_str());
       return 64;
     }
   }

@@ -75,9 +75,9 @@ std::optional<int> Processes::TakeStatus(pid_t pid) {
 }
 
 void Processes::Kill(pid_t pid) {
-  if (pid <= 0) return;  // never started: kill() would take it for others
+  if (pid <= 0) return;  // not started; kill() would signal other processes
   kill(-pid, SIGKILL);
-  // A process that hangs in the driver may not die: it costs these seconds and no more.
+  // A process that hangs in the driver may not die, so waiting for it is limited.
   const TimePoint until = After(Seconds(5));
   for (int status = 0; Clock::now() < until;) {
     if (ended_.erase(pid) > 0 || waitpid(pid, &status, WNOHANG) == pid) return;

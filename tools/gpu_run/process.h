@@ -1,6 +1,6 @@
 #pragma once
 
-// Child processes with a time limit, for a runner that links nothing but the C++ library.
+// Child processes with a time limit, for a runner that uses only the C++ library.
 //
 // Threads: one.
 
@@ -15,7 +15,7 @@
 
 namespace quire::gpu_run {
 
-// The runner is linked statically, with no library of ours: so not absl::Time.
+// The runner is linked statically without libraries of the project, so it cannot use absl::Time.
 using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
 using Seconds = std::chrono::duration<double>;
@@ -26,27 +26,27 @@ inline TimePoint After(Seconds seconds) {
 
 struct Command {
   std::vector<std::string> argv;   // argv[0] is a path
-  std::vector<std::string> env{};  // NAME=value, beside what the runner has
-  std::string log{};               // receives both outputs
+  std::vector<std::string> env{};  // NAME=value, in addition to the runner's environment
+  std::string log{};               // receives standard output and standard error
 };
 
-// Starts processes, each the leader of a group, and reaps them. SIGINT and SIGTERM do not end the
-// runner while one lives: interrupted() tells of them, so that results are kept.
+// Starts processes, each in a process group of its own, and reaps them. SIGINT and SIGTERM do not
+// end the runner while this object exists; interrupted() reports them, so that results are kept.
 class Processes {
  public:
   Processes();
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
 
-  // Returns -1 when there is no process to be had. A program that cannot be started ends with 127.
+  // Returns -1 if no process can be started. A program that cannot be executed exits with 127.
   pid_t Start(const Command& command);
-  // Until a process ends, a signal arrives or it is `until`.
+  // Waits until a process ends, a signal arrives or `until`.
   void Wait(TimePoint until);
-  // The exit status of a process that has ended, 128 + N after signal N. Forgets it.
+  // Returns the exit status of an ended process, 128 + N after signal N, and forgets the process.
   std::optional<int> TakeStatus(pid_t pid);
-  // Ends a process and all that it started, and waits for it.
+  // Kills a process and its children, and waits for it.
   void Kill(pid_t pid);
-  // Runs one to its end; nullopt when it had to be killed.
+  // Runs a command to its end. Returns nullopt if it had to be killed.
   std::optional<int> Run(const Command& command, TimePoint until);
 
   bool interrupted() const { return interrupted_; }

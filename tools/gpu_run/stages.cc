@@ -26,7 +26,7 @@ std::vector<std::string> Lines(const std::string& text) {
   return lines;
 }
 
-// Names of benchmarks, without what the library prints around them.
+// Returns the names of benchmarks, without other lines of the listing.
 std::vector<std::string> Benchmarks(const std::string& listing) {
   std::vector<std::string> names;
   for (const std::string& line : Lines(listing)) {
@@ -35,7 +35,8 @@ std::vector<std::string> Benchmarks(const std::string& listing) {
   return names;
 }
 
-// Parts of names: the shapes of docs/benchmarks/gpu_queue.md that say most, in this order.
+// Parts of names of the most informative shapes of docs/benchmarks/gpu_queue.md, in order of
+// priority.
 constexpr std::array kFirstShapes = {
     "batch:32/cached:4096/rows:1/heads:32/kv_heads:8/d:128/maps:1",
     "batch:1/cached:0/rows:8192/heads:32/kv_heads:8/d:128/maps:1",
@@ -65,11 +66,11 @@ std::size_t RankOf(const std::string& name) {
   return static_cast<std::size_t>(found - kFirstShapes.begin());
 }
 
-// The shapes of `pattern`, which are one where it is `name`.
+// Returns an item for the shapes that match `pattern`; a pattern without wildcards is one shape.
 Item BenchItem(const Setup& setup, const char* stage, const std::string& name,
                const std::string& pattern) {
   const std::string file = std::string(stage) + "-" + FileName(name);
-  // Five times ten milliseconds each.
+  // Five repetitions of ten milliseconds each.
   return {
       .name = name,
       .command = setup.Bench({"--benchmark_filter=^" + pattern + "$", "--benchmark_repetitions=5",
@@ -79,7 +80,7 @@ Item BenchItem(const Setup& setup, const char* stage, const std::string& name,
       .limit = Seconds(20)};
 }
 
-// Names of a listing's test suites.
+// Returns the names of the test suites in a listing.
 std::vector<std::string> Suites(const std::string& listing) {
   std::vector<std::string> suites;
   for (const std::string& line : Lines(listing)) {
@@ -89,7 +90,7 @@ std::vector<std::string> Suites(const std::string& listing) {
   return suites;
 }
 
-// Whether a suite needs a model's fixture.
+// Returns true if a suite needs the fixture of a model.
 bool IsOfModels(const std::string& suite) {
   constexpr std::array kParts = {"Parity",    "LlamaCuda",  "FormatCuda",
                                  "Converted", "BlocksCuda", "WindowModel"};
@@ -109,7 +110,7 @@ Item TestItem(const Setup& setup, const std::string& stage, const std::string& s
           .limit = Seconds(120)};
 }
 
-// Names of the fixtures that test data have, as tests write them: _ for -.
+// Returns the names of the fixtures in the test data, in the spelling of tests: _ instead of -.
 std::vector<std::string> Fixtures(const std::string& testdata) {
   std::vector<std::string> names;
   std::error_code error;
@@ -259,7 +260,7 @@ std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
     return RankOf(a) < RankOf(b);
   });
   std::vector<Item> items;
-  std::map<std::string, std::vector<std::string>> others;  // by function, the other shapes
+  std::map<std::string, std::vector<std::string>> others;  // the other shapes, by function
   for (const std::string& name : names) {
     if (RankOf(name) < kFirstShapes.size()) {
       items.push_back(BenchItem(setup, "speed", name, name));
@@ -267,7 +268,7 @@ std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
     }
     others[name.substr(0, name.find('/'))].push_back(name);
   }
-  // A process a function: to open a GPU takes longer than to measure most shapes.
+  // One process per function, because opening a GPU takes longer than measuring most shapes.
   for (const auto& [function, shapes] : others) {
     std::string pattern;
     for (const std::string& name : shapes) pattern += (pattern.empty() ? "(" : "|") + name;
@@ -276,7 +277,8 @@ std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
     item.is_optional = true;
     items.push_back(std::move(item));
   }
-  // Torch's times belong to the same minutes, so they come behind the shapes that count.
+  // torch is measured directly after the most important shapes, so that both run under the same
+  // conditions.
   const std::string python = FindProgram("python3");
   if (python.empty()) return items;
   Item peers{.name = "peers",
@@ -291,7 +293,7 @@ std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing) {
 
 namespace {
 
-// Of a daemon; several checks may run side by side.
+// Returns the address of a daemon, so that several checks can run in parallel.
 std::string OwnAddress(const std::string& run) {
   return "unix:" + run + "/grpc.sock";
 }

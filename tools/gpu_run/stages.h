@@ -1,7 +1,7 @@
 #pragma once
 
-// Which processes each stage runs. An item is a process of its own, so that one that hangs or
-// crashes costs nothing else.
+// The processes of each stage. Each item is a process of its own, so that a hang or a crash affects
+// only that item.
 
 #include <string>
 #include <vector>
@@ -10,11 +10,11 @@
 
 namespace quire::gpu_run {
 
-// In the order in which they run, with their shares of the time.
+// The stages in running order, with their shares of the time.
 struct Stage {
   const char* name;
   double share;
-  // Bytes of free device memory without which it is not begun.
+  // Minimum free device memory to start the stage.
   double min_bytes;
 };
 inline constexpr Stage kStages[] = {
@@ -26,57 +26,57 @@ struct Item {
   std::string name;
   Command command;
   Seconds limit{60};
-  // Its stage is whole without it: when time is up, that is no fault.
+  // The stage can pass without this item: if the time is up, that is not an error.
   bool is_optional = false;
-  std::string skipped{};  // why it is not run at all
+  std::string skipped{};  // why it is not run; empty: it is run
 };
 
-// Where things are.
+// Folders and options of a run.
 struct Setup {
   std::string bundle;    // folder
-  std::string testdata;  // folder; of the bundle, or QUIRE_TESTDATA of the environment
+  std::string testdata;  // folder, in the bundle or from the environment variable QUIRE_TESTDATA
   std::string results;   // folder
   bool is_emulated = false;
-  int prompts = 1000;  // that two daemons answer
-  // Of the C++ runtime, where the machine has none that is new enough; empty: its own.
+  int prompts = 1000;  // prompts for each of the two daemons
+  // Folder of the bundle's C++ runtime if the machine's is too old; empty: use the machine's.
   std::string cxx_runtime{};
 
-  // A program of the bundle that logs to results/<log>.log.
+  // Returns a command for a program of the bundle that logs to results/<log>.log.
   Command Program(const std::string& name, std::vector<std::string> arguments,
                   const std::string& log) const;
-  // The benchmark program, on the device or on the emulated one.
+  // Returns a command for the benchmark program, on the device or the emulated device.
   Command Bench(std::vector<std::string> arguments, const std::string& log) const;
 };
 
-// `text` as a file's name.
+// Returns `text` as a file name.
 std::string FileName(const std::string& text);
-// The program of this name on PATH or where CUDA is installed; empty when there is none.
+// Returns the path of a program on PATH or in the CUDA installation, or "" if there is none.
 std::string FindProgram(const std::string& name);
 
-// Each program of the bundle as far as it gets without a device: whether libraries are missing.
+// Starts each program of the bundle without using a device, to detect missing libraries.
 std::vector<Item> StartItems(const Setup& setup);
-// C and G, the copy bandwidth and the rate of a large matrix product: what rates are compared with.
+// Measures C and G, the copy bandwidth and the rate of a large matrix product.
 std::vector<Item> ProbeItems(const Setup& setup);
-// `listing` is what the program prints for --benchmark_list_tests or --gtest_list_tests.
+// `listing` is the output of --benchmark_list_tests or --gtest_list_tests.
 std::vector<Item> SmokeItems(const Setup& setup, const std::string& listing);
-// Suites of ops, those first that stand on what only compute capability 9.0 has.
+// Returns the suites of ops, beginning with those that need compute capability 9.0.
 std::vector<Item> TestItems(const Setup& setup, const std::string& listing);
-// Suites of whole models, an item for each fixture; skipped where test data lack the fixture.
+// Returns the suites of whole models, one item per fixture; skipped if the fixture is missing.
 std::vector<Item> RunnerItems(const Setup& setup, const std::string& listing);
-// Empty where compute-sanitizer is missing.
+// Returns nothing if compute-sanitizer is missing.
 std::vector<Item> ToolItems(const Setup& setup);
 std::vector<Item> SpeedItems(const Setup& setup, const std::string& listing);
 
-// Asks the daemon whose sockets lie below `run`.
+// Asks the daemon whose sockets are in `run` for its health.
 Command DaemonHealth(const Setup& setup, const std::string& run);
 
-// Two daemons over one fixture, with overlap scheduling and without, are asked the same prompts;
-// what they say must be the same bits. Where test data lack the fixture, the item says so.
+// Sends the same prompts to a daemon with overlap scheduling and to one without, over one fixture.
+// The answers must be bitwise equal. The item is skipped if the fixture is missing.
 Item CompareItem(const Setup& setup);
 Command OverlapDaemon(const Setup& setup, const std::string& run, bool has_overlap);
 Item AnswersItem(const Setup& setup, const std::string& run, bool has_overlap);
 
-// Llama 3.1 8B's shape with made-up weights below `run`.
+// Creates a model with the shape of Llama 3.1 8B and synthetic weights in `run`.
 Item MakeModelItem(const Setup& setup, const std::string& run);
 Command LoadDaemon(const Setup& setup, const std::string& run);
 std::vector<Item> LoadItems(const Setup& setup, const std::string& run);

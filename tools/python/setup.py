@@ -1,4 +1,4 @@
-"""Makes the message classes with protoc while the package is built; nothing generated is kept in the repository.
+"""Generates the message classes with protoc while the package is built. The repository has no generated files.
 
 `proto` is a link to the repository's own folder, and a copy of it in a source distribution.
 """
@@ -28,7 +28,7 @@ def make_messages(target):
         target.mkdir(parents=True, exist_ok=True)
         for made in sorted(pathlib.Path(out, "quire", "v1").iterdir()):
             text = re.sub(r"^from quire\.v1 import", "from . import", made.read_text("utf-8"), flags=re.MULTILINE)
-            # Message classes get the name of their module, by which pickle finds them.
+            # Sets the module name of message classes, which pickle needs.
             text = re.sub(r"'quire\.v1\.(\w+_pb2)'", r"'quire_client.v1.\1'", text)
             (target / made.name).write_text(text, "utf-8")
     (target / "__init__.py").write_text("".join(f"from .{one.stem}_pb2 import *\n" for one in protos), "utf-8")
@@ -42,7 +42,7 @@ class BuildWithMessages(build_py):
 
 
 def dependencies():
-    """What the generated code needs is what its generator needs."""
+    """Returns the dependencies of the generated code, which are those of its generator."""
     wanted = importlib.metadata.requires("grpcio-tools") or []
     shared = [one for one in wanted if re.match(r"(grpcio|protobuf)\b", one) and "extra" not in one]
     return [*shared, "grpcio-health-checking", "googleapis-common-protos"]

@@ -1,13 +1,13 @@
-// quire_answers: what a daemon says to a thousand seeded requests, bit for bit, so that two daemons
-// can be compared that must not differ.
+// quire_answers: sends seeded requests to a daemon and writes the answers, with exact bits, so that
+// the answers of two daemons can be compared.
 //
 //   quire_answers --address 127.0.0.1:50051 --requests 1000 --out FILE
 //   quire_answers --compare FILE FILE
 //
-// A request is a function of its number and the vocabulary: penalties, three choices, stop tokens,
-// greedy and drawn, with prefixes that several requests share. A line holds one choice: request,
-// choice, why it ended, then each token with the bits of its log-probability and those of the two
-// best. 32 requests are in flight, so the steps of no two runs hold the same rows.
+// A request depends only on its number and the vocabulary: penalties, three choices, stop tokens,
+// greedy or random sampling, and prefixes that several requests share. Each line has one choice:
+// request, choice, finish reason, then each token with the bits of its log-probability and of the
+// two most likely ones. 32 requests are in flight, so the batches of two runs differ.
 
 #include <grpcpp/grpcpp.h>
 
@@ -41,7 +41,7 @@ struct Options {
   std::vector<std::string> compare;
 };
 
-// Numbers that follow from where they are used.
+// A random sequence that depends only on its seed.
 class Numbers {
  public:
   explicit Numbers(int seed) : state_(quire::SplitMix(static_cast<std::uint64_t>(seed))) {}
@@ -62,7 +62,7 @@ v1::GenerateRequest Request(int number, std::int32_t vocab) {
   Numbers numbers(number);
   v1::GenerateRequest request;
   v1::TokenIds* const prompt = request.mutable_token_ids();
-  // One of four prefixes of several pages, or none.
+  // Half of the requests begin with one of four prefixes of several pages.
   const std::int32_t prefix = numbers.Below(8);
   if (prefix < 4) AppendTokens(Numbers(1'000'000 + prefix), 40, vocab, prompt);
   AppendTokens(Numbers(2'000'000 + number), 1 + numbers.Below(48), vocab, prompt);
@@ -103,9 +103,9 @@ std::string Line(int number, const v1::Completed& completed) {
   return line;
 }
 
-class Asker {
+class Client {
  public:
-  explicit Asker(const Options& options)
+  explicit Client(const Options& options)
       : options_(options),
         stub_(v1::GenerationService::NewStub(
             grpc::CreateChannel(options.address, grpc::InsecureChannelCredentials()))),
@@ -121,20 +121,20 @@ class Asker {
     if (!status.ok()) return Fail("GetModel", status);
     vocab_ = model.model().vocab_size();
     std::vector<std::thread> threads;
-    for (int i = 0; i < options_.concurrency; ++i) threads.emplace_back([this] { AskMany(); });
+    for (int i = 0; i < options_.concurrency; ++i) threads.emplace_back([this] { RunRequests(); });
     for (std::thread& thread : threads) thread.join();
     if (has_failed_) return 1;
     std::ofstream file(options_.out);
     std::int64_t tokens = 0;
-    for (const std::vector<std::string>& of_request : lines_) {
-      for (const std::string& line : of_request) {
+    for (const std::vector<std::string>& request_lines : lines_) {
+      for (const std::string& line : request_lines) {
         file << line << "\n";
         tokens += std::count(line.begin(), line.end(), ' ') - 2;
       }
     }
     file.close();
     if (!file) {
-      std::fprintf(stderr, "error: %s cannot be written\n", options_.out.c_str());
+      std::fprintf(stderr, "error: cannot write %s\n", options_.out.c_str());
       return 1;
     }
     std::printf("%d requests, %lld tokens\n", options_.requests, static_cast<long long>(tokens));
@@ -154,9 +154,9 @@ class Asker {
     return 1;
   }
 
-  // Every choice has to be there, with at least one token: nothing equals nothing.
-  void CheckWhole(int number, const v1::GenerateRequest& request,
-                  const std::vector<std::string>& lines) {
+  // Fails unless every choice is present and has a token, since two empty files would be equal.
+  void CheckComplete(int number, const v1::GenerateRequest& request,
+                     const std::vector<std::string>& lines) {
     const auto wanted = static_cast<std::size_t>(std::max(1, request.sampling().choice_count()));
     const bool has_tokens = std::all_of(lines.begin(), lines.end(), [](const std::string& line) {
       return std::count(line.begin(), line.end(), ' ') > 2;
@@ -165,10 +165,10 @@ class Asker {
     Fail(absl::StrCat("request ", number),
          {grpc::StatusCode::INTERNAL,
           absl::StrCat(lines.size(), " choices of ", wanted,
-                       has_tokens ? "" : ", one of them without log-probabilities of a token")});
+                       has_tokens ? "" : ", at least one of them without log-probabilities")});
   }
 
-  void AskMany() {
+  void RunRequests() {
     for (int i = next_++; i < options_.requests && !has_failed_; i = next_++) {
       grpc::ClientContext context;
       SetDeadline(&context);
@@ -181,8 +181,8 @@ class Asker {
       }
       const grpc::Status status = reader->Finish();
       if (!status.ok()) Fail(absl::StrCat("request ", i), status);
-      CheckWhole(i, request, lines);
-      // Choices end in any order.
+      CheckComplete(i, request, lines);
+      // Choices can end in any order.
       std::sort(lines.begin(), lines.end());
     }
   }
@@ -202,12 +202,12 @@ std::vector<std::string> ReadLines(const std::string& path) {
   return lines;
 }
 
-// 0 when both files hold the same answers, and any at all.
+// Returns 0 if both files have the same answers and are not empty.
 int Compare(const std::string& one, const std::string& other) {
   const std::vector<std::string> a = ReadLines(one);
   const std::vector<std::string> b = ReadLines(other);
   if (a.empty() || a.size() != b.size()) {
-    std::fprintf(stderr, "error: %zu and %zu choices\n", a.size(), b.size());
+    std::fprintf(stderr, "error: the files have %zu and %zu choices\n", a.size(), b.size());
     return 1;
   }
   std::size_t different = 0;
@@ -227,19 +227,22 @@ int Compare(const std::string& one, const std::string& other) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Asks quired seeded requests and writes the answers, or compares two such files");
+  CLI::App app(
+      "Sends seeded requests to quired and writes the answers, or compares two such files");
   app.add_option("--address", options.address, "data listener")->capture_default_str();
-  app.add_option("--requests", options.requests, "how many")
+  app.add_option("--requests", options.requests, "number of requests")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--concurrency", options.concurrency, "requests in flight")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--timeout", options.timeout_seconds, "of a call, in seconds")
+  app.add_option("--timeout", options.timeout_seconds, "time limit of a call in seconds")
       ->check(CLI::Range(1, 3600))
       ->capture_default_str();
-  CLI::Option* const out = app.add_option("--out", options.out, "file for the answers");
-  app.add_option("--compare", options.compare, "two files of answers")->expected(2)->excludes(out);
+  CLI::Option* const out = app.add_option("--out", options.out, "file to write the answers to");
+  app.add_option("--compare", options.compare, "two files of answers to compare")
+      ->expected(2)
+      ->excludes(out);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -247,8 +250,8 @@ int main(int argc, char** argv) {
   }
   if (!options.compare.empty()) return Compare(options.compare[0], options.compare[1]);
   if (options.out.empty()) {
-    std::fprintf(stderr, "error: neither --out nor --compare\n");
+    std::fprintf(stderr, "error: give --out or --compare\n");
     return 2;
   }
-  return Asker(options).Run();
+  return Client(options).Run();
 }

@@ -86,7 +86,7 @@ std::vector<std::string> CheckConservation(const ServerCounters& before,
     expect(generated == client.output_tokens, "generated tokens of the server and the client",
            generated, client.output_tokens);
   } else {
-    // A request that was cancelled while its last tokens were under way may have completed.
+    // A cancelled request may have completed, if its last tokens were already sent.
     expect(completed >= client.completed, "requests completed by the server and the client",
            completed, client.completed);
     expect(prompt >= client.input_tokens, "prompt tokens of the server and the client", prompt,
@@ -97,8 +97,8 @@ std::vector<std::string> CheckConservation(const ServerCounters& before,
   return broken;
 }
 
-bool CountedTooMuch(const ServerCounters& before, const ServerCounters& after,
-                    const std::vector<RequestSample>& samples) {
+bool IsPermanentMismatch(const ServerCounters& before, const ServerCounters& after,
+                         const std::vector<RequestSample>& samples) {
   const ClientCounts client = Count(samples);
   if (client.cancelled + client.failed > 0) return false;
   return after.completed - before.completed > client.completed ||

@@ -1,4 +1,4 @@
-// quired as a target of `quire bench`.
+// quired as the target of `quire bench`.
 
 #include <grpcpp/grpcpp.h>
 
@@ -17,8 +17,8 @@
 namespace quire::client {
 namespace {
 
-// A connection has a limit of streams (server.grpc.max_concurrent_streams), and a thread of its
-// own.
+// Several channels, because a connection has a limit of streams
+// (server.grpc.max_concurrent_streams) and one thread.
 constexpr std::size_t kChannels = 16;
 
 v1::GenerateRequest ToProto(const LoadRequest& load) {

@@ -1,4 +1,4 @@
-// Servers with an HTTP interface as targets of `quire bench`, over libcurl.
+// HTTP servers as targets of `quire bench`, through libcurl.
 
 #include <curl/curl.h>
 
@@ -30,7 +30,7 @@ using HeaderPtr = std::unique_ptr<curl_slist, CurlDeleter>;
 CurlPtr NewCurl() {
   [[maybe_unused]] static const CURLcode initialised = curl_global_init(CURL_GLOBAL_DEFAULT);
   CurlPtr curl(curl_easy_init());
-  curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);  // other threads resolve names too
+  curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);  // signals are not safe with several threads
   curl_easy_setopt(curl.get(), CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
   curl_easy_setopt(curl.get(), CURLOPT_NOPROXY, "*");
   return curl;
@@ -52,13 +52,13 @@ bool HasText(const json& object, const char* key) {
   return it != object.end() && it->is_string() && !it->get_ref<const std::string&>().empty();
 }
 
-// One answer while it comes in.
+// One answer while it is received.
 class Answer {
  public:
   Answer(PeerAddress::Kind kind, std::int64_t cancel_after, CURL* curl)
       : kind_(kind), cancel_after_(cancel_after), curl_(curl) {}
 
-  // False ends the transfer.
+  // Takes the next bytes. Returns false to abort the transfer.
   bool Take(absl::string_view bytes) {
     if (ResponseCode(curl_) != 200) {
       if (body_.size() < 500) body_.append(bytes.data(), bytes.size());
@@ -83,8 +83,8 @@ class Answer {
   RequestSample End(CURLcode result) {
     RequestSample sample = clock_.End();
     sample.input_tokens = prompt_tokens_;
-    // A server may send several tokens as one piece of text, or none for half a character; its own
-    // count holds.
+    // Use the server's own count if there is one: an event may have several tokens, or none if it
+    // ends within a character.
     if (total_tokens_ > 0) sample.output_tokens = total_tokens_;
     sample.cancelled = cancelled_;
     if (cancelled_) return sample;
@@ -95,7 +95,7 @@ class Answer {
     } else if (ResponseCode(curl_) != 200) {
       sample.error = absl::StrCat("HTTP ", ResponseCode(curl_), ": ", body_);
     } else if (sample.output_tokens == 0) {
-      sample.error = "an answer without a token";
+      sample.error = "the answer has no token";
     }
     sample.ok = sample.error.empty();
     return sample;
@@ -129,7 +129,7 @@ class HttpTarget : public Target {
   HttpTarget(const PeerAddress& peer, const std::string& model, double timeout_seconds)
       : kind_(peer.kind), model_(model), curl_(NewCurl()) {
     headers_.reset(curl_slist_append(nullptr, "Content-Type: application/json"));
-    // Long bodies would wait for "100 Continue".
+    // Avoids waiting for "100 Continue" before long bodies.
     headers_.reset(curl_slist_append(headers_.release(), "Expect:"));
     const char* const path =
         kind_ == PeerAddress::Kind::kOpenAi ? "/v1/completions" : "/completion";
@@ -157,7 +157,7 @@ class HttpTarget : public Target {
   CurlPtr curl_;
 };
 
-std::string ErrorOf(const json& event) {
+std::string FindError(const json& event) {
   const auto error = event.find("error");
   if (error == event.end() || error->is_null()) return "";
   if (error->is_object() && HasText(*error, "message")) return (*error)["message"];
@@ -174,7 +174,7 @@ PeerEvent FromLlamaCpp(const json& event) {
   }
   const auto stop = event.find("stop");
   if (stop != event.end() && stop->is_boolean() && stop->get<bool>()) {
-    result.tokens = 0;  // repeats nothing, and ends the stream
+    result.tokens = 0;  // the last event has no new tokens
     result.prompt_tokens = IntegerOr0(event, "tokens_evaluated");
     result.total_tokens = IntegerOr0(event, "tokens_predicted");
   }
@@ -203,10 +203,11 @@ absl::StatusOr<PeerAddress> ParsePeer(absl::string_view text) {
     peer.kind = PeerAddress::Kind::kLlamaCpp;
   } else if (!absl::ConsumePrefix(&text, "openai=")) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" is neither openai=URL nor llamacpp=URL"));
+        absl::StrCat("\"", text, "\" is not openai=URL or llamacpp=URL"));
   }
   if (!absl::StartsWith(text, "http://") && !absl::StartsWith(text, "https://")) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no http:// address"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is not an http:// or https:// URL"));
   }
   peer.url = std::string(absl::StripSuffix(text, "/"));
   return peer;
@@ -241,7 +242,7 @@ absl::StatusOr<std::string> PeerModel(const PeerAddress& peer) {
       HasText(answer["data"][0], "id")) {
     return answer["data"][0]["id"].get<std::string>();
   }
-  return absl::UnavailableError(absl::StrCat(peer.url, "/v1/models names no model"));
+  return absl::UnavailableError(absl::StrCat(peer.url, "/v1/models lists no model"));
 }
 
 TargetFactory HttpTargets(const PeerAddress& peer, const std::string& model,
@@ -255,26 +256,26 @@ absl::StatusOr<PeerEvent> ParsePeerEvent(PeerAddress::Kind kind, absl::string_vi
   const json event = json::parse(data, nullptr, /*allow_exceptions=*/false);
   if (!event.is_object()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an event that is no JSON object: ", data.substr(0, 100)));
+        absl::StrCat("event is not a JSON object: ", data.substr(0, 100)));
   }
   PeerEvent result = kind == PeerAddress::Kind::kLlamaCpp ? FromLlamaCpp(event) : FromOpenAi(event);
-  result.error = ErrorOf(event);
+  result.error = FindError(event);
   return result;
 }
 
 std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
                         const LoadRequest& request) {
-  // The properties of a schema keep their order, which is that of the answer.
+  // Keeps the order of the schema's properties, which is the order in the answer.
   nlohmann::ordered_json body = {{"prompt", request.prompt}, {"stream", true}, {"temperature", 0}};
   nlohmann::ordered_json schema;
   if (!request.schema.empty()) schema = nlohmann::ordered_json::parse(request.schema);
-  // A schema says itself where the text ends.
+  // A schema determines the end of the text.
   body["ignore_eos"] = request.schema.empty();
   if (kind == PeerAddress::Kind::kLlamaCpp) {
     body["n_predict"] = request.output_tokens;
     body["cache_prompt"] = true;
     body["return_tokens"] = true;
-    // Greedy at the least cost: no other sampler of its chain runs.
+    // The cheapest greedy sampling: no other sampler of the chain runs.
     body["samplers"] = {"top_k"};
     body["top_k"] = 1;
     if (!request.schema.empty()) body["json_schema"] = schema;
@@ -282,7 +283,7 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     body["model"] = model;
     body["max_tokens"] = request.output_tokens;
     body["stream_options"] = {{"include_usage", true}};
-    // As vLLM spells it.
+    // The field name of vLLM.
     if (!request.schema.empty()) body["structured_outputs"]["json"] = schema;
   }
   return JsonText(body);

@@ -13,16 +13,16 @@ namespace quire::client {
 namespace {
 
 constexpr std::int64_t kMaxTokens = 10'000'000;
-constexpr std::int64_t kBlockTokens = 512;  // of a trace with block ids
+constexpr std::int64_t kBlockTokens = 512;  // block size of traces with block ids
 
-// Streams of random numbers that a request or a shared text is made from.
+// Random streams for requests and for shared texts.
 constexpr std::uint64_t kRequestStream = 0;
 constexpr std::uint64_t kPrefixStream = std::uint64_t{1} << 62;
 constexpr std::uint64_t kBlockStream = std::uint64_t{2} << 62;
 constexpr std::uint64_t kArrivalStream = std::uint64_t{3} << 62;
 
-// Neighbouring seeds and streams must not give neighbouring states.
-Random RandomOf(std::uint64_t seed, std::uint64_t stream) {
+// Hashes both, so that neighbouring seeds and streams have unrelated states.
+Random MakeRandom(std::uint64_t seed, std::uint64_t stream) {
   return Random(SplitMix(SplitMix(seed) ^ stream));
 }
 
@@ -33,7 +33,7 @@ double Fraction(Random& random) {
 absl::Status BadLengths(absl::string_view text, absl::string_view why) {
   return absl::InvalidArgumentError(
       absl::StrCat("\"", text, "\": ", why,
-                   "; a length is 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MOST"));
+                   "; a length is 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MAX"));
 }
 
 }  // namespace
@@ -45,7 +45,8 @@ absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text) {
   };
   LengthDistribution lengths;
   if (parts.size() == 1) {
-    if (!tokens(parts[0], &lengths.low)) return BadLengths(text, "not between 1 and 10000000");
+    if (!tokens(parts[0], &lengths.low))
+      return BadLengths(text, "the length is not between 1 and 10000000");
     lengths.high = lengths.low;
     return lengths;
   }
@@ -53,7 +54,7 @@ absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text) {
     lengths.kind = LengthDistribution::Kind::kUniform;
     if (!tokens(parts[1], &lengths.low) || !tokens(parts[2], &lengths.high) ||
         lengths.low > lengths.high) {
-      return BadLengths(text, "LOW and HIGH are not between 1 and 10000000, in order");
+      return BadLengths(text, "LOW and HIGH must be between 1 and 10000000, and LOW at most HIGH");
     }
     return lengths;
   }
@@ -63,11 +64,11 @@ absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text) {
         !absl::SimpleAtod(parts[2], &lengths.sigma) || !(lengths.sigma >= 0) ||
         !(lengths.sigma <= 10) || !tokens(parts[3], &lengths.high) ||
         lengths.median > static_cast<double>(lengths.high)) {
-      return BadLengths(text, "MEDIAN is not between 1 and MOST, or SIGMA not between 0 and 10");
+      return BadLengths(text, "MEDIAN must be between 1 and MAX, and SIGMA between 0 and 10");
     }
     return lengths;
   }
-  return BadLengths(text, "no such distribution");
+  return BadLengths(text, "unknown distribution");
 }
 
 std::int64_t SampleLength(const LengthDistribution& lengths, Random& random) {
@@ -92,7 +93,7 @@ Workload::Workload(const LoadOptions& options, std::int32_t vocab_size,
 
 void Workload::AppendTokens(std::uint64_t stream, std::int64_t count,
                             std::vector<std::int32_t>* out) const {
-  Random random = RandomOf(options_.seed, stream);
+  Random random = MakeRandom(options_.seed, stream);
   for (std::int64_t i = 0; i < count; ++i) {
     out->push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocab_size_)));
   }
@@ -114,8 +115,8 @@ LoadRequest Workload::FromTrace(std::int64_t number) const {
 LoadRequest Workload::Request(std::int64_t number) const {
   const auto stream = static_cast<std::uint64_t>(number);
   LoadRequest request;
-  // The shape of a request and the tokens of its prompt come from streams of their own.
-  Random random = RandomOf(options_.seed, SplitMix(stream) >> 2);
+  // The lengths of a request and the tokens of its prompt come from different streams.
+  Random random = MakeRandom(options_.seed, SplitMix(stream) >> 2);
   if (trace_.empty()) {
     const std::int64_t length = SampleLength(options_.input, random);
     request.output_tokens = SampleLength(options_.output, random);
@@ -148,7 +149,7 @@ std::vector<double> Workload::SendTimes(std::int64_t count) const {
     }
     return times;
   }
-  Random random = RandomOf(options_.seed, kArrivalStream);
+  Random random = MakeRandom(options_.seed, kArrivalStream);
   std::exponential_distribution<double> exponential(options_.rate);
   std::gamma_distribution<double> gamma(options_.burstiness,
                                         1 / (options_.rate * options_.burstiness));

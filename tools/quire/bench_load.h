@@ -1,10 +1,9 @@
 #pragma once
 
-// What a load test sends: when each request goes out, what its prompt is, how long its answer and
-// whether it is cancelled. A request is a function of the options and its number alone, so that two
-// servers get the same load.
+// The load of a benchmark: send times, prompts, answer lengths and cancellations. A request depends
+// only on the options and its number, so that two servers get the same load.
 //
-// Place:   behind `quire bench`; knows nothing of servers.
+// Place:   used by `quire bench`; independent of servers.
 // Threads: a Workload is immutable.
 
 #include <cstdint>
@@ -23,27 +22,27 @@ using Random = std::mt19937_64;
 struct LengthDistribution {
   enum class Kind { kFixed, kUniform, kLogNormal };
   Kind kind = Kind::kFixed;
-  std::int64_t low = 1;   // fixed: the length; uniform: the least
-  std::int64_t high = 1;  // uniform and log-normal: the most
+  std::int64_t low = 1;   // fixed: the length; uniform: the minimum
+  std::int64_t high = 1;  // uniform and log-normal: the maximum
   double median = 1;      // log-normal
   double sigma = 0;       // log-normal: standard deviation of the logarithm
 };
 
-// "128", "uniform:LOW:HIGH" or "lognormal:MEDIAN:SIGMA:MOST". INVALID_ARGUMENT otherwise, with what
-// is wrong.
+// Parses "128", "uniform:LOW:HIGH" or "lognormal:MEDIAN:SIGMA:MAX". Returns INVALID_ARGUMENT with
+// the problem.
 absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view text);
 std::int64_t SampleLength(const LengthDistribution& lengths, Random& random);
 
 enum class Arrival {
-  kClosed,   // the next when one has ended
-  kPoisson,  // exponential gaps
+  kClosed,   // each client sends its next request when the last one has ended
+  kPoisson,  // exponential intervals
   kGamma,  // gaps of gamma distribution with shape `burstiness`; 1 is Poisson, below 1 is burstier
-  kConstant,  // equal gaps
+  kConstant,  // equal intervals
 };
 
 // One request of a trace file.
 struct TraceEntry {
-  double seconds = 0;  // after the first
+  double seconds = 0;  // time after the first request
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
   std::vector<std::int64_t>
@@ -52,18 +51,18 @@ struct TraceEntry {
 
 struct LoadOptions {
   Arrival arrival = Arrival::kClosed;
-  double rate = 0;  // requests per second, of the open loop
+  double rate = 0;  // requests per second of the open loop
   double burstiness = 1;
   LengthDistribution input = {};
   LengthDistribution output = {};
-  // `prefix_share` of the prompts begin with one of `prefix_count` texts of `prefix_tokens`. A
-  // prompt keeps the length drawn for it: a shorter one begins with a part of the text, and its
+  // `prefix_share` of the prompts begin with one of `prefix_count` prefixes of `prefix_tokens`. The
+  // length of a prompt does not change: a shorter prompt begins with a part of the prefix, and its
   // last token is its own.
   std::int64_t prefix_count = 1;
   std::int64_t prefix_tokens = 0;
   double prefix_share = 1;
   double cancel_ratio = 0;
-  // An object of JSON that `schema_share` of the answers are valid by; empty: all are free.
+  // JSON Schema for `schema_share` of the answers; empty: none.
   std::string schema = {};
   double schema_share = 1;
   std::uint64_t seed = 1;
@@ -72,8 +71,8 @@ struct LoadOptions {
 struct LoadRequest {
   std::vector<std::int32_t> prompt;
   std::int64_t output_tokens = 0;
-  std::int64_t cancel_after = 0;  // tokens; 0: not cancelled
-  std::string schema = {};        // that the answer is valid by; empty: it is free
+  std::int64_t cancel_after = 0;  // tokens after which it is cancelled; 0: never
+  std::string schema = {};        // JSON Schema of the answer; empty: none
 };
 
 class Workload {
@@ -83,9 +82,9 @@ class Workload {
 
   bool is_open() const { return options_.arrival != Arrival::kClosed || !trace_.empty(); }
 
-  // Request `number`; any number of 0 or more, for a trace below its length.
+  // Returns request `number` >= 0. For a trace, `number` must be below its length.
   LoadRequest Request(std::int64_t number) const;
-  // Seconds from the start at which requests 0 .. count - 1 go out, ascending. REQUIRES: is_open().
+  // Returns the send times of requests 0 .. count - 1 in seconds, ascending. REQUIRES: is_open().
   std::vector<double> SendTimes(std::int64_t count) const;
 
  private:

@@ -29,10 +29,10 @@ struct Distribution {
 constexpr std::pair<const char*, double> kPercentiles[] = {
     {"p50", 50}, {"p90", 90}, {"p95", 95}, {"p99", 99}, {"p99.9", 99.9}};
 
-// Sent later than this after its time, a request of the open loop counts as late.
+// In the open loop, a request that is sent later than this counts as late.
 constexpr double kLateSeconds = 0.01;
 
-// In milliseconds. All zero without values.
+// Returns milliseconds, or zeros without values.
 Distribution Describe(std::vector<double> seconds) {
   Distribution result;
   if (seconds.empty()) {
@@ -61,7 +61,7 @@ struct Summary {
   Distribution ttft, tpot, itl, itl_per_token, e2e;
 };
 
-// A server may count tokens that no message showed, or send all in one.
+// False if the tokens arrived in a single message.
 bool HasTimePerOutputToken(const RequestSample& sample) {
   return sample.output_tokens > 1 && sample.messages > 1;
 }
@@ -190,7 +190,7 @@ std::vector<ordered_json> Reports(const std::vector<BenchRun>& runs) {
   return reports;
 }
 
-// The median over the rounds of every number that is in all of them.
+// Returns the median over the rounds of every number that all rounds have.
 ordered_json Medians(const std::vector<ordered_json>& reports) {
   ordered_json medians;
   for (const auto& [key, first] : reports.front().items()) {
@@ -246,7 +246,7 @@ absl::StatusOr<ServiceLevel> ParseServiceLevel(absl::string_view text) {
         duration <= absl::ZeroDuration()) {
       return absl::InvalidArgumentError(
           absl::StrCat("\"", part,
-                       "\" is no limit; limits are ttft=TIME, tpot=TIME and e2e=TIME, such as "
+                       "\" is not ttft=TIME, tpot=TIME or e2e=TIME, such as "
                        "ttft=500ms,tpot=50ms"));
     }
     *limit = absl::ToDoubleSeconds(duration);
@@ -281,7 +281,7 @@ std::string ReportTable(const BenchRun& run) {
                           PerSecond(summary.good, run.duration_seconds));
   }
   if (run.peak_pss_bytes > 0) {
-    absl::StrAppendFormat(&out, "server's peak memory %.1f MiB\n",
+    absl::StrAppendFormat(&out, "peak memory of the server %.1f MiB\n",
                           static_cast<double>(run.peak_pss_bytes) / (1 << 20));
   }
   absl::StrAppendFormat(&out, "%-9s %10s %10s %10s %10s %10s %10s %10s   (ms)\n", "", "mean", "p50",
@@ -309,7 +309,7 @@ std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<
 std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
                             bool interrupted) {
   const ordered_json median = Comparison(ours, peer, interrupted)["median"];
-  std::string out = absl::StrFormat("medians of %d rounds in turn%s\n%-26s %14s %14s %10s\n",
+  std::string out = absl::StrFormat("medians of %d alternating rounds%s\n%-26s %14s %14s %10s\n",
                                     ours.size(), interrupted ? ", interrupted" : "", "", "quire",
                                     peer.front().backend, "ratio");
   for (const char* const key :

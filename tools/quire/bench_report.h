@@ -1,13 +1,13 @@
 #pragma once
 
-// The figures of `quire bench`: what one request showed on the client's monotonic clock, and their
-// summary in the field names of `vllm bench serve`, so that existing scripts can plot it.
+// Metrics of `quire bench`: measurements of one request on the client's monotonic clock, and their
+// summary with the field names of `vllm bench serve`, so that existing scripts can read it.
 //
-// Definitions (docs/operations.md): TTFT is request sent to first message with a token; E2E is
-// request sent to status received; TPOT is (last token - first token) / (n - 1) for n >= 2 tokens
-// in two messages or more; ITL is the gap between consecutive messages with tokens; ITL per token
-// is that gap divided by the tokens of the message that ends it, counted once per token. An answer
-// of which no message had a token has no TTFT. Threads: none of its own.
+// Definitions (docs/operations.md). TTFT: from sending the request to the first message with a
+// token. E2E: from sending the request to receiving its status. TPOT: (last token - first token) /
+// (n - 1), for n >= 2 tokens in at least two messages. ITL: time between consecutive messages with
+// tokens. ITL per token: that time divided by the tokens of the later message, counted once per
+// token. An answer without a token has no TTFT. Threads: any.
 
 #include <cstdint>
 #include <optional>
@@ -21,52 +21,52 @@ namespace quire::client {
 
 struct RequestSample {
   bool ok = false;
-  bool cancelled = false;  // by this client, as planned; counts neither as completed nor as failed
+  bool cancelled = false;  // by this client on purpose; neither completed nor failed
   std::string error;       // CODE/REASON: message
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
-  std::int64_t messages = 0;  // that carried tokens
+  std::int64_t messages = 0;  // messages with tokens
   double ttft_seconds = 0;
   double e2e_seconds = 0;
   double first_to_last_token_seconds = 0;
   std::vector<double> itl_seconds;
-  std::vector<std::int64_t> itl_tokens;  // of the message that ends each gap
-  double late_seconds = 0;               // open loop: sent this much after its time
+  std::vector<std::int64_t> itl_tokens;  // tokens of the message that ends each interval
+  double late_seconds = 0;               // open loop: delay of sending
 };
 
-// Limits that a request must keep to count as goodput; seconds.
+// Latency limits of goodput, in seconds.
 struct ServiceLevel {
   std::optional<double> ttft, tpot, e2e;
   bool is_set() const { return ttft.has_value() || tpot.has_value() || e2e.has_value(); }
 };
-// "ttft=500ms,tpot=50ms,e2e=10s". INVALID_ARGUMENT otherwise, with what is wrong.
+// Parses "ttft=500ms,tpot=50ms,e2e=10s". Returns INVALID_ARGUMENT with the problem.
 absl::StatusOr<ServiceLevel> ParseServiceLevel(absl::string_view text);
 
 struct BenchRun {
-  std::string backend = "quire";  // or "openai", "llamacpp"
+  std::string backend = "quire";  // "quire", "openai" or "llamacpp"
   std::string model_id;
   std::int64_t concurrency = 0;  // closed loop
-  double request_rate = 0;       // open loop; 0: closed
+  double request_rate = 0;       // open loop; 0 for the closed loop
   double burstiness = 1;
   double duration_seconds = 0;
   bool interrupted = false;  // not all requests were sent
   ServiceLevel service_level = {};
-  std::int64_t peak_pss_bytes = 0;  // of the server; 0: not measured
+  std::int64_t peak_pss_bytes = 0;  // peak memory of the server; 0: not measured
   std::vector<RequestSample> samples;
 };
 
-// Linear interpolation between closest ranks (numpy's default); `sorted` ascending, not empty; p in
-// [0, 100].
+// Interpolates linearly between closest ranks, like numpy's default. REQUIRES: `sorted` is
+// ascending and not empty; p in [0, 100].
 double Percentile(const std::vector<double>& sorted, double p);
 
-// One JSON object, and the same as a table for people.
+// Returns the report as one JSON object, or as a table.
 std::string ReportJson(const BenchRun& run);
 std::string ReportTable(const BenchRun& run);
 
-// Rounds of the same load on our server and on another one, in turn: {"rounds": N, "ours": [...],
-// "peer": [...], "median": {"ours": {...}, "peer": {...}, "ratio": {...}}}, ratio = ours / peer,
-// absent where the peer's median is 0; "interrupted": true where rounds are missing. REQUIRES: as
-// many of one as of the other, at least one.
+// Compares rounds of the same load on our server and on another one: {"rounds": N, "ours": [...],
+// "peer": [...], "median": {"ours": {...}, "peer": {...}, "ratio": {...}}}, with ratio = ours /
+// peer, absent if the peer's median is 0, and "interrupted": true if rounds are missing. REQUIRES:
+// equally many runs of both, at least one.
 std::string ComparisonJson(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,
                            bool interrupted = false);
 std::string ComparisonTable(const std::vector<BenchRun>& ours, const std::vector<BenchRun>& peer,

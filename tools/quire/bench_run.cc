@@ -20,14 +20,14 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Thirty years. The clock counts nanoseconds in 64 bits and would overflow at ten times that.
+// Thirty years. The 64-bit nanosecond clock overflows at ten times that.
 constexpr double kMaxSeconds = 1e9;
 
 double SecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
 
-std::vector<RequestSample> Sent(std::vector<std::optional<RequestSample>> slots) {
+std::vector<RequestSample> CollectSent(std::vector<std::optional<RequestSample>> slots) {
   std::vector<RequestSample> samples;
   for (std::optional<RequestSample>& slot : slots) {
     if (slot.has_value()) samples.push_back(*std::move(slot));
@@ -50,10 +50,10 @@ RunResult RunClosed(const Workload& workload, const TargetFactory& targets,
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return {SecondsSince(start), Sent(std::move(slots))};
+  return {SecondsSince(start), CollectSent(std::move(slots))};
 }
 
-// Hands requests to threads that wait for one; starts another thread when none waits.
+// Passes requests to idle threads, and starts another thread if none is idle.
 class OpenLoop {
  public:
   OpenLoop(const TargetFactory& targets, std::int64_t max_threads, std::int64_t count,
@@ -69,7 +69,7 @@ class OpenLoop {
     SteadyClock::time_point time;
   };
 
-  void Hand(Job job) {
+  void Push(Job job) {
     MutexLock lock(&mutex_);
     jobs_.push_back(std::move(job));
     if (idle_ < static_cast<std::int64_t>(jobs_.size()) &&
@@ -86,7 +86,7 @@ class OpenLoop {
       has_job_.NotifyAll();
     }
     for (std::thread& thread : threads_) thread.join();
-    return Sent(std::move(slots_));
+    return CollectSent(std::move(slots_));
   }
 
  private:
@@ -103,7 +103,7 @@ class OpenLoop {
         job = std::move(jobs_.front());
         jobs_.pop_front();
       }
-      if (stop_.load()) continue;  // its time has come, but it waited for a connection
+      if (stop_.load()) continue;  // its time has passed while it waited for a thread
       const double late = SecondsSince(job->time);
       slots_[job->slot] = target->Send(job->request);
       slots_[job->slot]->late_seconds = late;
@@ -122,7 +122,8 @@ class OpenLoop {
   std::vector<std::thread> threads_;
 };
 
-// Waits until `time` unless told to stop; a tenth of a second at most goes by after that.
+// Waits until `time` or until `stop` is true, which it checks every 0.1 s. Returns false if
+// stopped.
 bool WaitUntil(SteadyClock::time_point time, const std::atomic<bool>& stop) {
   while (!stop.load()) {
     const auto now = SteadyClock::now();
@@ -138,18 +139,18 @@ RunResult RunOpen(const Workload& workload, const TargetFactory& targets, const 
   OpenLoop loop(targets, options.concurrency, options.count, stop);
   const auto start = SteadyClock::now();
   for (std::size_t i = 0; i < times.size(); ++i) {
-    // Made before its time, since a long prompt takes a while.
+    // Created before its send time, since creating a long prompt takes a while.
     LoadRequest request = workload.Request(options.first + static_cast<std::int64_t>(i));
     const auto time = start + std::chrono::duration_cast<SteadyClock::duration>(
                                   std::chrono::duration<double>(std::min(times[i], kMaxSeconds)));
     if (!WaitUntil(time, stop)) break;
-    loop.Hand({i, std::move(request), time});
+    loop.Push({i, std::move(request), time});
   }
   std::vector<RequestSample> samples = loop.End();
   return {SecondsSince(start), std::move(samples)};
 }
 
-// Process id -> its parent's.
+// Returns the parent of each process.
 std::vector<std::pair<int, int>> Parents() {
   std::vector<std::pair<int, int>> parents;
   std::error_code error;
@@ -159,7 +160,7 @@ std::vector<std::pair<int, int>> Parents() {
     std::ifstream file(entry.path() / "stat");
     std::string line;
     std::getline(file, line);
-    // pid (name, which may hold anything) state ppid ...
+    // pid (name, which may contain any character) state ppid ...
     const std::size_t end = line.rfind(')');
     if (end == std::string::npos) continue;
     std::istringstream rest(line.substr(end + 1));
@@ -201,7 +202,7 @@ std::int64_t PssBytes(int pid) {
   return bytes;
 }
 
-MemoryWatch::MemoryWatch(int pid) : pid_(pid) {
+MemorySampler::MemorySampler(int pid) : pid_(pid) {
   if (pid == 0) return;
   thread_ = std::thread([this] {
     while (!stopping_.load()) {
@@ -214,11 +215,11 @@ MemoryWatch::MemoryWatch(int pid) : pid_(pid) {
   });
 }
 
-MemoryWatch::~MemoryWatch() {
+MemorySampler::~MemorySampler() {
   Stop();
 }
 
-std::int64_t MemoryWatch::Stop() {
+std::int64_t MemorySampler::Stop() {
   stopping_.store(true);
   if (thread_.joinable()) thread_.join();
   return peak_;

@@ -1,11 +1,10 @@
 #pragma once
 
-// Runs a load against a server: the closed loop (each of so many clients sends its next request
-// when the last has ended) and the open loop (requests go out at their times, however slow the
-// answers are).
+// Runs a load against a server. In the closed loop each client sends its next request when the last
+// one has ended. In the open loop requests are sent at given times, however slow the answers are.
 //
-// Place:   behind `quire bench`.
-// Threads: one for each request in flight, ended on return.
+// Place:   used by `quire bench`.
+// Threads: one per request in flight, joined before return.
 
 #include <atomic>
 #include <cstdint>
@@ -21,33 +20,33 @@
 namespace quire::client {
 
 struct RunOptions {
-  std::int64_t first = 0;  // number of the first request
+  std::int64_t first = 0;  // index of the first request
   std::int64_t count = 0;
-  std::int64_t concurrency = 1;  // closed loop: clients; open loop: the most requests in flight
-  // The open loop's times even where the workload has them; warm-up has no times.
+  std::int64_t concurrency = 1;  // closed loop: clients; open loop: maximum requests in flight
+  // Use the closed loop even if the workload has send times; for the warm-up.
   bool closed = false;
 };
 
 struct RunResult {
-  double duration_seconds = 0;  // first request sent to last answer ended
+  double duration_seconds = 0;  // from the first request to the end of the last answer
   std::vector<RequestSample> samples;
 };
 
-// True in `stop` sends no further request; those in flight end by themselves. Requests that were
-// not sent are not in the samples.
+// When `stop` becomes true, sends no further requests and waits for those in flight. The samples
+// contain only requests that were sent.
 RunResult RunLoad(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
                   const std::atomic<bool>& stop);
 
-// Proportional set size of a process and its descendants now; 0 when it cannot be read.
+// Returns the proportional set size of a process and its descendants, or 0 if it cannot be read.
 std::int64_t PssBytes(int pid);
 
-// Follows the largest PssBytes of a process, twice a second, from construction until Stop.
-class MemoryWatch {
+// Samples PssBytes of a process twice a second until Stop, and returns the maximum.
+class MemorySampler {
  public:
-  explicit MemoryWatch(int pid);  // 0: watches nothing
-  ~MemoryWatch();
-  MemoryWatch(const MemoryWatch&) = delete;
-  MemoryWatch& operator=(const MemoryWatch&) = delete;
+  explicit MemorySampler(int pid);  // 0: do not measure
+  ~MemorySampler();
+  MemorySampler(const MemorySampler&) = delete;
+  MemorySampler& operator=(const MemorySampler&) = delete;
 
   std::int64_t Stop();
 

@@ -1,11 +1,10 @@
 #pragma once
 
-// A server under test as `quire bench` sees it: one request in, its tokens' times out.
+// A server under test for `quire bench`: sends a request and measures the times of its tokens.
 //
-// Place:      under bench_run; GRPC is quired, the others are servers to compare with.
-// Invariants: the same LoadRequest asks every server for the same tokens: greedy, the whole answer
-//             length.
-// Threads:    a Target is one connection of one thread; a factory may be called from any.
+// Place:      below bench_run. GrpcTargets is quired; the others are servers to compare with.
+// Invariants: every server gets the same request: greedy sampling with a fixed answer length.
+// Threads:    a Target is one connection, used by one thread. A factory can be called from any.
 
 #include <chrono>
 #include <cstdint>
@@ -29,15 +28,15 @@ class Target {
 };
 using TargetFactory = std::function<std::unique_ptr<Target>()>;
 
-// Fills the times of a sample while its tokens come in.
+// Records the times of a sample while its tokens arrive.
 class SampleClock {
  public:
   SampleClock() : start_(Clock::now()) {}
 
-  // A message with `count` tokens, of 1 or more, has come.
+  // Call for every message with `count` >= 1 tokens.
   void OnTokens(std::int64_t count);
   std::int64_t tokens() const { return sample_.output_tokens; }
-  // The answer has ended; the status is the caller's to fill.
+  // Returns the sample at the end of the answer. The caller sets its status.
   RequestSample End();
 
  private:
@@ -47,41 +46,41 @@ class SampleClock {
   RequestSample sample_;
 };
 
-// quired at the options' address, several connections for all its targets together.
+// Targets of quired at the options' address. All of them share several connections.
 TargetFactory GrpcTargets(const CommonOptions& options);
 
-// A server with an HTTP interface: what "--peer KIND=URL" says.
+// An HTTP server, from "--peer KIND=URL".
 struct PeerAddress {
   enum class Kind {
     kOpenAi,    // POST /v1/completions
     kLlamaCpp,  // POST /completion of llama.cpp's server
   };
   Kind kind = Kind::kOpenAi;
-  std::string url;  // http://host:port, no slash at the end
+  std::string url;  // http://host:port, without a final slash
 };
 absl::StatusOr<PeerAddress> ParsePeer(absl::string_view text);
 absl::string_view PeerKindName(PeerAddress::Kind kind);
 
-// The first id of GET /v1/models. UNAVAILABLE when the server cannot be reached or has none.
+// Returns the first id of GET /v1/models. Returns UNAVAILABLE if the server or a model is missing.
 absl::StatusOr<std::string> PeerModel(const PeerAddress& peer);
-// One connection each, kept open between requests. Prompts are sent as token ids.
+// Each target has one connection that stays open. Prompts are sent as token ids.
 TargetFactory HttpTargets(const PeerAddress& peer, const std::string& model,
                           double timeout_seconds);
 
-// What a server sent in one event of its stream.
+// The contents of one event of a stream.
 struct PeerEvent {
-  std::int64_t tokens = 0;         // new ones, in this event
-  std::int64_t prompt_tokens = 0;  // 0: not said
-  std::int64_t total_tokens = 0;   // of the whole answer; 0: not said
+  std::int64_t tokens = 0;         // new tokens in this event
+  std::int64_t prompt_tokens = 0;  // 0: not reported
+  std::int64_t total_tokens = 0;   // tokens of the whole answer; 0: not reported
   std::string error;
 };
-// INVALID_ARGUMENT for data that is no JSON object.
+// Returns INVALID_ARGUMENT if the data is not a JSON object.
 absl::StatusOr<PeerEvent> ParsePeerEvent(PeerAddress::Kind kind, absl::string_view data);
-// The body of the request.
+// Returns the body of a request.
 std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
                         const LoadRequest& request);
 
-// GET, the body; UNAVAILABLE when the server cannot be reached or does not answer with 200.
+// Sends a GET and returns the body. Returns UNAVAILABLE if there is no answer with status 200.
 absl::StatusOr<std::string> HttpGet(const std::string& url);
 
 }  // namespace quire::client

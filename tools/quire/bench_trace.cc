@@ -24,7 +24,7 @@ bool IsLength(std::int64_t tokens) {
   return tokens >= 0 && tokens <= kMaxTraceTokens;
 }
 
-// False when the line is none of the format.
+// Returns false if the line does not have the format.
 bool ParseAzure(absl::string_view line, TraceEntry* entry) {
   const std::vector<std::string> fields = absl::StrSplit(line, ',');
   absl::Time time;
@@ -77,20 +77,20 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, doubl
                        " nor an object with timestamp, input_length and output_length of at most ",
                        kMaxTraceTokens));
     }
-    // Some rows of the recorded traces have no tokens; a request has one at least.
+    // Some recorded rows have no tokens, but a request needs at least one.
     entry.input_tokens = std::max<std::int64_t>(entry.input_tokens, 1);
     entry.output_tokens = std::max<std::int64_t>(entry.output_tokens, 1);
     entries.push_back(std::move(entry));
   }
-  if (entries.empty()) return absl::InvalidArgumentError("a trace without requests");
+  if (entries.empty()) return absl::InvalidArgumentError("the trace has no requests");
   std::stable_sort(entries.begin(), entries.end(),
                    [](const TraceEntry& a, const TraceEntry& b) { return a.seconds < b.seconds; });
   const double start = entries.front().seconds;
   for (TraceEntry& entry : entries) entry.seconds = (entry.seconds - start) / speed;
-  // Not a number, when times are infinite, is refused too.
+  // Also refuses NaN, which infinite times produce.
   if (!(entries.back().seconds <= kMaxTraceSeconds)) {
-    return absl::InvalidArgumentError(absl::StrCat("a trace that lasts ", entries.back().seconds,
-                                                   " s, of at most ", kMaxTraceSeconds));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the trace lasts ", entries.back().seconds, " s, at most ", kMaxTraceSeconds));
   }
   return entries;
 }

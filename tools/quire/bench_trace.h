@@ -1,10 +1,10 @@
 #pragma once
 
-// Reads recorded loads: the CSV of the Azure LLM inference traces
-// (TIMESTAMP,ContextTokens,GeneratedTokens; Azure/AzurePublicDataset) and the JSON lines of
-// Mooncake (timestamp in ms, input_length, output_length, hash_ids; kvcache-ai/Mooncake).
+// Reads recorded loads: CSV files of the Azure LLM inference traces
+// (TIMESTAMP,ContextTokens,GeneratedTokens; Azure/AzurePublicDataset) and JSON lines of Mooncake
+// (timestamp in ms, input_length, output_length, hash_ids; kvcache-ai/Mooncake).
 //
-// Place:   behind `quire bench --trace`.
+// Place:   used by `quire bench --trace`.
 // Threads: any.
 
 #include <string>
@@ -16,11 +16,11 @@
 
 namespace quire::client {
 
-// Requests in the order of their times; the first is at 0, the others `speed` times sooner than
-// recorded. INVALID_ARGUMENT with the line that is wrong, or for a trace of more than 1e9 s.
-// REQUIRES: speed > 0.
+// Returns the requests in order of time. The first is at 0; intervals are divided by `speed`.
+// Returns INVALID_ARGUMENT with the bad line, or if the trace is longer than 1e9 s. REQUIRES: speed
+// > 0.
 absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, double speed);
-// The same of a file; NOT_FOUND when it cannot be read.
+// Reads a file in the same way. Returns NOT_FOUND if it cannot be read.
 absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& path, double speed);
 
 }  // namespace quire::client

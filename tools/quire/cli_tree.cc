@@ -10,8 +10,8 @@
 namespace quire::client {
 namespace {
 
-// CLI11 keeps the values of IsMember only in the name of the type: "TEXT:{yaml,json}".
-std::vector<std::string> ChoicesOf(absl::string_view type_name) {
+// CLI11 keeps the values of IsMember only in the type name: "TEXT:{yaml,json}".
+std::vector<std::string> ParseChoices(absl::string_view type_name) {
   const std::size_t begin = type_name.find(":{");
   const std::size_t end = type_name.rfind('}');
   if (begin == absl::string_view::npos || end == absl::string_view::npos) return {};
@@ -32,7 +32,7 @@ CliOption ReadOption(const CLI::Option& option) {
     result.value = type_name.substr(0, type_name.find(':'));
     if (result.value.empty()) result.value = "VALUE";
   }
-  result.choices = ChoicesOf(type_name);
+  result.choices = ParseChoices(type_name);
   result.description = option.get_description();
   result.default_value = option.get_default_str();
   result.is_required = option.get_required();

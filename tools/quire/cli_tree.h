@@ -1,9 +1,9 @@
 #pragma once
 
-// What a program's command line offers, read from CLI11's own description of it. Completion scripts
-// and manual pages are made of this, so they cannot miss a command or an option.
+// The description of a command line, read from CLI11. Completion scripts and manual pages are
+// generated from it, so they contain every command and option.
 //
-// Threads: none of its own; plain values.
+// Threads: any; plain values.
 
 #include <string>
 #include <vector>
@@ -15,12 +15,12 @@ class App;
 namespace quire::client {
 
 struct CliOption {
-  std::vector<std::string> names;    // as typed: "-n", "--choices"; empty: a positional
-  std::string positional;            // name of a positional
-  std::string value;                 // kind of its value, such as "TEXT"; empty: a flag
-  std::vector<std::string> choices;  // the only values; empty: any. A flag takes them after "="
+  std::vector<std::string> names;    // such as "-n", "--choices"; empty for a positional
+  std::string positional;            // name if it is a positional
+  std::string value;                 // type of the value, such as "TEXT"; empty for a flag
+  std::vector<std::string> choices;  // allowed values; empty: any. A flag takes them after "="
   std::string description;
-  std::string default_value;  // as help prints it; empty: none
+  std::string default_value;  // as printed by --help; empty: none
   bool is_required = false;
 
   bool is_flag() const { return value.empty(); }
@@ -29,11 +29,11 @@ struct CliOption {
 struct CliCommand {
   std::string name;
   std::string description;
-  std::vector<CliOption> options = {};  // in the order of help; those of a parent are not repeated
+  std::vector<CliOption> options = {};  // in the order of --help, without options of the parent
   std::vector<CliCommand> commands = {};
 };
 
-// `app` with its sub-commands; what help hides is left out.
+// Reads `app` and its subcommands, without those that --help hides.
 CliCommand ReadCommandLine(const CLI::App& app);
 
 }  // namespace quire::client

@@ -36,8 +36,8 @@ namespace {
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Reads one length-delimited field after another; others are skipped. google/rpc/*.proto is not
-// packaged by Debian, and three fields do not need a generated class.
+// Reads consecutive length-delimited fields and skips others. Debian does not package
+// google/rpc/*.proto, and three fields do not need a generated class.
 template <typename OnField>
 bool ForEachBytesField(const std::string& bytes, OnField on_field) {
   CodedInputStream input(reinterpret_cast<const std::uint8_t*>(bytes.data()),
@@ -58,7 +58,7 @@ bool ForEachBytesField(const std::string& bytes, OnField on_field) {
 }
 
 constexpr int kReconnectBackoffMs = 100;
-constexpr std::chrono::milliseconds kConnectPatience{500};
+constexpr std::chrono::milliseconds kConnectTimeout{500};
 
 const char* CodeName(grpc::StatusCode code) {
   static constexpr const char* kNames[] = {"OK",
@@ -82,7 +82,7 @@ const char* CodeName(grpc::StatusCode code) {
   return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
 }
 
-// Puts the token into the metadata of each call. gRPC's own call credentials refuse plain channels.
+// Adds the token to the metadata of each call. gRPC's call credentials refuse channels without TLS.
 class TokenSender final : public grpc::experimental::Interceptor {
  public:
   explicit TokenSender(const std::string& token) : header_(absl::StrCat("Bearer ", token)) {}
@@ -111,12 +111,12 @@ class TokenSenderFactory final : public grpc::experimental::ClientInterceptorFac
   const std::string token_;
 };
 
-std::string ReadWhole(const std::string& path) {
+std::string ReadContents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-std::string TokenOf(absl::string_view contents) {
+std::string ReadToken(absl::string_view contents) {
   return std::string(absl::StripAsciiWhitespace(contents.substr(0, contents.find('\n'))));
 }
 
@@ -133,17 +133,17 @@ sigset_t InterruptSet() {
 CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
                            std::function<void(std::string)> take) {
   const auto has_contents = [](const std::string& path) {
-    return ReadWhole(path).empty() ? path + " cannot be read, or is empty" : std::string();
+    return ReadContents(path).empty() ? path + " cannot be read or is empty" : std::string();
   };
   return app
       ->add_option_function<std::string>(
-          name, [take = std::move(take)](const std::string& path) { take(ReadWhole(path)); },
+          name, [take = std::move(take)](const std::string& path) { take(ReadContents(path)); },
           description)
       ->check(has_contents)
       ->take_last();
 }
 
-// The places of server/daemon.cc, in its order.
+// Searches the paths of server/daemon.cc in the same order.
 std::string DefaultAdminAddress() {
   std::vector<std::string> folders = {"/run/quire"};
   if (const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR")) {
@@ -154,48 +154,50 @@ std::string DefaultAdminAddress() {
   folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
   for (const std::string& folder : folders) {
     if (!std::filesystem::exists(folder + "/admin.sock", error)) continue;
-    // Another user who can write there may have put a socket there.
+    // Another user with write access could have created the socket.
     const absl::Status is_ours =
         folder == folders.front() ? absl::OkStatus() : CheckPrivateDir(folder);
     if (is_ours.ok()) return absl::StrCat("unix:", folder, "/admin.sock");
-    std::cerr << "no admin socket is looked for there: " << is_ours.message() << "\n";
+    std::cerr << "ignoring the admin socket: " << is_ours.message() << "\n";
   }
   return absl::StrCat("unix:", folders.front(), "/admin.sock");
 }
 
 void AddCommonOptions(CLI::App* app, CommonOptions* options) {
-  app->add_option("--address", options->address, "data listener, host:port or unix:PATH")
+  app->add_option("--address", options->address,
+                  "address of the data listener, host:port or unix:PATH")
       ->capture_default_str()
       ->take_last();
-  app->add_option("--admin", options->admin, "admin listener, unix:PATH or host:port")
+  app->add_option("--admin", options->admin,
+                  "address of the control listener, unix:PATH or host:port")
       ->capture_default_str()
       ->take_last();
-  app->add_option("--timeout", options->timeout_seconds, "seconds until the call is given up")
+  app->add_option("--timeout", options->timeout_seconds, "time limit of a call in seconds")
       ->check(CLI::NonNegativeNumber)
       ->take_last();
-  app->add_flag("--json", options->json, "answers as JSON, one object a line");
+  app->add_flag("--json", options->json, "print answers as JSON, one object per line");
   AddFileOption(app, "--tls-ca",
-                "PEM file of the authorities that the server's certificate is checked against; "
-                "turns TLS on",
+                "PEM file with the CAs that verify the server's certificate; turns TLS on",
                 [options](std::string pem) { options->tls_ca = std::move(pem); });
-  AddFileOption(app, "--tls-cert", "PEM file of the client's certificate",
+  AddFileOption(app, "--tls-cert", "PEM file with the client certificate",
                 [options](std::string pem) { options->tls_cert = std::move(pem); });
-  AddFileOption(app, "--tls-key", "PEM file of its private key",
+  AddFileOption(app, "--tls-key", "PEM file with the private key of --tls-cert",
                 [options](std::string pem) { options->tls_key = std::move(pem); });
   AddFileOption(app, "--token-file", "file whose first line is the bearer token",
-                [options](const std::string& text) { options->token = TokenOf(text); })
+                [options](const std::string& text) { options->token = ReadToken(text); })
       ->check([](const std::string& path) {
-        const std::string token = TokenOf(ReadWhole(path));
-        // gRPC aborts at other bytes, and prints the token.
+        const std::string token = ReadToken(ReadContents(path));
+        // gRPC aborts on other bytes and prints the token.
         const bool is_valid = !token.empty() && absl::c_all_of(token, absl::ascii_isgraph);
-        return is_valid ? "" : path + ": its first line is no token of printable ASCII";
+        return is_valid ? ""
+                        : path + ": the first line is not a token of printable ASCII characters";
       });
 }
 
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  // One connection per channel, so that `bench` threads do not share a transport.
+  // One connection per channel, so that threads of `bench` do not share one.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectBackoffMs);
   const bool is_plain = options.tls_ca.empty() || absl::StartsWith(address, "unix:");
@@ -210,9 +212,9 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
   }
   std::shared_ptr<grpc::Channel> channel = grpc::experimental::CreateCustomChannelWithInterceptors(
       address, credentials, arguments, std::move(interceptors));
-  // A failed first attempt fails the first call, and gRPC 1.51 now and then takes an attempt for
-  // failed that is merely under way (https://github.com/grpc/grpc/pull/35064). So there are more.
-  channel->WaitForConnected(std::chrono::system_clock::now() + kConnectPatience);
+  // A failed first attempt fails the first call, and gRPC 1.51 sometimes reports an attempt in
+  // progress as failed (https://github.com/grpc/grpc/pull/35064). So wait for further attempts.
+  channel->WaitForConnected(std::chrono::system_clock::now() + kConnectTimeout);
   return channel;
 }
 
@@ -259,8 +261,7 @@ void PrintJson(const google::protobuf::Message& message) {
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
   if (!status.ok()) {
-    std::fprintf(stderr, "quire: answer cannot be printed as JSON: %s\n",
-                 status.ToString().c_str());
+    std::fprintf(stderr, "quire: cannot print the answer as JSON: %s\n", status.ToString().c_str());
     return;
   }
   std::printf("%s\n", json.c_str());

@@ -1,9 +1,9 @@
 #pragma once
 
-// What every sub-command of `quire` shares: where the server is, how a failure is printed, and the
-// exit codes of docs/operations.md (0 ok, 1 request failed, 2 wrong usage, 3 cannot connect).
+// Code that all subcommands of `quire` share: server addresses, printing of errors, and the exit
+// codes of docs/operations.md (0 ok, 1 request failed, 2 wrong usage, 3 cannot connect).
 //
-// Threads: a Client is used by one thread; `bench` gives each of its threads a channel of its own.
+// Threads: a Client is used by one thread; each thread of `bench` has its own channel.
 
 #include <functional>
 #include <memory>
@@ -32,47 +32,46 @@ inline constexpr int kRequestFailed = 1;
 inline constexpr int kWrongUsage = 2;
 inline constexpr int kCannotConnect = 3;
 
-// Where quired puts its admin socket when nothing is configured (docs/config.md,
-// server.admin.listen): /run/quire, $XDG_RUNTIME_DIR/quire or quire-UID in the temporary directory,
-// whichever has it.
+// Returns the default path of quired's admin socket (docs/config.md, server.admin.listen): the
+// first of /run/quire, $XDG_RUNTIME_DIR/quire and quire-UID in the temporary directory that has it.
 std::string DefaultAdminAddress();
 
-// Options that stand before or after any sub-command.
+// Options that are accepted before and after any subcommand.
 struct CommonOptions {
   std::string address = "127.0.0.1:50051";
   std::string admin = DefaultAdminAddress();
   double timeout_seconds = 0;  // 0: no deadline
   bool json = false;
-  // Contents of files. TLS is used when there are authorities, but never on Unix sockets.
+  // Contents of PEM files. TLS is used if tls_ca is set, but never on Unix sockets.
   std::string tls_ca, tls_cert, tls_key;
-  std::string token;  // sent with every call, when there is one
+  std::string token;  // sent with every call if not empty
 };
 
-// The options' flags, on `app`.
+// Adds the common options to `app`.
 void AddCommonOptions(CLI::App* app, CommonOptions* options);
 
-// An option that names a file, which must have something in it, and hands on its contents.
+// Adds an option for a file that must not be empty, and passes its contents to `take`.
 CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::string& description,
                            std::function<void(std::string)> take);
 
-// A channel that is connected, unless that does not succeed within half a second: then its calls
-// say why.
+// Returns a channel and waits up to half a second for the connection. If it fails, calls report
+// why.
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address);
 
-// Sets the gRPC deadline from --timeout.
+// Sets the gRPC deadline according to --timeout.
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
 
-// Prints `CODE/REASON: message` to standard error and says which exit code it is.
+// Prints `CODE/REASON: message` to standard error and returns the exit code.
 int Fail(const grpc::Status& status, absl::string_view address);
 
-// The reason in a status's ErrorInfo; empty when it has none.
+// Returns the reason in the status's ErrorInfo, or "" if there is none.
 std::string ReasonOf(const grpc::Status& status);
 
-// One message as JSON with a line end, to standard output.
+// Prints one message as a line of JSON to standard output.
 void PrintJson(const google::protobuf::Message& message);
 
-// Calls `cancel` at the first SIGINT or SIGTERM and exits at the second. One at a time per process;
-// REQUIRES BlockInterrupts() before any thread was started.
+// Calls `cancel` on the first SIGINT or SIGTERM and exits on the second. At most one object exists
+// at a time. REQUIRES: BlockInterrupts() was called before any thread was started.
 void BlockInterrupts();
 class InterruptGuard {
  public:
@@ -86,7 +85,7 @@ class InterruptGuard {
   std::unique_ptr<State> state_;
 };
 
-// Each registers its sub-commands; a chosen one stores its exit code in `*exit_code`.
+// Each function registers subcommands. The chosen one stores its exit code in `*exit_code`.
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code);
 void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code);  // chat, render
 void AddText(CLI::App* app, const CommonOptions* common, int* exit_code);  // tokenize, detokenize

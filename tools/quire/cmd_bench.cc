@@ -1,4 +1,4 @@
-// quire bench: load on quired, and on another server in turn with it.
+// quire bench: load test of quired, optionally alternating with another server.
 
 #include <grpcpp/grpcpp.h>
 
@@ -34,11 +34,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kInterrupted = 130;  // as shells report SIGINT
+constexpr int kInterrupted = 130;  // the code that shells use for SIGINT
 
-// As the command line has them.
+// Options of the command line.
 struct BenchOptions {
-  std::int64_t requests = 0;  // 0: 64, or all of the trace
+  std::int64_t requests = 0;  // 0: 64, or the whole trace
   std::int64_t warmup = 0;
   std::int64_t concurrency = 0;  // 0: 8 clients; open loop: at most 4096 requests in flight
   std::string input = "128", output = "64";
@@ -52,7 +52,7 @@ struct BenchOptions {
   int pid = 0, peer_pid = 0;
 };
 
-// The same, understood.
+// The parsed options.
 struct BenchPlan {
   LoadOptions load;
   std::vector<TraceEntry> trace;
@@ -66,7 +66,7 @@ struct Subject {
   std::string backend, model_id;
   TargetFactory targets;
   int pid = 0;
-  std::string metrics;  // address; empty: its counters are not read
+  std::string metrics;  // URL of its metrics; empty: do not read counters
 };
 
 absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
@@ -75,11 +75,11 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(plan.load.input, ParseLengths(options.input));
   QUIRE_ASSIGN_OR_RETURN(plan.load.output, ParseLengths(options.output));
   if (options.load.burstiness != 1 && options.arrival != "gamma") {
-    return absl::InvalidArgumentError("--burstiness is of --arrival gamma alone");
+    return absl::InvalidArgumentError("--burstiness needs --arrival gamma");
   }
   if (!options.load.schema.empty() &&
       !json::parse(options.load.schema, nullptr, /*allow_exceptions=*/false).is_object()) {
-    return absl::InvalidArgumentError("--schema: the file holds no object of JSON");
+    return absl::InvalidArgumentError("--schema: the file is not a JSON object");
   }
   if (options.load.rate > 0) {
     plan.load.arrival = options.arrival == "poisson" ? Arrival::kPoisson
@@ -107,14 +107,14 @@ absl::StatusOr<BenchPlan> MakePlan(const BenchOptions& options) {
 absl::StatusOr<ServerCounters> ReadCounters(const std::string& url) {
   QUIRE_ASSIGN_OR_RETURN(const std::string text, HttpGet(url));
   if (!absl::StrContains(text, "quire_requests_accepted_total")) {
-    return absl::InvalidArgumentError(absl::StrCat(url, ": no counters of quired"));
+    return absl::InvalidArgumentError(absl::StrCat(url, ": not the metrics of quired"));
   }
   return ParseCounters(text);
 }
 
-// The server ends a request after the client has its answer, on a busy machine a while after: rules
-// that do not hold are tried again for half a minute, unless no time can mend them. DATA_LOSS with
-// the rules that are broken.
+// The server may count the end of a request some time after the client has its answer. So violated
+// rules are checked again for half a minute, unless the violation is permanent. Returns DATA_LOSS
+// with the violated rules.
 absl::Status CheckCounters(const std::string& url, const ServerCounters& before,
                            const std::vector<RequestSample>& samples) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -122,16 +122,16 @@ absl::Status CheckCounters(const std::string& url, const ServerCounters& before,
     QUIRE_ASSIGN_OR_RETURN(const ServerCounters after, ReadCounters(url));
     const std::vector<std::string> broken = CheckConservation(before, after, samples);
     if (broken.empty()) return absl::OkStatus();
-    if (CountedTooMuch(before, after, samples) || std::chrono::steady_clock::now() >= end) {
-      return absl::DataLossError(
-          absl::StrCat("the server's counters do not add up: ", absl::StrJoin(broken, "; ")));
+    if (IsPermanentMismatch(before, after, samples) || std::chrono::steady_clock::now() >= end) {
+      return absl::DataLossError(absl::StrCat("the counters of the server are inconsistent: ",
+                                              absl::StrJoin(broken, "; ")));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
 }
 
-// One run of `plan` on one server. `round` decides the prompts, so that a round meets no prefix of
-// another. `*check` is what its counters say afterwards.
+// Runs `plan` once on one server. `round` determines the prompts, so that rounds share no prefix.
+// Stores the result of the counter check in `*check`.
 absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                                  std::int32_t vocab_size, std::int64_t round,
                                  const std::atomic<bool>& stop, absl::Status* check) {
@@ -150,7 +150,7 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
   if (!subject.metrics.empty()) {
     QUIRE_ASSIGN_OR_RETURN(before, ReadCounters(subject.metrics));
   }
-  MemoryWatch memory(subject.pid);
+  MemorySampler memory(subject.pid);
   RunResult result = RunLoad(workload, subject.targets,
                              {.count = plan.requests, .concurrency = plan.concurrency}, stop);
   BenchRun run{.backend = subject.backend,
@@ -162,7 +162,7 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                .peak_pss_bytes = memory.Stop(),
                .samples = std::move(result.samples)};
   if (workload.is_open()) {
-    // Of a trace: what it offers on average.
+    // For a trace, the average rate.
     const double span = workload.SendTimes(plan.requests).back();
     run.request_rate = plan.trace.empty() ? load.rate
                        : span > 0         ? static_cast<double>(plan.requests - 1) / span
@@ -175,7 +175,7 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
   return run;
 }
 
-// Where --output-file goes; opened before the load, which may take hours.
+// The file of --output-file. It is opened before the load, which may take hours.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path)
@@ -205,8 +205,8 @@ class OutputFile {
   std::FILE* file_;
 };
 
-// Exit code 1 when a request failed.
-int Verdict(const std::vector<std::vector<BenchRun>>& runs) {
+// Returns exit code 1 if a request failed.
+int ExitCodeOf(const std::vector<std::vector<BenchRun>>& runs) {
   for (const std::vector<BenchRun>& of_subject : runs) {
     for (const BenchRun& run : of_subject) {
       for (const RequestSample& sample : run.samples) {
@@ -220,7 +220,7 @@ int Verdict(const std::vector<std::vector<BenchRun>>& runs) {
   return kOk;
 }
 
-// REQUIRES: a run of each subject.
+// REQUIRES: there is a run of each subject.
 absl::Status Print(const CommonOptions& common, OutputFile* output,
                    const std::vector<std::vector<BenchRun>>& runs, bool interrupted) {
   const bool compares = runs.size() > 1;
@@ -248,8 +248,8 @@ int FailWith(const absl::Status& status, int code) {
   return code;
 }
 
-// Appends a run of each subject to `runs`. Of a comparison, a round that was interrupted is left
-// out: medians are of whole rounds. Sets `*interrupted` when requests were not sent.
+// Appends a run of each subject to `runs`. An interrupted round of a comparison is discarded,
+// because medians need complete rounds. Sets `*interrupted` if requests were not sent.
 absl::Status RunRound(const BenchPlan& plan, const std::vector<Subject>& subjects,
                       std::int32_t vocab_size, std::int64_t round, const std::atomic<bool>& stop,
                       std::vector<std::vector<BenchRun>>* runs, bool* interrupted) {
@@ -283,7 +283,7 @@ int RunRounds(const CommonOptions& common, const BenchOptions& options, const Be
     if (interrupted) break;
     failure = RunRound(plan, subjects, vocab_size, round, stop, &runs, &interrupted);
   }
-  // What was measured is shown whatever came after it.
+  // Prints the measured rounds even if a later one failed.
   absl::Status written;
   if (!runs[0].empty()) written = Print(common, &output, runs, interrupted);
   if (interrupted && runs[0].empty()) {
@@ -291,7 +291,7 @@ int RunRounds(const CommonOptions& common, const BenchOptions& options, const Be
   }
   if (!failure.ok()) return FailWith(failure, kRequestFailed);
   if (!written.ok()) return FailWith(written, kRequestFailed);
-  const int verdict = Verdict(runs);
+  const int verdict = ExitCodeOf(runs);
   return interrupted ? kInterrupted : verdict;
 }
 
@@ -321,109 +321,116 @@ int RunBench(const CommonOptions& common, const BenchOptions& options) {
   return RunRounds(common, options, *plan, subjects, model.model().vocab_size());
 }
 
-// Those of the prompts, which a trace has itself.
+// Options of prompts, which a trace defines itself.
 std::vector<CLI::Option*> AddPromptOptions(CLI::App* cmd, BenchOptions* options) {
   CLI::Option* const input =
       cmd->add_option("--input-tokens", options->input,
-                      "prompt lengths: 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MOST")
+                      "prompt lengths: 128, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:MAX")
           ->capture_default_str();
   CLI::Option* const output =
-      cmd->add_option("--output-tokens", options->output, "answer lengths, likewise")
+      cmd->add_option("--output-tokens", options->output, "answer lengths, in the same format")
           ->capture_default_str();
-  CLI::Option* const prefix = cmd->add_option("--prefix-tokens", options->load.prefix_tokens,
-                                              "length of the shared prefixes")
-                                  ->capture_default_str()
-                                  ->check(CLI::Range(0, 10'000'000));
-  cmd->add_option("--prefix-count", options->load.prefix_count, "different shared prefixes")
+  CLI::Option* const prefix =
+      cmd->add_option("--prefix-tokens", options->load.prefix_tokens, "length of shared prefixes")
+          ->capture_default_str()
+          ->check(CLI::Range(0, 10'000'000));
+  cmd->add_option("--prefix-count", options->load.prefix_count, "number of shared prefixes")
       ->capture_default_str()
       ->check(CLI::Range(1, 1'000'000))
       ->needs(prefix);
-  cmd->add_option("--prefix-share", options->load.prefix_share, "share of prompts that have one")
+  cmd->add_option("--prefix-share", options->load.prefix_share,
+                  "fraction of prompts with a shared prefix")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0))
       ->needs(prefix);
   return {input, output, prefix};
 }
 
-// When requests go out. An option that would have no effect is refused.
+// Options of send times. An option without effect is an error.
 void AddArrivalOptions(CLI::App* cmd, BenchOptions* options,
                        const std::vector<CLI::Option*>& prompt_options) {
-  CLI::Option* const rate = cmd->add_option("--rate", options->load.rate,
-                                            "requests per second, 0.001 to 1000000: the open loop")
-                                ->check(CLI::Range(1e-3, 1e6));
-  cmd->add_option("--arrival", options->arrival, "of the open loop: poisson, gamma or constant")
+  CLI::Option* const rate =
+      cmd->add_option("--rate", options->load.rate,
+                      "open loop with this many requests per second, 0.001 to 1000000")
+          ->check(CLI::Range(1e-3, 1e6));
+  cmd->add_option("--arrival", options->arrival,
+                  "distribution of arrivals in the open loop: poisson, gamma or constant")
       ->capture_default_str()
       ->check(CLI::IsMember({"poisson", "gamma", "constant"}))
       ->needs(rate);
   cmd->add_option("--burstiness", options->load.burstiness,
-                  "shape of --arrival gamma, 0.001 to 1000; 1 is poisson, below 1 burstier")
+                  "shape of --arrival gamma, 0.001 to 1000; 1 is poisson, less is burstier")
       ->capture_default_str()
       ->check(CLI::Range(1e-3, 1e3))
       ->needs(rate);
   CLI::Option* const trace =
-      cmd->add_option(
-             "--trace", options->trace,
-             "send at the times and with the lengths of this file (Azure CSV, Mooncake JSON lines)")
+      cmd->add_option("--trace", options->trace,
+                      "file with send times and lengths (Azure CSV or Mooncake JSON lines)")
           ->excludes(rate);
   for (CLI::Option* const option : prompt_options) trace->excludes(option);
-  cmd->add_option("--speed", options->speed, "of the trace, 2 is twice as fast")
+  cmd->add_option("--speed", options->speed, "speed of the trace; 2 is twice as fast")
       ->capture_default_str()
       ->check(CLI::PositiveNumber)
       ->needs(trace);
 }
 
 void AddLoadOptions(CLI::App* cmd, BenchOptions* options) {
-  cmd->add_option("--requests", options->requests, "requests to measure; 64, or all of a trace")
+  cmd->add_option("--requests", options->requests,
+                  "requests to measure (default: 64, or the whole trace)")
       ->check(CLI::Range(1, 10'000'000));
-  cmd->add_option("--warmup", options->warmup, "requests sent before, not measured")
+  cmd->add_option("--warmup", options->warmup, "requests to send before measuring")
       ->capture_default_str()
       ->check(CLI::Range(0, 10'000'000));
-  cmd->add_option(
-         "--concurrency", options->concurrency,
-         "clients of the closed loop (8), or the most requests in flight of the open one (4096)")
+  cmd->add_option("--concurrency", options->concurrency,
+                  "clients of the closed loop (default 8), or maximum requests in flight of the "
+                  "open loop (4096)")
       ->check(CLI::Range(1, 4096));
   AddArrivalOptions(cmd, options, AddPromptOptions(cmd, options));
   cmd->add_option("--cancel-ratio", options->load.cancel_ratio,
-                  "share of requests cancelled after some of their tokens")
+                  "fraction of requests that are cancelled after some tokens")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   CLI::Option* const schema =
-      AddFileOption(cmd, "--schema", "file with a JSON Schema that answers are valid by",
+      AddFileOption(cmd, "--schema", "file with a JSON Schema for the answers",
                     [options](std::string text) { options->load.schema = std::move(text); });
-  cmd->add_option("--schema-share", options->load.schema_share, "share of the answers that do")
+  cmd->add_option("--schema-share", options->load.schema_share,
+                  "fraction of requests with --schema")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0))
       ->needs(schema);
-  cmd->add_option("--seed", options->load.seed, "lengths, prompts and times are functions of it")
+  cmd->add_option("--seed", options->load.seed, "seed of lengths, prompts and send times")
       ->capture_default_str();
 }
 
 void AddMeasureOptions(CLI::App* cmd, BenchOptions* options) {
   cmd->add_option("--slo", options->slo,
-                  "limits for the goodput: ttft=500ms,tpot=50ms,e2e=10s, any of them");
-  cmd->add_option("--rounds", options->rounds, "runs of the whole; with --peer in turn")
+                  "latency limits of goodput, any of ttft=500ms,tpot=50ms,e2e=10s");
+  cmd->add_option("--rounds", options->rounds, "number of runs; with --peer they alternate")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   CLI::Option* const peer = cmd->add_option(
-      "--peer", options->peer, "the same load on another server: openai=URL or llamacpp=URL");
-  cmd->add_option("--peer-model", options->peer_model, "its model; the first of its /v1/models")
+      "--peer", options->peer, "also run the load on another server: openai=URL or llamacpp=URL");
+  cmd->add_option("--peer-model", options->peer_model,
+                  "model of --peer (default: the first of its /v1/models)")
       ->needs(peer);
   cmd->add_option(
       "--metrics", options->metrics,
-      "metrics address of quired, http://127.0.0.1:9464/metrics: check that its counters add up");
-  cmd->add_option("--pid", options->pid, "process of quired: report its peak memory (PSS)")
+      "URL of quired's metrics, such as http://127.0.0.1:9464/metrics: check its counters");
+  cmd->add_option("--pid", options->pid, "process id of quired; reports its peak memory (PSS)")
       ->check(CLI::PositiveNumber);
-  cmd->add_option("--peer-pid", options->peer_pid, "process of the other server, likewise")
+  cmd->add_option("--peer-pid", options->peer_pid,
+                  "process id of --peer; reports its peak memory (PSS)")
       ->check(CLI::PositiveNumber)
       ->needs(peer);
-  cmd->add_option("--output-file", options->output_file, "write the JSON report here");
+  cmd->add_option("--output-file", options->output_file, "write the JSON report to this file");
 }
 
 }  // namespace
 
 void AddBench(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* cmd = app->add_subcommand("bench", "load test, alone or in turn with another server");
+  CLI::App* cmd =
+      app->add_subcommand("bench", "run a load test, optionally alternating with another server");
   AddLoadOptions(cmd, options.get());
   AddMeasureOptions(cmd, options.get());
   cmd->callback([=] { *exit_code = RunBench(*common, *options); });

@@ -1,6 +1,7 @@
-// quire chat: a conversation in the terminal, or one question. quire render: what the model would
-// see of a conversation.
+// quire chat: a conversation in the terminal, or a single question. quire render: prints the prompt
+// that the chat template makes of a conversation.
 
+#include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
@@ -54,25 +55,55 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// Lays `json`, the value of `field` in the JSON form of ChatPrompt, over `chat`.
-absl::Status MergeJson(absl::string_view field, absl::string_view json, const std::string& source,
-                       v1::ChatPrompt* chat) {
+// Parses one JSON value. Text after it is an error.
+absl::StatusOr<google::protobuf::Value> ParseJson(const std::string& json,
+                                                  const std::string& source) {
+  google::protobuf::Value value;
+  const auto status = google::protobuf::util::JsonStringToMessage(json, &value);
+  if (status.ok()) return value;
+  const auto& text = status.message();
+  return absl::InvalidArgumentError(
+      absl::StrCat(source, ": ", absl::string_view(text.data(), text.size())));
+}
+
+// Reads a file with the JSON form of one field of ChatPrompt and merges it into `chat`.
+absl::Status MergeFile(absl::string_view field, const std::string& path, v1::ChatPrompt* chat) {
+  if (path.empty()) return absl::OkStatus();
+  QUIRE_ASSIGN_OR_RETURN(const std::string json, ReadFile(path));
+  // A file with more than one value could set other fields.
+  QUIRE_RETURN_IF_ERROR(ParseJson(json, path).status());
   v1::ChatPrompt part;
   const auto status = google::protobuf::util::JsonStringToMessage(
       absl::StrCat("{\"", field, "\": ", json, "}"), &part);
   if (!status.ok()) {
     const auto& text = status.message();
     return absl::InvalidArgumentError(
-        absl::StrCat(source, ": ", absl::string_view(text.data(), text.size())));
+        absl::StrCat(path, ": ", absl::string_view(text.data(), text.size())));
   }
   chat->MergeFrom(part);
   return absl::OkStatus();
 }
 
-absl::Status MergeFile(absl::string_view field, const std::string& path, v1::ChatPrompt* chat) {
-  if (path.empty()) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::string json, ReadFile(path));
-  return MergeJson(field, json, path, chat);
+// Sets the template variable of an argument NAME=JSON.
+absl::Status SetVariable(const std::string& argument, v1::ChatPrompt* chat) {
+  const std::size_t equals = argument.find('=');
+  if (equals == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--var ", argument, " has no value; write NAME=JSON"));
+  }
+  QUIRE_ASSIGN_OR_RETURN(google::protobuf::Value value,
+                         ParseJson(argument.substr(equals + 1), absl::StrCat("--var ", argument)));
+  (*chat->mutable_template_vars()->mutable_fields())[argument.substr(0, equals)] = std::move(value);
+  return absl::OkStatus();
+}
+
+// Standard input can be read only once.
+absl::Status CheckStandardInput(const ChatOptions& options) {
+  const int readers =
+      (options.message == "-") + (options.messages_file == "-") + (options.tools_file == "-");
+  if (readers <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "only one of the message, --messages and --tools can be -, which reads standard input");
 }
 
 void AddMessage(const std::string& role, const std::string& content, v1::ChatPrompt* chat) {
@@ -81,7 +112,7 @@ void AddMessage(const std::string& role, const std::string& content, v1::ChatPro
   message->set_content(content);
 }
 
-// A word, or the name of a tool.
+// Sets the tool choice: a keyword or the name of a tool.
 void SetToolChoice(const std::string& choice, v1::ChatPrompt* chat) {
   if (choice.empty()) return;
   for (const auto& [word, value] :
@@ -93,24 +124,16 @@ void SetToolChoice(const std::string& choice, v1::ChatPrompt* chat) {
   chat->set_tool_name(choice);
 }
 
-// Everything that the options say, the message included.
+// Builds the prompt from the options, including the message.
 absl::StatusOr<v1::ChatPrompt> StartChat(const ChatOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckStandardInput(options));
   v1::ChatPrompt chat;
   chat.set_template_name(options.template_name);
   chat.set_continue_final_message(options.continue_final);
   if (options.no_generation_prompt) chat.set_add_generation_prompt(false);
   QUIRE_RETURN_IF_ERROR(MergeFile("tools", options.tools_file, &chat));
   SetToolChoice(options.tool_choice, &chat);
-  for (const std::string& var : options.vars) {
-    const std::size_t equals = var.find('=');
-    if (equals == std::string::npos) {
-      return absl::InvalidArgumentError(absl::StrCat("--var ", var, " has no ="));
-    }
-    QUIRE_RETURN_IF_ERROR(
-        MergeJson("templateVars",
-                  absl::StrCat("{\"", var.substr(0, equals), "\": ", var.substr(equals + 1), "}"),
-                  absl::StrCat("--var ", var), &chat));
-  }
+  for (const std::string& var : options.vars) QUIRE_RETURN_IF_ERROR(SetVariable(var, &chat));
   if (!options.system.empty()) AddMessage("system", options.system, &chat);
   QUIRE_RETURN_IF_ERROR(MergeFile("messages", options.messages_file, &chat));
   if (options.message == "-") {
@@ -122,7 +145,7 @@ absl::StatusOr<v1::ChatPrompt> StartChat(const ChatOptions& options) {
   return chat;
 }
 
-int WrongInput(const absl::Status& status) {
+int FailWithUsage(const absl::Status& status) {
   const absl::string_view text = status.message();
   std::fprintf(stderr, "quire: %.*s\n", static_cast<int>(text.size()), text.data());
   return kWrongUsage;
@@ -146,8 +169,8 @@ v1::GenerateRequest ToRequest(const ChatOptions& options, const v1::ChatPrompt& 
   return request;
 }
 
-// With tools or a form of the answer: text and calls, one a line, to standard output, reasoning to
-// standard error. `before`: what was shown of the answer.
+// Shows an answer that is parsed: text and tool calls, one per line, on standard output, reasoning
+// on standard error. `before` is the part of the answer that was shown already.
 void ShowDelta(const v1::Delta& delta, const v1::ChatMessage& before) {
   std::fwrite(delta.reasoning_text().data(), 1, delta.reasoning_text().size(), stderr);
   std::fwrite(delta.text().data(), 1, delta.text().size(), stdout);
@@ -161,9 +184,10 @@ void ShowDelta(const v1::Delta& delta, const v1::ChatMessage& before) {
   std::fflush(stdout);
 }
 
-// One answer, streamed to standard output; `answer` becomes the turn of it.
-int Ask(const CommonOptions& common, const ChatOptions& options, const v1::ChatPrompt& chat,
-        v1::GenerationService::Stub* stub, v1::ChatMessage* answer) {
+// Requests one answer and streams it to standard output. Appends it to `answer`.
+int RequestAnswer(const CommonOptions& common, const ChatOptions& options,
+                  const v1::ChatPrompt& chat, v1::GenerationService::Stub* stub,
+                  v1::ChatMessage* answer) {
   grpc::ClientContext context;
   ApplyDeadline(common, &context);
   InterruptGuard guard([&context] { context.TryCancel(); });
@@ -189,9 +213,9 @@ int Ask(const CommonOptions& common, const ChatOptions& options, const v1::ChatP
   return status.ok() ? kOk : Fail(status, common.address);
 }
 
-// The next line that the user types; false at the end of the input.
+// Reads the next line of the user. Returns false at the end of the input.
 bool ReadLine(const ChatOptions& options, std::string* line) {
-  // Nothing runs that could be cancelled, so an interrupt is a goodbye.
+  // No request is running that could be cancelled, so an interrupt exits.
   InterruptGuard guard([] { std::_Exit(kOk); });
   if (!options.quiet && isatty(STDIN_FILENO) != 0) {
     std::fprintf(stderr, "> ");
@@ -203,11 +227,11 @@ bool ReadLine(const ChatOptions& options, std::string* line) {
 int RunChat(const CommonOptions& common, const ChatOptions& options) {
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   absl::StatusOr<v1::ChatPrompt> started = StartChat(options);
-  if (!started.ok()) return WrongInput(started.status());
+  if (!started.ok()) return FailWithUsage(started.status());
   v1::ChatPrompt chat = *std::move(started);
   v1::ChatMessage answer;
   if (!options.message.empty() || !options.messages_file.empty()) {
-    return Ask(common, options, chat, stub.get(), &answer);
+    return RequestAnswer(common, options, chat, stub.get(), &answer);
   }
   int result = kOk;
   for (std::string line; ReadLine(options, &line);) {
@@ -215,12 +239,12 @@ int RunChat(const CommonOptions& common, const ChatOptions& options) {
     AddMessage("user", line, &chat);
     answer.Clear();
     answer.set_role("assistant");
-    result = Ask(common, options, chat, stub.get(), &answer);
+    result = RequestAnswer(common, options, chat, stub.get(), &answer);
     if (result == kCannotConnect) return result;
     if (result == kOk) {
       *chat.add_messages() = answer;
     } else {
-      chat.mutable_messages()->RemoveLast();  // the question may be asked again
+      chat.mutable_messages()->RemoveLast();  // the question can be repeated
     }
   }
   return result;
@@ -228,7 +252,7 @@ int RunChat(const CommonOptions& common, const ChatOptions& options) {
 
 int RunRender(const CommonOptions& common, const ChatOptions& options) {
   absl::StatusOr<v1::ChatPrompt> chat = StartChat(options);
-  if (!chat.ok()) return WrongInput(chat.status());
+  if (!chat.ok()) return FailWithUsage(chat.status());
   v1::RenderChatRequest request;
   request.set_model(options.model);
   *request.mutable_chat() = *std::move(chat);
@@ -252,8 +276,8 @@ int RunRender(const CommonOptions& common, const ChatOptions& options) {
 }
 
 void AddConversation(CLI::App* cmd, ChatOptions* options) {
-  cmd->add_option("message", options->message, "what the user says; - reads standard input");
-  cmd->add_option("--system", options->system, "system message in front of all others");
+  cmd->add_option("message", options->message, "message of the user; - reads standard input");
+  cmd->add_option("--system", options->system, "system message before all others");
   cmd->add_option("--messages", options->messages_file,
                   "file with a JSON list of messages, such as [{\"role\": \"user\", \"content\": "
                   "\"Hi\"}]");
@@ -261,10 +285,10 @@ void AddConversation(CLI::App* cmd, ChatOptions* options) {
                   "file with a JSON list of tools: name, description, parametersJsonSchema");
   cmd->add_option("--tool-choice", options->tool_choice,
                   "auto, none, required, or the name of the tool to call");
-  cmd->add_option("--template", options->template_name, "which of the model's templates");
-  cmd->add_option("--var", options->vars, "NAME=JSON for the template; may be given again");
-  cmd->add_flag("--continue", options->continue_final, "the answer goes on with the last message");
-  cmd->add_option("--model", options->model, "model id (default: the server's)");
+  cmd->add_option("--template", options->template_name, "name of the model's template to use");
+  cmd->add_option("--var", options->vars, "template variable, NAME=JSON, repeatable");
+  cmd->add_flag("--continue", options->continue_final, "continue the last message");
+  cmd->add_option("--model", options->model, "model id (default: the server's default)");
 }
 
 }  // namespace
@@ -272,26 +296,26 @@ void AddConversation(CLI::App* cmd, ChatOptions* options) {
 void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<ChatOptions>();
   CLI::App* chat = app->add_subcommand(
-      "chat", "talk to the model; without a message, line by line until the end of the input");
+      "chat", "chat with the model; without a message, read lines until the end of the input");
   AddConversation(chat, options.get());
-  chat->add_option("--max-tokens", options->max_tokens, "most tokens of an answer");
-  chat->add_option("--temperature", options->temperature, "0 is greedy");
-  chat->add_option("--top-p", options->top_p, "nucleus");
-  chat->add_option("--top-k", options->top_k, "best k tokens; 0 is off");
-  chat->add_option("--seed", options->seed, "same seed, same answers");
-  chat->add_option("--stop", options->stop, "text that ends an answer; may be given again");
+  chat->add_option("--max-tokens", options->max_tokens, "maximum tokens of an answer");
+  chat->add_option("--temperature", options->temperature, "sampling temperature; 0 is greedy");
+  chat->add_option("--top-p", options->top_p, "nucleus sampling: total probability to keep");
+  chat->add_option("--top-k", options->top_k, "keep the k most likely tokens; 0 is off");
+  chat->add_option("--seed", options->seed, "seed; the same seed repeats the answers");
+  chat->add_option("--stop", options->stop, "text that ends an answer, repeatable");
   AddConstraintOptions(chat, &options->constraint);
   AddConstraintStart(chat, &options->constraint);
-  chat->add_flag("--quiet", options->quiet, "no prompt on standard error");
+  chat->add_flag("--quiet", options->quiet, "print no input prompt to standard error");
   chat->callback([=] { *exit_code = RunChat(*common, *options); });
 
   auto shown = std::make_shared<ChatOptions>();
-  CLI::App* render =
-      app->add_subcommand("render", "print what the chat template makes of a conversation");
+  CLI::App* render = app->add_subcommand(
+      "render", "print the prompt that the chat template makes of a conversation");
   AddConversation(render, shown.get());
   render->add_flag("--no-generation-prompt", shown->no_generation_prompt,
-                   "without the opening of an answer");
-  render->add_flag("--ids", shown->ids, "print token ids");
+                   "do not append the start of an answer");
+  render->add_flag("--ids", shown->ids, "print token ids instead of text");
   render->callback([=] { *exit_code = RunRender(*common, *shown); });
 }
 

@@ -1,5 +1,5 @@
-// quire completion: what a shell needs to complete quire and quired. quire manual, hidden: all of
-// that and the manual pages as files, for the build.
+// quire completion: prints shell completion scripts for quire and quired. quire manual (hidden):
+// writes all scripts and the manual pages to files, for the build.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -45,52 +45,52 @@ std::string Script(const std::string& shell, const CliCommand& program) {
   return shell == "zsh" ? ZshCompletion(program) : FishCompletion(program);
 }
 
-ManualText AboutQuire() {
+ManualText DescribeQuire() {
   return {
       .section = 1,
       .summary = "client of quired, the LLM inference server",
       .description =
-          {"Sends requests to a running quired over gRPC and shows what it answers. Generated text "
-           "goes to standard output as it comes, notes go to standard error, and an interrupt "
-           "cancels the request on the server. Options that stand before the command may also "
-           "stand after it.",
-           "Completion in a shell: source <(quire completion bash), likewise zsh, or "
-           "quire completion fish | source."},
+          {"Sends requests to a running quired over gRPC and prints the answers. Generated text is "
+           "streamed to standard output, other messages go to standard error. An interrupt cancels "
+           "the request on the server. Common options can be given before or after the command.",
+           "To enable completion in a shell, run: source <(quire completion bash), the same with "
+           "zsh, or quire completion fish | source."},
       .lists = {{"EXIT STATUS",
-                 {{"0", "done"},
+                 {{"0", "success"},
                   {"1", "the request failed; CODE/REASON: message is on standard error"},
                   {"2", "wrong usage"},
                   {"3", "cannot connect"},
-                  {"130", "bench was interrupted; its report is of what was done"}}},
+                  {"130", "bench was interrupted; it has reported the completed part"}}},
                 {"FILES",
                  {{"/run/quire/admin.sock",
-                   "control listener without --admin; else that in $XDG_RUNTIME_DIR/quire or in "
-                   "quire-UID in the temporary directory, if no other user may enter there"}}}},
+                   "default control listener; otherwise the socket in $XDG_RUNTIME_DIR/quire or in "
+                   "quire-UID in the temporary directory, if no other user can write there"}}}},
       .see_also = ".BR quired (8)",
   };
 }
 
-ManualText AboutQuired() {
+ManualText DescribeQuired() {
   return {
       .section = 8,
       .summary = "LLM inference server",
       .description =
           {"Loads one model and serves it over gRPC: data on server.grpc.listen, control on "
            "server.admin.listen, health and metrics over HTTP on server.http.listen. Without a "
-           "model it serves a small story model that it carries inside.",
-           "Values come from built-in defaults, then the profile, the files of --config, variables "
-           "QUIRE__SECTION__KEY, and --set; later ones win."},
+           "model argument it serves a small built-in story model.",
+           ,
+           "Values come from built-in defaults, the profile, the files of --config, environment "
+           "variables QUIRE__SECTION__KEY, and --set. Later ones override earlier ones."},
       .lists = {{"SIGNALS",
-                 {{"SIGTERM, SIGINT", "drain and end; a second one ends the process at once"},
-                  {"SIGHUP", "read the configuration again, all or nothing; reopen the log file"},
-                  {"SIGUSR1", "live requests to the log"}}},
+                 {{"SIGTERM, SIGINT", "drain and exit; a second signal exits at once"},
+                  {"SIGHUP", "reload the configuration and reopen the log file"},
+                  {"SIGUSR1", "log the live requests"}}},
                 {"EXIT STATUS",
-                 {{"0", "ended as asked, drained"},
-                  {"1", "forced by a second signal"},
+                 {{"0", "stopped on request after a drain"},
+                  {"1", "stopped by a second signal"},
                   {"64", "wrong usage"},
                   {"70", "engine failure"},
                   {"71", "device error"},
-                  {"78", "configuration or model refused, or an address in use"}}},
+                  {"78", "invalid configuration or model, or an address in use"}}},
                 {"FILES",
                  {{"/run/quire/admin.sock",
                    "control listener; without a usable /run/quire it is in $XDG_RUNTIME_DIR/quire "
@@ -109,20 +109,20 @@ bool Write(const std::string& path, const std::string& content) {
 }
 
 int WriteManual(const ManualOptions& options, CliCommand quire) {
-  // Its default is the socket that is found on this machine, and the pages are for others.
+  // The default is the socket that exists on this machine, but the pages are for others.
   for (CliOption& option : quire.options) {
     if (option.names == std::vector<std::string>{"--admin"}) option.default_value.clear();
   }
   std::ifstream keys(options.keys, std::ios::binary);
   const std::string configuration(std::istreambuf_iterator<char>(keys), {});
   if (configuration.empty()) {
-    std::fprintf(stderr, "quire: %s cannot be read, or is empty\n", options.keys.c_str());
+    std::fprintf(stderr, "quire: %s cannot be read or is empty\n", options.keys.c_str());
     return kRequestFailed;
   }
-  ManualText about_quired = AboutQuired();
+  ManualText about_quired = DescribeQuired();
   about_quired.configuration = configuration;
   for (auto& [program, about] :
-       {std::pair{quire, AboutQuire()}, std::pair{ReadQuired(), std::move(about_quired)}}) {
+       {std::pair{quire, DescribeQuire()}, std::pair{ReadQuired(), std::move(about_quired)}}) {
     ManualText text = about;
     text.date = options.date;
     text.version = QUIRE_VERSION;
@@ -141,12 +141,11 @@ int WriteManual(const ManualOptions& options, CliCommand quire) {
 
 void AddCompletion(CLI::App* app, int* exit_code) {
   auto options = std::make_shared<CompletionOptions>();
-  CLI::App* completion =
-      app->add_subcommand("completion", "print what a shell needs to complete this program");
-  completion->add_option("shell", options->shell, "which one")
+  CLI::App* completion = app->add_subcommand("completion", "print a shell completion script");
+  completion->add_option("shell", options->shell, "shell")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  completion->add_option("--program", options->program, "what to complete")
+  completion->add_option("--program", options->program, "program to complete")
       ->capture_default_str()
       ->check(CLI::IsMember({"quire", "quired"}));
   completion->callback([=] {
@@ -158,9 +157,9 @@ void AddCompletion(CLI::App* app, int* exit_code) {
 
   auto manual = std::make_shared<ManualOptions>();
   CLI::App* writer = app->add_subcommand("manual", "write manual pages and completion scripts");
-  writer->group("");  // for the build; help does not show it
+  writer->group("");  // used by the build; hidden from --help
   writer->add_option("--out", manual->directory, "directory to write")->required();
-  writer->add_option("--date", manual->date, "of the pages, YYYY-MM-DD")->required();
+  writer->add_option("--date", manual->date, "date of the pages, YYYY-MM-DD")->required();
   writer->add_option("--keys", manual->keys, "file with all configuration keys")->required();
   writer->callback([=] { *exit_code = WriteManual(*manual, ReadCommandLine(*app)); });
 }

@@ -1,4 +1,4 @@
-// quire cancel, abort, drain, resume, reload, flush: what changes the server's course.
+// quire cancel, abort, drain, resume, reload, flush: commands that change the state of the server.
 
 #include <google/protobuf/util/time_util.h>
 #include <grpcpp/grpcpp.h>
@@ -159,10 +159,10 @@ int RunReload(const CommonOptions& common, bool dry_run) {
   PrintChanges("needs a restart:", response.rejected());
   for (const std::string& error : response.errors()) std::fprintf(stderr, "%s\n", error.c_str());
   if (refused) {
-    std::fprintf(stderr, "nothing was changed\n");
+    std::fprintf(stderr, "no change was applied\n");
     return kRequestFailed;
   }
-  if (response.changed().empty()) std::printf("no key has changed\n");
+  if (response.changed().empty()) std::printf("no key changed\n");
   return kOk;
 }
 
@@ -170,47 +170,48 @@ int RunReload(const CommonOptions& common, bool dry_run) {
 
 void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto id = std::make_shared<std::string>();
-  CLI::App* cancel = app->add_subcommand("cancel", "end one of your own requests");
+  CLI::App* cancel = app->add_subcommand("cancel", "cancel one of your own requests");
   cancel->add_option("id", *id, "request id")->required();
   cancel->callback([=] { *exit_code = RunCancel(*common, *id); });
 
   auto abort = std::make_shared<AbortOptions>();
-  CLI::App* abort_cmd = app->add_subcommand("abort", "end requests of any caller");
+  CLI::App* abort_cmd = app->add_subcommand("abort", "abort requests of any caller");
   abort_cmd->add_option("ids", abort->ids, "request ids");
-  abort_cmd->add_flag("--all", abort->all,
-                      "every live request that the other options leave; needed without ids");
+  abort_cmd->add_flag(
+      "--all", abort->all,
+      "select all live requests that match the other options; required without ids");
   abort_cmd->add_option("--older-than", abort->older_than_seconds,
-                        "only those accepted more than this many seconds ago");
-  // An empty one would mean every tenant, which a script with an unset variable does not want.
-  abort_cmd->add_option("--tenant", abort->tenant, "only those of this tenant")
+                        "only requests accepted more than this many seconds ago");
+  // An empty value would mean every tenant, which a script with an unset variable does not intend.
+  abort_cmd->add_option("--tenant", abort->tenant, "only requests of this tenant")
       ->check(CLI::Validator(
           [](const std::string& tenant) {
             return tenant.empty() ? std::string("must not be empty") : std::string();
           },
           ""));
-  abort_cmd->add_option("--reason", abort->reason, "told to the callers");
+  abort_cmd->add_option("--reason", abort->reason, "reason to send to the callers");
   abort_cmd->callback([=] { *exit_code = RunAbort(*common, *abort); });
 
   auto drain = std::make_shared<DrainOptions>();
-  CLI::App* drain_cmd = app->add_subcommand("drain", "refuse new requests, finish the others");
+  CLI::App* drain_cmd = app->add_subcommand("drain", "refuse new requests and finish the others");
   drain_cmd->add_option("--drain-timeout", drain->drain_timeout_seconds,
-                        "seconds for live requests");
-  drain_cmd->add_flag("--exit", drain->exit_after, "end the daemon when drained");
-  drain_cmd->add_flag("--wait", drain->wait, "answer when drained");
+                        "time limit for live requests in seconds");
+  drain_cmd->add_flag("--exit", drain->exit_after, "exit the daemon once drained");
+  drain_cmd->add_flag("--wait", drain->wait, "wait until drained");
   drain_cmd->callback([=] { *exit_code = RunDrain(*common, *drain); });
 
-  app->add_subcommand("resume", "take new requests again")->callback([=] {
+  app->add_subcommand("resume", "accept new requests again after a drain")->callback([=] {
     *exit_code = RunResume(*common);
   });
 
   auto dry_run = std::make_shared<bool>(false);
-  CLI::App* reload = app->add_subcommand("reload", "read the configuration again");
-  reload->add_flag("--dry-run", *dry_run, "only say what would change");
+  CLI::App* reload = app->add_subcommand("reload", "reload the configuration");
+  reload->add_flag("--dry-run", *dry_run, "only print what would change");
   reload->callback([=] { *exit_code = RunReload(*common, *dry_run); });
 
   auto idle_timeout = std::make_shared<double>(0);
-  CLI::App* flush = app->add_subcommand("flush", "forget cached prefixes");
-  flush->add_option("--idle-timeout", *idle_timeout, "seconds to wait for an idle engine first");
+  CLI::App* flush = app->add_subcommand("flush", "remove all cached prefixes");
+  flush->add_option("--idle-timeout", *idle_timeout, "seconds to wait until the engine is idle");
   flush->callback([=] { *exit_code = RunFlush(*common, *idle_timeout); });
 }
 

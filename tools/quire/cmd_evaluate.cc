@@ -31,7 +31,7 @@ struct ScoreOptions {
   bool tokens = false;
 };
 
-v1::Pooling PoolingNamed(const std::string& name) {
+v1::Pooling ParsePooling(const std::string& name) {
   if (name == "last") return v1::POOLING_LAST;
   if (name == "mean") return v1::POOLING_MEAN;
   return name == "cls" ? v1::POOLING_CLS : v1::POOLING_UNSPECIFIED;
@@ -40,7 +40,7 @@ v1::Pooling PoolingNamed(const std::string& name) {
 int RunEmbed(const CommonOptions& common, const EmbedOptions& options) {
   v1::EmbedRequest request;
   for (const std::string& text : options.texts) request.add_inputs()->set_text(text);
-  request.set_pooling(PoolingNamed(options.pooling));
+  request.set_pooling(ParsePooling(options.pooling));
   if (options.dimensions) request.set_dimensions(*options.dimensions);
   if (options.normalize) request.set_normalize(*options.normalize);
   request.set_truncate(options.truncate);
@@ -99,22 +99,23 @@ int RunScore(const CommonOptions& common, const ScoreOptions& options) {
 
 void AddEvaluate(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto embed_options = std::make_shared<EmbedOptions>();
-  CLI::App* embed = app->add_subcommand("embed", "texts to vectors, one a line");
+  CLI::App* embed =
+      app->add_subcommand("embed", "compute embedding vectors and print one per line");
   embed->add_option("texts", embed_options->texts, "the texts")->required();
-  embed->add_option("--pooling", embed_options->pooling, "instead of the model's own")
+  embed->add_option("--pooling", embed_options->pooling, "pooling (default: the model's)")
       ->check(CLI::IsMember({"last", "mean", "cls"}));
-  embed->add_option("--dimensions", embed_options->dimensions, "keep so many values");
+  embed->add_option("--dimensions", embed_options->dimensions, "number of values to keep");
   embed->add_flag("--normalize,!--no-normalize", embed_options->normalize,
-                  "scale to length 1, or not, instead of the model's own");
-  embed->add_flag("--truncate", embed_options->truncate, "cut texts at the model's context");
+                  "normalize to length 1 (default: the model's)");
+  embed->add_flag("--truncate", embed_options->truncate, "truncate texts at the model's context");
   embed->callback([=] { *exit_code = RunEmbed(*common, *embed_options); });
   auto score_options = std::make_shared<ScoreOptions>();
   CLI::App* score =
-      app->add_subcommand("score", "log-probabilities of continuations of one context");
+      app->add_subcommand("score", "compute log-probabilities of continuations of a context");
   score->add_option("continuations", score_options->continuations, "the continuations")->required();
   score->add_option("--context", score_options->context,
-                    "what they follow; else the beginning of a text");
-  score->add_flag("--tokens", score_options->tokens, "also one line a token");
+                    "text before the continuations (default: none)");
+  score->add_flag("--tokens", score_options->tokens, "also print one line per token");
   score->callback([=] { *exit_code = RunScore(*common, *score_options); });
 }
 

@@ -1,4 +1,4 @@
-// quire generate: one request; text streams to standard output as it comes, notes go to standard
+// quire generate: one request. Text is streamed to standard output, other messages go to standard
 // error.
 
 #include <grpcpp/grpcpp.h>
@@ -32,7 +32,7 @@ struct GenerateOptions {
   std::optional<std::int32_t> top_k, choice_count, max_tokens, min_tokens, logprobs,
       prompt_logprobs, dry_allowed_length, dry_window_tokens;
   std::optional<std::int64_t> seed;
-  std::vector<std::string> stop, banned_text, dry_breakers;
+  std::vector<std::string> stop, banned_text, dry_sequence_breakers;
   std::vector<std::int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool echo = false;
@@ -57,7 +57,8 @@ void FillSampling(const GenerateOptions& options, v1::SamplingParams* sampling) 
   if (options.dry_base) sampling->set_dry_base(*options.dry_base);
   if (options.dry_allowed_length) sampling->set_dry_allowed_length(*options.dry_allowed_length);
   if (options.dry_window_tokens) sampling->set_dry_window_tokens(*options.dry_window_tokens);
-  for (const std::string& text : options.dry_breakers) sampling->add_dry_breakers(text);
+  for (const std::string& text : options.dry_sequence_breakers)
+    sampling->add_dry_sequence_breakers(text);
   if (options.seed) sampling->set_seed(*options.seed);
   if (options.choice_count) sampling->set_choice_count(*options.choice_count);
   for (const std::string& text : options.banned_text) sampling->add_banned_text(text);
@@ -111,8 +112,8 @@ void PrintSummary(const v1::Completed& completed) {
   std::fprintf(stderr, "]\n");
 }
 
-// Prints the text of one choice as it comes; those of several choices whole, in the order of their
-// ends.
+// Prints the text of a single choice as it arrives. Prints several choices as a whole, in the order
+// in which they end.
 class TextPrinter {
  public:
   explicit TextPrinter(const GenerateOptions& options)
@@ -170,58 +171,65 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
 
 void AddDryOptions(CLI::App* cmd, GenerateOptions* options) {
   cmd->add_option("--dry-multiplier", options->dry_multiplier,
-                  "what going on with a repetition costs; 0 is off");
-  cmd->add_option("--dry-base", options->dry_base, "its factor for each token of the repetition");
+                  "DRY penalty of continuing a repetition; 0 is off");
+  cmd->add_option("--dry-base", options->dry_base, "base of the DRY penalty, per repeated token");
   cmd->add_option("--dry-allowed-length", options->dry_allowed_length,
-                  "tokens of a repetition from which it costs");
+                  "shortest repetition that DRY penalizes, in tokens");
   cmd->add_option("--dry-window", options->dry_window_tokens,
-                  "last tokens in which repetitions count; 0 is all");
-  cmd->add_option("--dry-breaker", options->dry_breakers,
-                  "text that no repetition reaches across; may be given again");
+                  "number of last tokens that DRY scans; 0 is all");
+  cmd->add_option("--dry-sequence-breaker", options->dry_sequence_breakers,
+                  "text that breaks DRY repetitions, repeatable");
 }
 
 }  // namespace
 
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App* cmd =
-      app->add_subcommand("generate", "continue a prompt; the text streams to the terminal");
+  CLI::App* cmd = app->add_subcommand("generate", "generate text for a prompt and stream it");
   auto* prompt = cmd->add_option("prompt", options->prompt, "the prompt; - reads standard input");
   cmd->add_option("--token-ids", options->token_ids, "prompt as token ids")
       ->delimiter(',')
       ->excludes(prompt);
-  cmd->add_option("--model", options->model, "model id (default: the server's)");
-  cmd->add_option("--request-id", options->request_id, "name in logs and for `cancel`");
-  cmd->add_option("--max-tokens", options->max_tokens, "most output tokens");
-  cmd->add_option("--min-tokens", options->min_tokens, "least output tokens");
-  cmd->add_option("--temperature", options->temperature, "0 is greedy");
-  cmd->add_option("--top-p", options->top_p, "nucleus");
-  cmd->add_option("--top-k", options->top_k, "best k tokens; 0 is off");
-  cmd->add_option("--min-p", options->min_p, "relative to the best token; 0 is off");
+  cmd->add_option("--model", options->model, "model id (default: the server's default)");
+  cmd->add_option("--request-id", options->request_id, "request id for logs and `cancel`");
+  cmd->add_option("--max-tokens", options->max_tokens, "maximum output tokens");
+  cmd->add_option("--min-tokens", options->min_tokens, "minimum output tokens");
+  cmd->add_option("--temperature", options->temperature, "sampling temperature; 0 is greedy");
+  cmd->add_option("--top-p", options->top_p, "nucleus sampling: total probability to keep");
+  cmd->add_option("--top-k", options->top_k, "keep the k most likely tokens; 0 is off");
+  cmd->add_option("--min-p", options->min_p,
+                  "minimum probability relative to the most likely token; 0 is off");
   cmd->add_option("--top-n-sigma", options->top_n_sigma,
-                  "standard deviations of the logits below the best; 0 is off");
-  cmd->add_option("--xtc-probability", options->xtc_probability,
-                  "how often all but the last of the likeliest tokens leave; 0 is off");
-  cmd->add_option("--xtc-threshold", options->xtc_threshold, "probability from which they do");
-  cmd->add_option("--repetition-penalty", options->repetition_penalty, "prompt and output tokens");
-  cmd->add_option("--presence-penalty", options->presence_penalty, "output tokens, once");
+                  "keep logits within this many standard deviations of the highest; 0 is off");
+  cmd->add_option(
+      "--xtc-probability", options->xtc_probability,
+      "probability of XTC, which removes all but the least likely of the top tokens; 0 is off");
+  cmd->add_option("--xtc-threshold", options->xtc_threshold,
+                  "minimum probability of top tokens for XTC");
+  cmd->add_option("--repetition-penalty", options->repetition_penalty,
+                  "penalty of tokens in prompt and output");
+  cmd->add_option("--presence-penalty", options->presence_penalty,
+                  "penalty of tokens in the output, once");
   cmd->add_option("--frequency-penalty", options->frequency_penalty,
-                  "output tokens, per occurrence");
-  cmd->add_option("--seed", options->seed, "same seed, same answer");
-  cmd->add_option("-n,--choices", options->choice_count, "answers to one prompt");
-  cmd->add_option("--ban", options->banned_text, "text that no answer has; may be given again");
-  cmd->add_option("--stop", options->stop, "text that ends the answer; may be given again");
-  cmd->add_option("--stop-token-ids", options->stop_token_ids, "ids that end it")->delimiter(',');
-  cmd->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of the text");
+                  "penalty of tokens in the output, per occurrence");
+  cmd->add_option("--seed", options->seed, "seed; the same seed repeats the answer");
+  cmd->add_option("-n,--choices", options->choice_count, "number of answers");
+  cmd->add_option("--ban", options->banned_text,
+                  "text that must not occur in the answer, repeatable");
+  cmd->add_option("--stop", options->stop, "text that ends the answer, repeatable");
+  cmd->add_option("--stop-token-ids", options->stop_token_ids, "token ids that end the answer")
+      ->delimiter(',');
+  cmd->add_flag("--ignore-eos", options->ignore_eos, "do not stop at end-of-sequence tokens");
   cmd->add_option("--logprobs", options->logprobs,
-                  "log-probabilities, and of the n best (with --json)");
-  cmd->add_option("--prompt-logprobs", options->prompt_logprobs, "the same for the prompt");
+                  "return log-probabilities, also of the n most likely tokens (with --json)");
+  cmd->add_option("--prompt-logprobs", options->prompt_logprobs,
+                  "return log-probabilities of the prompt (with --json)");
   cmd->add_flag("--echo", options->echo, "print the prompt before the answer");
-  cmd->add_flag("--no-stream", options->no_stream, "one message with the whole answer");
-  cmd->add_flag("--quiet", options->quiet, "no summary on standard error");
+  cmd->add_flag("--no-stream", options->no_stream, "return the whole answer in one message");
+  cmd->add_flag("--quiet", options->quiet, "print no summary to standard error");
   AddDryOptions(cmd, options.get());
   AddConstraintOptions(cmd, &options->constraint);
-  cmd->add_option("--priority", options->priority, "-100 (first) to 100");
+  cmd->add_option("--priority", options->priority, "priority from -100 (first) to 100");
   cmd->callback([=] {
     if (options->prompt == "-") {
       options->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});

@@ -1,4 +1,4 @@
-// quire models, info, health, stats, requests, config: what the server says of itself.
+// quire models, info, health, stats, requests, config: commands that show the state of the server.
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -37,7 +37,7 @@ int RunModels(const CommonOptions& common) {
           "%s  %s  %s, weights %s  %.1f M parameters  context %d  vocabulary %d  %d pages of %d "
           "tokens (%s)\n",
           model.id().c_str(), model.architecture().c_str(), model.dtype().c_str(),
-          model.quantization() == "none" ? "unquantised" : model.quantization().c_str(),
+          model.quantization() == "none" ? "unquantized" : model.quantization().c_str(),
           1e-6 * static_cast<double>(model.parameter_count()), model.max_context_tokens(),
           model.vocab_size(), model.kv_page_count(), model.kv_page_size(),
           model.kv_dtype().c_str());
@@ -68,14 +68,14 @@ int RunInfo(const CommonOptions& common) {
     std::printf("device %s %d: %s %s, %.1f of %.1f GiB free%s\n", device.kind().c_str(),
                 device.ordinal(), device.name().c_str(), device.architecture().c_str(),
                 InGiB(device.memory_free_bytes()), InGiB(device.memory_total_bytes()),
-                device.unproven_kernels() ? "; UNPROVEN kernels (QUIRE_UNPROVEN=1)" : "");
+                device.unproven_kernels() ? "; UNTESTED kernels (QUIRE_UNPROVEN=1)" : "");
   }
-  std::printf("context %d tokens, output %d tokens unless asked for\n",
+  std::printf("context %d tokens, default output limit %d tokens\n",
               info.limits().max_context_tokens(), info.limits().default_max_tokens());
   return kOk;
 }
 
-// grpc.health.v1.Health/Check without a generated class, since Debian does not package
+// Calls grpc.health.v1.Health/Check without a generated class, since Debian does not package
 // health.proto: HealthCheckRequest{string service = 1}, HealthCheckResponse{ServingStatus status =
 // 1}, SERVING = 1.
 grpc::Status CheckHealth(const CommonOptions& common, const std::string& address,
@@ -104,8 +104,8 @@ grpc::Status CheckHealth(const CommonOptions& common, const std::string& address
   return status;
 }
 
-// Asks the admin listener, so that it works whatever protects the data listener; falls back to the
-// data listener, which has the same service, when there is no admin socket.
+// Uses the control listener, which needs no token on a Unix socket. Falls back to the data
+// listener, which has the same service, if there is no admin socket.
 int RunHealth(const CommonOptions& common, const std::string& service) {
   const bool is_socket = absl::StartsWith(common.admin, "unix:");
   const std::string socket(absl::StripPrefix(common.admin, "unix:"));
@@ -134,7 +134,7 @@ int RunStats(const CommonOptions& common) {
   std::printf("state %s  running %d  waiting %d (%lld uncached tokens)\n",
               v1::ServerState_Name(stats.state()).c_str(), stats.running_count(),
               stats.waiting_count(), static_cast<long long>(stats.waiting_uncached_tokens()));
-  std::printf("pages: %d used, %d cached, %d in all  prefix hits %.1f %%\n",
+  std::printf("pages: %d used, %d cached, %d total  prefix hits %.1f %%\n",
               stats.used_kv_page_count(), stats.cached_kv_page_count(), stats.total_kv_page_count(),
               100 * stats.prefix_hit_ratio());
   std::printf("tokens/s over 10 s: prompt %.1f, generated %.1f  steps %lld  preemptions %lld\n",
@@ -188,26 +188,26 @@ int RunConfig(const CommonOptions& common, bool all) {
 }  // namespace
 
 void AddInspect(CLI::App* app, const CommonOptions* common, int* exit_code) {
-  app->add_subcommand("models", "what can be asked for")->callback([=] {
+  app->add_subcommand("models", "list the served models")->callback([=] {
     *exit_code = RunModels(*common);
   });
-  app->add_subcommand("info", "version, state, devices, limits")->callback([=] {
+  app->add_subcommand("info", "show version, state, devices and limits")->callback([=] {
     *exit_code = RunInfo(*common);
   });
   auto service = std::make_shared<std::string>("readiness");
-  CLI::App* health = app->add_subcommand("health", "exit code 0 when SERVING");
+  CLI::App* health = app->add_subcommand("health", "check health; the exit code is 0 if SERVING");
   health->add_option("--service", *service, "readiness, liveness or startup")
       ->capture_default_str();
   health->callback([=] { *exit_code = RunHealth(*common, *service); });
-  app->add_subcommand("stats", "load, pages, rates")->callback([=] {
+  app->add_subcommand("stats", "show load, pages and rates")->callback([=] {
     *exit_code = RunStats(*common);
   });
-  app->add_subcommand("requests", "live requests")->callback([=] {
+  app->add_subcommand("requests", "list live requests")->callback([=] {
     *exit_code = RunRequests(*common);
   });
   auto all = std::make_shared<bool>(false);
-  CLI::App* config = app->add_subcommand("config", "the configuration in effect, as YAML");
-  config->add_flag("--all", *all, "defaults too");
+  CLI::App* config = app->add_subcommand("config", "print the effective configuration as YAML");
+  config->add_flag("--all", *all, "include default values");
   config->callback([=] { *exit_code = RunConfig(*common, *all); });
 }
 

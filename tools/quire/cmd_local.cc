@@ -1,4 +1,4 @@
-// quire inspect, plan, make-model: what needs no server.
+// quire inspect, plan, make-model: commands that need no server.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -58,7 +58,7 @@ struct MakeOptions {
 
 absl::Status MakeModel(const MakeOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const ModelShape shape, FindShape(options.shape));
-  // Before gigabytes are written.
+  // Check before writing gigabytes.
   if (!options.gguf.empty()) {
     QUIRE_RETURN_IF_ERROR(CheckGguf(shape, options.gguf));
   }
@@ -83,35 +83,35 @@ int RunMakeModel(const MakeOptions& options) {
 void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto inspected = std::make_shared<PlanRequest>();
   CLI::App* inspect = app->add_subcommand(
-      "inspect",
-      "what a model's files say: layers, weights, tokenizer, memory, keys that are not read");
+      "inspect", "describe the files of a model: layers, weights, tokenizer, memory, ignored keys");
   inspect->add_option("model", inspected->model, "model directory or GGUF file")->required();
   AddPlanOptions(inspect, inspected.get());
   inspect->callback([=] { *exit_code = RunInspect(*common, *inspected); });
 
   auto request = std::make_shared<PlanRequest>();
-  CLI::App* plan =
-      app->add_subcommand("plan", "what a model needs of memory; loads nothing, needs no GPU");
+  CLI::App* plan = app->add_subcommand(
+      "plan", "compute the memory plan of a model without loading it; needs no GPU");
   plan->add_option("--model", request->model, "model directory")->required();
-  plan->add_flag("--cpu", request->cpu, "what it needs on the CPU instead of a GPU");
+  plan->add_flag("--cpu", request->cpu, "plan for the CPU instead of a GPU");
   AddPlanOptions(plan, request.get());
   plan->callback([=] {
     *exit_code = request->cpu || !request->device_memory.empty()
                      ? RunPlan(*common, *request)
-                     : FailWith("--device-memory is missing; give it, or --cpu");
+                     : FailWith("give --device-memory or --cpu");
   });
 
   auto make = std::make_shared<MakeOptions>();
-  CLI::App* make_model = app->add_subcommand(
-      "make-model",
-      "files of a model without its weights, for model.load_mode dummy, or with random ones");
+  CLI::App* make_model =
+      app->add_subcommand("make-model",
+                          "write the files of a synthetic model, without weights for "
+                          "model.load_mode dummy, or with random ones");
   make_model->add_option("--shape", make->shape, "llama-3.1-8b, tiny, llama-0.5b or llama-1.1b")
       ->required();
   make_model->add_option("--out", make->directory, "directory to write")->required();
-  make_model->add_flag("--weights", make->weights, "random weights too (bf16, model.safetensors)");
-  make_model->add_option("--gguf", make->gguf, "the same weights as a GGUF file of this name");
-  make_model->add_option("--seed", make->seed, "weights are a function of it")
-      ->capture_default_str();
+  make_model->add_flag("--weights", make->weights,
+                       "also write random weights (bf16, model.safetensors)");
+  make_model->add_option("--gguf", make->gguf, "also write the weights as this GGUF file");
+  make_model->add_option("--seed", make->seed, "seed of the weights")->capture_default_str();
   make_model->callback([=] { *exit_code = RunMakeModel(*make); });
 }
 

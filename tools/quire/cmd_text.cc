@@ -76,14 +76,14 @@ int RunDetokenize(const CommonOptions& common, const TextOptions& options) {
 
 void AddText(CLI::App* app, const CommonOptions* common, int* exit_code) {
   auto options = std::make_shared<TextOptions>();
-  CLI::App* tokenize = app->add_subcommand("tokenize", "text to token ids");
+  CLI::App* tokenize = app->add_subcommand("tokenize", "convert text to token ids");
   tokenize->add_option("text", options->text, "the text")->required();
   tokenize->add_flag("--no-special", options->no_special, "do not add special tokens");
-  tokenize->add_flag("--pieces", options->pieces, "one line a token, with its bytes");
+  tokenize->add_flag("--pieces", options->pieces, "print one line per token, with its bytes");
   tokenize->callback([=] { *exit_code = RunTokenize(*common, *options); });
-  CLI::App* detokenize = app->add_subcommand("detokenize", "token ids to text");
+  CLI::App* detokenize = app->add_subcommand("detokenize", "convert token ids to text");
   detokenize->add_option("ids", options->ids, "token ids")->required()->delimiter(',');
-  detokenize->add_flag("--skip-special", options->skip_special, "leave special tokens out");
+  detokenize->add_flag("--skip-special", options->skip_special, "omit special tokens");
   detokenize->callback([=] { *exit_code = RunDetokenize(*common, *options); });
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// Completion scripts of a command line, for three shells. Each is whole: bash needs no package.
+// Shell completion scripts for a command line. The scripts need no other package.
 //
-// Threads: any; plain text out of plain values.
+// Threads: any; plain values.
 
 #include <string>
 

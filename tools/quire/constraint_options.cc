@@ -24,13 +24,13 @@ void AddWord(CLI::App* cmd, const std::string& name, const std::string& descript
 
 void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
   CLI::Option* const schema =
-      AddFileOption(cmd, "--schema", "file with a JSON Schema that the answer is valid by",
+      AddFileOption(cmd, "--schema", "file with a JSON Schema for the answer",
                     [=](std::string text) { constraint->set_json_schema(std::move(text)); });
   CLI::Option* const regex = cmd->add_option_function<std::string>(
       "--regex", [=](const std::string& text) { constraint->set_regex(text); },
-      "expression that the whole answer matches");
+      "regular expression that the whole answer must match");
   CLI::Option* const grammar =
-      AddFileOption(cmd, "--grammar", "file with a grammar in EBNF, from root",
+      AddFileOption(cmd, "--grammar", "file with an EBNF grammar for the answer; it starts at root",
                     [=](std::string text) { constraint->set_ebnf_grammar(std::move(text)); });
   CLI::Option* const choice =
       cmd->add_option_function<std::vector<std::string>>(
@@ -38,26 +38,26 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
              [=](const std::vector<std::string>& texts) {
                constraint->mutable_choice()->mutable_values()->Assign(texts.begin(), texts.end());
              },
-             "a text that the answer may be; may be given again")
+             "allowed answer, repeatable")
           ->allow_extra_args(false);
-  // The answer has one form.
+  // An answer has one constraint.
   schema->excludes(regex)->excludes(grammar)->excludes(choice);
   regex->excludes(grammar)->excludes(choice);
   grammar->excludes(choice);
-  // What lacks a form is refused by the server, which names it.
-  AddWord(cmd, "--constraint-whitespace", "between the tokens of JSON; bounded or compact",
+  // The server refuses this option without a JSON constraint, and names it.
+  AddWord(cmd, "--constraint-whitespace", "white space between JSON tokens: bounded or compact",
           {{"bounded", v1::WHITESPACE_POLICY_BOUNDED}, {"compact", v1::WHITESPACE_POLICY_COMPACT}},
           [=](int value) { constraint->set_whitespace(static_cast<v1::WhitespacePolicy>(value)); });
 }
 
 void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint) {
-  AddWord(
-      cmd, "--constraint-start",
-      "where that form begins; at_start or after_reasoning; default: behind the reasoning where "
-      "the model reasons",
-      {{"at_start", v1::CONSTRAINT_START_AT_START},
-       {"after_reasoning", v1::CONSTRAINT_START_AFTER_REASONING}},
-      [=](int value) { constraint->set_start(static_cast<v1::ConstraintStart>(value)); });
+  AddWord(cmd, "--constraint-start",
+          "where the constraint begins: at_start or after_reasoning (default: after the reasoning "
+          "if the "
+          "model reasons)",
+          {{"at_start", v1::CONSTRAINT_START_AT_START},
+           {"after_reasoning", v1::CONSTRAINT_START_AFTER_REASONING}},
+          [=](int value) { constraint->set_start(static_cast<v1::ConstraintStart>(value)); });
 }
 
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request) {

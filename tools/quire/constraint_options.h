@@ -1,6 +1,6 @@
 #pragma once
 
-// The options of `quire generate` and `quire chat` that say which form the answer has.
+// Options of `quire generate` and `quire chat` that constrain the answer.
 //
 // Threads: the main thread.
 
@@ -14,12 +14,12 @@ class GenerateRequest;
 
 namespace quire::client {
 
-// Their flags, on `cmd`. The constraint outlives the parsing.
+// Adds the options to `cmd`. `constraint` must outlive the parsing.
 void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint);
-// Where it begins, for answers that are parsed.
+// Adds the option for the start of the constraint, for parsed answers.
 void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint);
 
-// Nothing where none of the options was given.
+// Sets the constraint of the request, unless no option was given.
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request);
 
 }  // namespace quire::client

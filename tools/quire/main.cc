@@ -13,7 +13,7 @@ int Run(int argc, char** argv) {
   quire::client::BlockInterrupts();
   quire::client::CommonOptions common;
   int exit_code = quire::client::kOk;
-  CLI::App app{"Talks to quired, the LLM inference server", "quire"};
+  CLI::App app{"Client of quired, the LLM inference server", "quire"};
   app.set_version_flag("--version", QUIRE_VERSION);
   app.require_subcommand(1);
   app.fallthrough();
@@ -42,8 +42,8 @@ int Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const int exit_code = Run(argc, argv);
-  // gRPC's threads outlive its channels. A return from main would run OpenSSL's cleanup under a
-  // handshake of theirs, which now and then ended in a segmentation fault.
+  // gRPC's threads outlive its channels. Returning from main would run OpenSSL's cleanup while they
+  // may be in a handshake, which sometimes crashed.
   std::fflush(nullptr);
   std::_Exit(exit_code);
 }

@@ -10,7 +10,7 @@
 namespace quire::client {
 namespace {
 
-// Text as it is: a backslash, a hyphen and the first character of a line mean something to roff.
+// Escapes characters with a meaning in roff: backslash, hyphen, and some at the start of a line.
 std::string Escape(absl::string_view text) {
   std::string escaped = absl::StrReplaceAll(text, {{"\\", "\\e"}, {"-", "\\-"}});
   if (!escaped.empty() && (escaped[0] == '.' || escaped[0] == '\'')) escaped.insert(0, "\\&");
@@ -24,8 +24,8 @@ std::string Italic(absl::string_view text) {
   return absl::StrCat("\\fI", Escape(text), "\\fR");
 }
 
-// "--choices INT" as a term, or "[PROMPT]".
-std::string TermOf(const CliOption& option) {
+// Returns "--choices INT" as a term, or "[PROMPT]".
+std::string FormatTerm(const CliOption& option) {
   if (option.names.empty()) return Italic(option.positional);
   const std::string names = absl::StrJoin(
       option.names, ", ",
@@ -36,7 +36,7 @@ std::string TermOf(const CliOption& option) {
 
 void AppendOptions(const CliCommand& command, std::string* page) {
   for (const CliOption& option : command.options) {
-    absl::StrAppend(page, ".TP\n", TermOf(option), "\n", Escape(option.description));
+    absl::StrAppend(page, ".TP\n", FormatTerm(option), "\n", Escape(option.description));
     if (!option.choices.empty()) {
       absl::StrAppend(page, "; one of ", Escape(absl::StrJoin(option.choices, ", ")));
     }

@@ -1,8 +1,8 @@
 #pragma once
 
-// Manual pages in the language of man(7).
+// Manual pages in the format of man(7).
 //
-// Threads: any; plain text out of plain values.
+// Threads: any; plain values.
 
 #include <string>
 #include <utility>
@@ -12,14 +12,14 @@
 
 namespace quire::client {
 
-// What a page says beside the command line.
+// Text of a page in addition to the command line.
 struct ManualText {
   int section = 1;
   std::string date = {};                 // YYYY-MM-DD
-  std::string version = {};              // of the program
+  std::string version = {};              // version of the program
   std::string summary;                   // for NAME, one line
   std::vector<std::string> description;  // paragraphs
-  // Titles of further sections with their terms and explanations.
+  // Further sections: title, then terms with their explanations.
   std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> lists;
   std::string configuration = {};  // literal text under CONFIGURATION; empty: no such section
   std::string see_also;

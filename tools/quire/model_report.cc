@@ -36,34 +36,35 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The groups in the order in which they are printed.
+// Groups of tensors, in printing order.
 constexpr absl::string_view kGroups[] = {"embedding", "attention", "mlp",  "experts",
                                          "router",    "norms",     "head", "other"};
 
-// Whether `name` is a tensor, or a part of one, that is called `slot`.
-bool IsOf(absl::string_view name, absl::string_view slot) {
+// Returns true if `name` is the tensor `slot` or a part of it.
+bool IsPartOf(absl::string_view name, absl::string_view slot) {
   return !slot.empty() && absl::ConsumePrefix(&name, slot) &&
          (name.empty() || name[0] == '.' || name[0] == '_');
 }
 
-bool IsOfAny(absl::string_view name, std::initializer_list<absl::string_view> slots) {
+bool IsPartOfAny(absl::string_view name, std::initializer_list<absl::string_view> slots) {
   return std::any_of(slots.begin(), slots.end(),
-                     [name](absl::string_view slot) { return IsOf(name, slot); });
+                     [name](absl::string_view slot) { return IsPartOf(name, slot); });
 }
 
-// Of a tensor's name behind that of the mixture it belongs to.
+// Returns the group of a tensor of a mixture of experts, given its name within the MoE.
 absl::string_view ExpertGroup(const models::TensorNames& names, absl::string_view name) {
-  return IsOfAny(name, {names.router, names.choice_bias}) ? "router" : "experts";
+  return IsPartOfAny(name, {names.router, names.choice_bias}) ? "router" : "experts";
 }
 
 absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view name) {
-  if (IsOfAny(name, {names.attn_in, names.attn_out, names.mlp_in, names.mlp_out})) return "norms";
-  if (IsOfAny(name, {names.q, names.k, names.v, names.qkv, names.q_norm, names.k_norm, names.sinks,
-                     names.o, names.q_a, names.q_a_norm, names.q_b, names.kv_a, names.kv_a_norm,
-                     names.kv_b})) {
+  if (IsPartOfAny(name, {names.attn_in, names.attn_out, names.mlp_in, names.mlp_out}))
+    return "norms";
+  if (IsPartOfAny(name, {names.q, names.k, names.v, names.qkv, names.q_norm, names.k_norm,
+                         names.sinks, names.o, names.q_a, names.q_a_norm, names.q_b, names.kv_a,
+                         names.kv_a_norm, names.kv_b})) {
     return "attention";
   }
-  if (IsOfAny(name, {names.gate, names.up, names.gate_up, names.down})) return "mlp";
+  if (IsPartOfAny(name, {names.gate, names.up, names.gate_up, names.down})) return "mlp";
   for (const absl::string_view moe : {names.moe, names.moe_alias}) {
     absl::string_view rest = name;
     if (!moe.empty() && absl::ConsumePrefix(&rest, moe) && absl::ConsumePrefix(&rest, ".")) {
@@ -73,10 +74,10 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
   return "other";
 }
 
-absl::string_view GroupOf(const models::TensorNames& names, absl::string_view name) {
-  if (IsOf(name, names.embedding)) return "embedding";
-  if (IsOf(name, names.final_norm)) return "norms";
-  if (IsOf(name, names.head)) return "head";
+absl::string_view FindGroup(const models::TensorNames& names, absl::string_view name) {
+  if (IsPartOf(name, names.embedding)) return "embedding";
+  if (IsPartOf(name, names.final_norm)) return "norms";
+  if (IsPartOf(name, names.head)) return "head";
   if (!absl::ConsumePrefix(&name, names.layer_prefix)) return "other";
   const std::size_t dot = name.find('.');
   return dot == absl::string_view::npos ? "other" : LayerGroup(names, name.substr(dot + 1));
@@ -133,7 +134,7 @@ class Inspector {
   std::vector<std::string> problems_;
 };
 
-const models::Family* FamilyOf(const models::ConfigReader& reader) {
+const models::Family* FindFamily(const models::ConfigReader& reader) {
   const auto architectures = reader.OptionalStrings("architectures");
   if (architectures.ok() && *architectures && !(*architectures)->empty()) {
     return models::FindFamilyByArchitecture((*architectures)->front());
@@ -142,15 +143,15 @@ const models::Family* FamilyOf(const models::ConfigReader& reader) {
   return type.ok() && *type ? models::FindFamilyByModelType(**type) : nullptr;
 }
 
-// All keys, also those behind the first that is refused.
+// Lists all keys, even after the first refused one.
 void Inspector::AddKeys(const formats::ModelFiles& files) {
   if (!files.gguf().empty() || !files.Has("config.json")) return;
   const absl::StatusOr<formats::ModelFile> file = files.Open("config.json");
   if (!file.ok()) return AddProblem(file.status());
   const absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(file->text());
-  if (!document.ok() || !document->root().is_object()) return;  // AddModel says why
+  if (!document.ok() || !document->root().is_object()) return;  // AddModel reports the error
   const models::ConfigReader reader(file->label(), document->root());
-  const models::Family* family = FamilyOf(reader);
+  const models::Family* family = FindFamily(reader);
   if (family == nullptr) return;
   const std::pair<models::KeyUse, absl::string_view> kinds[] = {
       {models::KeyUse::kIgnored, "ignored"},
@@ -173,8 +174,8 @@ void Inspector::AddKeys(const formats::ModelFiles& files) {
 }
 
 void Inspector::AddModel(const formats::ModelFiles& files) {
-  // The context decides which table a longrope model gets; why a configuration is wrong, AddPlan
-  // says.
+  // The context determines the RoPE table of longrope models. AddPlan reports errors of the
+  // configuration.
   const absl::StatusOr<server::DaemonOptions> options = ReadOptions(request_);
   const std::int32_t context = options.ok() ? options->model.max_context_tokens.value_or(0) : 0;
   const DeviceKind device = request_.cpu ? DeviceKind::kCpu : DeviceKind::kCuda;
@@ -194,8 +195,8 @@ void Inspector::AddModel(const formats::ModelFiles& files) {
   for (const std::string& warning : config.warnings) Add("warning", warning);
 }
 
-// Bytes in files, those of scales, zero points and the like included; what several matrices share
-// counts with the first of them.
+// Returns the bytes in files, including scales, zero points and the like. Tensors that several
+// matrices share count once.
 std::int64_t StoredBytes(const formats::StoredTensor& tensor,
                          std::set<const formats::QuantizedTensor*>& counted) {
   if (tensor.quantized == nullptr) return static_cast<std::int64_t>(tensor.bytes.size());
@@ -227,7 +228,7 @@ void Inspector::AddWeights(const formats::ModelFiles& files, const models::Model
     std::int64_t values = 1;
     for (const std::int64_t dimension : tensor.shape) values *= dimension;
     const std::int64_t bytes = StoredBytes(tensor, counted);
-    groups[GroupOf(models::TensorNamesOf(config), tensor.name)].Add(values, bytes);
+    groups[FindGroup(models::TensorNamesOf(config), tensor.name)].Add(values, bytes);
     all.Add(values, bytes);
     types[tensor.type] += bytes;
   }
@@ -265,7 +266,8 @@ void Inspector::AddText(const formats::ModelFiles& files) {
   const auto tokenizer = OpenTokenizer(files, request_.model);
   if (!tokenizer.ok()) return AddProblem(tokenizer.status());
   ordered_json json = {{"kind", (*tokenizer)->kind()}, {"vocab_size", (*tokenizer)->vocab_size()}};
-  std::string line = absl::StrCat((*tokenizer)->kind(), ", ids below ", (*tokenizer)->vocab_size());
+  std::string line =
+      absl::StrCat((*tokenizer)->kind(), ", vocabulary ", (*tokenizer)->vocab_size());
   const std::pair<absl::string_view, std::optional<std::int32_t>> ids[] = {
       {"bos", (*tokenizer)->bos_token_id()},
       {"eos", (*tokenizer)->eos_token_id()},

@@ -1,10 +1,10 @@
 #pragma once
 
-// What the files of a model say: what `quire inspect` prints.
+// The report of `quire inspect` about the files of a model.
 //
-// Invariants: nothing is loaded and nothing needs a GPU. A part that cannot be read is missing from
-//             the report, and why stands among its problems.
-// Threads:    none of its own.
+// Invariants: loads no weights and needs no GPU. If a part cannot be read, the report has a problem
+//             instead.
+// Threads:    any.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,12 +15,12 @@
 namespace quire::client {
 
 struct ModelReport {
-  std::vector<std::string> lines;  // for people
-  nlohmann::ordered_json json;     // the same for programs
-  bool is_servable = false;        // no problem: quired would load it, memory permitting
+  std::vector<std::string> lines;  // human-readable
+  nlohmann::ordered_json json;     // the same as JSON
+  bool is_servable = false;        // no problems: quired can load it if the memory suffices
 };
 
-// The plan is that of the GPU with `request.device_memory`, or of the CPU without one.
+// Plans for the GPU with `request.device_memory`, or for the CPU without it.
 ModelReport InspectModel(const PlanRequest& request);
 
 }  // namespace quire::client

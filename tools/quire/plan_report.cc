@@ -21,7 +21,7 @@ std::string Line(absl::string_view name, std::int64_t bytes, absl::string_view w
                          static_cast<double>(bytes) / (1 << 20), what);
 }
 
-// What a sequence takes of the pool.
+// Adds the pages that a sequence needs.
 void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
                std::uint32_t sequence_pages, std::int32_t context_tokens, PlanReport* report) {
   report->json["page_layers"] = layers.slots;
@@ -50,7 +50,7 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
   PlanReport report;
   for (const auto& [name, part] : models::PlanLines(plan)) {
     const bool on_host = name == "pinned" || name == "prefix_index";
-    report.lines.push_back(Line(name, part, on_host ? " of the host" : ""));
+    report.lines.push_back(Line(name, part, on_host ? " of host memory" : ""));
     report.json[name + "_bytes"] = part;
   }
   report.lines.push_back(absl::StrFormat("%d pages of %d tokens (%s, %d bytes each)",
@@ -78,7 +78,7 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
       {"page_tokens", daemon.pool.page_size},    {"kv_dtype", DTypeName(daemon.pool.dtype)}};
   report.lines.push_back(Line("weights", plan.weight_bytes,
                               plan.weight_format == "none"
-                                  ? ", unquantised"
+                                  ? ", unquantized"
                                   : absl::StrCat(", most as ", plan.weight_format)));
   report.lines.push_back(Line("workspace", plan.workspace_bytes, ""));
   if (daemon.pool.capacity_bytes) {
@@ -98,13 +98,13 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
 
 void AddPlanOptions(CLI::App* command, PlanRequest* request) {
   command->add_option("--device-memory", request->device_memory,
-                      "memory of the GPU that is free before the model is loaded, such as 80GiB");
-  command->add_option("--sms", request->num_sms, "multiprocessors of the GPU")
+                      "free GPU memory before the model is loaded, such as 80GiB");
+  command->add_option("--sms", request->num_sms, "number of multiprocessors of the GPU")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->add_option("--config", request->sources.files, "as of quired, repeatable")
+  command->add_option("--config", request->sources.files, "same as --config of quired, repeatable")
       ->allow_extra_args(false);
-  command->add_option("--set", request->sources.sets, "as of quired, repeatable")
+  command->add_option("--set", request->sources.sets, "same as --set of quired, repeatable")
       ->allow_extra_args(false);
 }
 

@@ -1,9 +1,8 @@
 #pragma once
 
-// The memory plan of a model for people and for programs: what `quire plan` prints, and `quire
-// inspect` as a part of its report.
+// The memory plan of a model, printed by `quire plan` and as a part of `quire inspect`.
 //
-// Threads: none of its own.
+// Threads: any.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -21,9 +20,9 @@ class App;
 namespace quire::client {
 
 struct PlanRequest {
-  std::string model;          // a directory, or a GGUF file
-  bool cpu = false;           // else a GPU
-  std::string device_memory;  // of the GPU, such as "80GiB"
+  std::string model;          // directory or GGUF file
+  bool cpu = false;           // false: plan for a GPU
+  std::string device_memory;  // GPU memory, such as "80GiB"
   std::uint32_t num_sms = 132;
   server::ConfigSources sources = {};
 };
@@ -33,14 +32,14 @@ struct PlanReport {
   nlohmann::json json;
 };
 
-// --device-memory, --sms, --config and --set. `request` outlives the parsing.
+// Adds --device-memory, --sms, --config and --set. `request` must outlive the parsing.
 void AddPlanOptions(CLI::App* command, PlanRequest* request);
 
-// What `quired` would make of the request's sources. Every line of an error's message is one of its
-// own, here and below.
+// Returns the options that `quired` would have with the request's sources. An error message may
+// have several lines, one per error; the same for MakePlan.
 absl::StatusOr<server::DaemonOptions> ReadOptions(const PlanRequest& request);
 
-// The configuration is that of `quired` with the same files, environment and --set.
+// Uses the configuration of `quired` with the same files, environment and --set.
 absl::StatusOr<PlanReport> MakePlan(const PlanRequest& request);
 
 }  // namespace quire::client

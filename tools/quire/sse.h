@@ -1,9 +1,8 @@
 #pragma once
 
-// Reader of a stream of server-sent events (WHATWG HTML, section 9.2), of which only the data
-// matters.
+// Parser of server-sent events (WHATWG HTML, section 9.2). It returns only their data.
 //
-// Place:   behind `quire bench --peer`.
+// Place:   used by `quire bench --peer`.
 // Threads: one.
 
 #include <string>
@@ -15,9 +14,9 @@ namespace quire::client {
 
 class SseParser {
  public:
-  // Takes the next bytes, cut anywhere, and returns the data of each event that they end: its
-  // "data" lines joined by line feeds. Events without data, comments and other fields are skipped.
-  // Lines end with LF or CRLF.
+  // Takes the next bytes, split anywhere, and returns the data of each event that ends in them: its
+  // "data" lines joined by line feeds. Skips events without data, comments and other fields. Lines
+  // end with LF or CRLF.
   std::vector<std::string> Feed(absl::string_view bytes);
 
  private:

@@ -18,15 +18,14 @@ using nlohmann::json;
 constexpr char kBegin[] = "<|begin_of_text|>";
 constexpr char kEnd[] = "<|end_of_text|>";
 
-// A code point below 2048 as UTF-8.
+// Returns a code point below 2048 as UTF-8.
 std::string Utf8(std::uint32_t point) {
   if (point < 0x80) return std::string(1, static_cast<char>(point));
   return {static_cast<char>(0xc0 | (point >> 6)), static_cast<char>(0x80 | (point & 0x3f))};
 }
 
-// The printable character that stands for each byte in a byte-level vocabulary (the mapping of
-// GPT-2's tokenizer): printable bytes stand for themselves, the others for the code points from 256
-// on.
+// Returns the printable character of each byte in a byte-level vocabulary (GPT-2's mapping):
+// printable bytes represent themselves, others are mapped to code points from 256 on.
 std::vector<std::string> ByteCharacters() {
   std::vector<std::string> characters;
   std::uint32_t next = 256;
@@ -38,7 +37,7 @@ std::vector<std::string> ByteCharacters() {
   return characters;
 }
 
-// The index-th word of two letters or more: "aa", "ba", ..., "zz", "aaa", ...
+// Returns the index-th word of at least two letters: "aa", "ba", ..., "zz", "aaa", ...
 std::string Word(std::uint32_t index) {
   std::uint32_t count = 26 * 26;
   int length = 2;
@@ -189,7 +188,7 @@ absl::StatusOr<ModelShape> FindShape(absl::string_view name) {
     if (known.name == name) return known;
   }
   const auto append = [](std::string* out, const ModelShape& known) { out->append(known.name); };
-  return absl::NotFoundError(absl::StrCat("no shape \"", name, "\"; there are ",
+  return absl::NotFoundError(absl::StrCat("unknown shape \"", name, "\"; known shapes are ",
                                           absl::StrJoin(KnownShapes(), ", ", append)));
 }
 
@@ -210,7 +209,7 @@ absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string
   std::filesystem::create_directories(path, error);
   if (error) {
     return absl::FailedPreconditionError(
-        absl::StrCat("cannot make ", directory, ": ", error.message()));
+        absl::StrCat("cannot create ", directory, ": ", error.message()));
   }
   QUIRE_RETURN_IF_ERROR(WriteFile(path / "config.json", Config(shape)));
   QUIRE_RETURN_IF_ERROR(

@@ -1,10 +1,11 @@
 #pragma once
 
-// Writes the files of a model without its weights: enough for `quired --set model.load_mode=dummy`,
-// which makes them up, and so for measurements of a shape that is not at hand.
+// Writes the files of a model without weights. They suffice for `quired --set
+// model.load_mode=dummy`, which generates weights, and so for measuring a shape without its
+// checkpoint.
 //
-// Place:      behind `quire make-model`.
-// Invariants: every id of the vocabulary has text, so that any draw is legal.
+// Place:      used by `quire make-model`.
+// Invariants: every id of the vocabulary has text, so that every sampled token is valid.
 // Threads:    any.
 
 #include <cstdint>
@@ -21,26 +22,26 @@ struct ModelShape {
   std::string name;
   std::uint32_t hidden_size = 0, intermediate_size = 0;
   std::uint32_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  std::uint32_t vocab_size = 0;  // 258 or more: 256 bytes, begin and end
+  std::uint32_t vocab_size = 0;  // at least 258: 256 bytes, begin and end
   std::uint32_t max_position_embeddings = 0;
   double rope_theta = 10000;
-  // Above 0: the "llama3" scaling of RoPE, factor 8, from this many positions.
+  // If above 0: "llama3" RoPE scaling with factor 8, from this many positions.
   std::uint32_t original_max_position_embeddings = 0;
   bool tie_word_embeddings = false;
 };
 
-// "llama-3.1-8b"; "tiny", which a CPU computes in no time; and "llama-0.5b" and "llama-1.1b", the
+// Returns "llama-3.1-8b", "tiny", which is fast on a CPU, and "llama-0.5b" and "llama-1.1b", the
 // shapes of the CPU benchmarks.
 const std::vector<ModelShape>& KnownShapes();
-// NOT_FOUND for a name that KnownShapes lacks, with the names.
+// Returns NOT_FOUND with all names for an unknown name.
 absl::StatusOr<ModelShape> FindShape(absl::string_view name);
 
-// The text of each id as tokenizers write it: the 256 bytes, words, begin and end.
+// Returns the text of each id in tokenizer files: the 256 bytes, words, begin and end.
 std::vector<std::string> SyntheticVocabulary(const ModelShape& shape);
 
-// Writes config.json, generation_config.json, tokenizer.json and tokenizer_config.json into
-// `directory`, which is made. Returns NOT_FOUND as FindShape; FAILED_PRECONDITION when one of the
-// files exists or cannot be written.
+// Creates `directory` and writes config.json, generation_config.json, tokenizer.json and
+// tokenizer_config.json. Returns NOT_FOUND for an unknown shape, and FAILED_PRECONDITION if a file
+// exists or cannot be written.
 absl::Status WriteSyntheticModel(absl::string_view shape_name, const std::string& directory);
 
 }  // namespace quire::client

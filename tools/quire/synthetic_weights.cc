@@ -15,7 +15,7 @@
 #include "base/split_mix.h"
 #include "base/status.h"
 
-static_assert(std::endian::native == std::endian::little);  // both formats are
+static_assert(std::endian::native == std::endian::little);  // both formats are little-endian
 
 namespace quire::client {
 namespace {
@@ -23,12 +23,12 @@ namespace {
 constexpr float kDeviation = 0.02f;
 
 struct Tensor {
-  std::string name;  // of Hugging Face
+  std::string name;  // name in Hugging Face files
   std::string gguf_name;
   std::uint64_t rows = 1, columns = 0;
   bool is_norm = false;
-  // Query and key matrices: rows per head. GGUF wants the two halves of a head, which RoPE turns
-  // against each other, side by side.
+  // For query and key matrices: rows per head. RoPE rotates the two halves of a head against each
+  // other; GGUF interleaves them.
   std::uint32_t head_rows = 0;
 };
 
@@ -67,7 +67,7 @@ std::vector<Tensor> Tensors(const ModelShape& shape) {
   return tensors;
 }
 
-// Near a normal distribution: the sum of four uniform ones, whose deviation is sqrt(4 / 12).
+// Approximates a normal distribution by the sum of four uniform ones, with deviation sqrt(4 / 12).
 BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
   if (tensor.is_norm) return BF16::FromFloat(1.0f);
   const std::uint64_t bits = SplitMix(stream + index * kSplitMixStep);
@@ -77,11 +77,11 @@ BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
   return BF16::FromFloat(centred * kDeviation * 1.7320508f);
 }
 
-std::uint64_t StreamOf(std::uint64_t seed, std::size_t tensor) {
+std::uint64_t MakeStream(std::uint64_t seed, std::size_t tensor) {
   return SplitMix(SplitMix(seed) + static_cast<std::uint64_t>(tensor));
 }
 
-// Row of the Hugging Face matrix that is row `row` of the GGUF one.
+// Returns the row of the Hugging Face matrix that is row `row` of the GGUF matrix.
 std::uint64_t SourceRow(const Tensor& tensor, std::uint64_t row) {
   if (tensor.head_rows == 0) return row;
   const std::uint64_t head = row / tensor.head_rows, inside = row % tensor.head_rows;
@@ -116,7 +116,7 @@ absl::Status Close(std::ofstream* file, const std::string& path) {
   return absl::OkStatus();
 }
 
-// The parts of a GGUF header, little-endian.
+// Writes the parts of a GGUF header, little-endian.
 class GgufHeader {
  public:
   enum Type : std::uint32_t { kUint32 = 4, kInt32 = 5, kFloat32 = 6, kString = 8, kArray = 9 };
@@ -252,7 +252,7 @@ absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
   file << text;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     for (std::uint64_t row = 0; row < tensors[i].rows; ++row) {
-      WriteRow(tensors[i], StreamOf(seed, i), row, &file);
+      WriteRow(tensors[i], MakeStream(seed, i), row, &file);
     }
   }
   return Close(&file, path.string());
@@ -290,7 +290,7 @@ absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
   file << start.bytes() << metadata.bytes() << infos.bytes();
   WritePadding(start.bytes().size() + metadata.bytes().size() + infos.bytes().size(), &file);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    WriteGgufTensor(tensors[i], StreamOf(seed, i), &file);
+    WriteGgufTensor(tensors[i], MakeStream(seed, i), &file);
   }
   return Close(&file, path);
 }

@@ -1,10 +1,10 @@
 #pragma once
 
-// Random weights for the shapes of synthetic_model.h: the same bf16 values as safetensors and as
-// GGUF, so that a server that reads only one of them computes the same model.
+// Random weights for the shapes of synthetic_model.h. Safetensors and GGUF files have the same bf16
+// values, so that servers that read only one format compute the same model.
 //
-// Place:      behind `quire make-model`.
-// Invariants: a value is a function of the seed, the tensor and the place in it.
+// Place:      used by `quire make-model`.
+// Invariants: a value depends only on the seed, the tensor and its index.
 // Threads:    any.
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace quire::client {
 
-// Writes model.safetensors into `directory`, which exists. FAILED_PRECONDITION when the file exists
-// or cannot be written.
+// Writes model.safetensors into the existing `directory`. Returns FAILED_PRECONDITION if the file
+// exists or cannot be written.
 absl::Status WriteSyntheticWeights(const ModelShape& shape, std::uint64_t seed,
                                    const std::string& directory);
 
-// Writes a GGUF file of version 3 with the same weights and vocabulary: matrices BF16, norms F32.
-// FAILED_PRECONDITION as above; UNIMPLEMENTED for a shape with scaled RoPE.
+// Writes a GGUF file (version 3) with the same weights and vocabulary: matrices as BF16, norms as
+// F32. Returns FAILED_PRECONDITION as above, and UNIMPLEMENTED for a shape with scaled RoPE.
 absl::Status WriteSyntheticGguf(const ModelShape& shape, std::uint64_t seed,
                                 const std::string& path);
-// The errors of WriteSyntheticGguf that need no writing.
+// Returns the errors of WriteSyntheticGguf that can be detected without writing.
 absl::Status CheckGguf(const ModelShape& shape, const std::string& path);
 
 }  // namespace quire::client

@@ -38,7 +38,7 @@ struct Tokens {
   WalkTokens walk;  // special ones too
 };
 
-Tokens TokensOf(const Json& question, const text::ToolFormat& format) {
+Tokens MakeTokens(const Json& question, const text::ToolFormat& format) {
   Tokens made;
   made.walk.end = kEnd;
   made.walk.texts = made.vocabulary.tokens = SmallVocabulary(kVocabulary, 5);
@@ -104,7 +104,7 @@ Json Answer(const Json& question) {
   }
   const auto tools =
       std::make_shared<const text::DeclaredTools>(*text::DeclaredTools::Create(declared));
-  const Tokens tokens = TokensOf(question, *format);
+  const Tokens tokens = MakeTokens(question, *format);
   const auto build = MakeConstraintBuild(tokens.vocabulary);
   QUIRE_CHECK(build.ok());
   const auto constraint = (*build)(spec, {});

@@ -1,4 +1,4 @@
-"""The clients and what they return beside messages."""
+"""The clients, and the types that they return besides messages."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class _Client:
 
     @both
     async def close(self) -> None:
-        """Cancels what still runs and closes the connection."""
+        """Cancels all running calls and closes the connection."""
         with self._lock:
             self._is_closed = True
             calls, channel = list(self._calls), self._channel
@@ -349,7 +349,7 @@ async def _read_batch(call: Call, answers: dict[str, tuple[int, Completion]]) ->
 
 
 class Client(_Client, Blocking):
-    """A connection to the data listener of quired. Leaving its `with` block cancels what still runs.
+    """A connection to the data listener of quired. Leaving its `with` block cancels all running calls.
 
     Methods take and return messages of quire_client.v1, and raise QuireError. `timeout` is in seconds and covers all
     attempts of a call; the default is that of the client. Many threads may use one client.
@@ -368,7 +368,7 @@ class Client(_Client, Blocking):
     def batch(self, requests: Iterable[v1.GenerateRequest], timeout: float | None = None) -> Iterator[BatchItem]:
         """Sends many requests over one call, and iterates over their outcomes in the order in which they end.
 
-        `timeout` covers the whole call. Nothing is repeated. Closing the iterator cancels what still runs.
+        `timeout` covers the whole call. Nothing is repeated. Closing the iterator cancels running requests.
         """
         return iterate(self._batch(requests, timeout))
 

@@ -18,8 +18,8 @@ class QuireError(Exception):
     """A call failed.
 
     code: the gRPC status code.
-    message: text for people.
-    reason: a reason of docs/api.md; empty when gRPC itself made the status, for example without a connection.
+message: human-readable text.
+    reason: a reason of docs/api.md; empty if gRPC itself created the status, for example without a connection.
     metadata: facts that belong to the reason, such as `field` or `max_context_tokens`; numbers are text.
     retry_delay: seconds after which the server suggests another attempt.
     usage: tokens spent before the failure.

@@ -1,0 +1,43 @@
+#pragma once
+
+// A thread that reloads the configuration on request. The signal thread cannot do that: a reload
+// may block on a file for seconds, and SIGTERM must be handled meanwhile.
+//
+// Place:      owned by the daemon.
+// Invariants: requests during a reload are combined into one.
+// Threads:    Request from any; the others from one.
+
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "base/mutex.h"
+
+namespace quire::server {
+
+class ReloadThread {
+ public:
+  explicit ReloadThread(std::function<void()> reload) : reload_(std::move(reload)) {}
+  ReloadThread(const ReloadThread&) = delete;
+  ReloadThread& operator=(const ReloadThread&) = delete;
+
+  void Start();
+  // A request before Start is served after it.
+  void Request();
+  // Ends the thread. Returns false if it is in a reload, which is not waited for; then the process
+  // must exit without destroying this object.
+  bool Stop();
+
+ private:
+  void Run();
+
+  const std::function<void()> reload_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool is_requested_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_reloading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace quire::server
