@@ -39,11 +39,11 @@
 #include "base/status.h"
 #include "base/thread_name.h"
 #include "server/config/validator.h"
-#include "server/edge/peer_address.h"
 #include "server/edge/silent_connections.h"
-#include "server/edge/tcp_listening.h"
-#include "server/edge/tls_context.h"
 #include "server/edge/watched_descriptors.h"
+#include "server/net/peer_address.h"
+#include "server/net/tcp_listening.h"
+#include "server/net/tls_context.h"
 
 namespace quire::server {
 namespace {

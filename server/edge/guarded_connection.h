@@ -38,10 +38,10 @@
 #include "absl/time/time.h"
 #include "server/api/peer_table.h"
 #include "server/edge/call_pace.h"
-#include "server/edge/connection_places.h"
 #include "server/edge/first_frames.h"
 #include "server/edge/frame_guard.h"
-#include "server/edge/transport.h"
+#include "server/net/connection_places.h"
+#include "server/net/transport.h"
 
 namespace quire::server {
 

@@ -25,7 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/api/peer_table.h"
-#include "server/edge/transport.h"
+#include "server/net/transport.h"
 
 namespace quire::server {
 

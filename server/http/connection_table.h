@@ -23,8 +23,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "server/edge/connection_places.h"
-#include "server/edge/peer_address.h"
+#include "server/net/connection_places.h"
+#include "server/net/peer_address.h"
 
 namespace quire::server {
 

@@ -24,13 +24,13 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "base/thread_name.h"
-#include "server/edge/peer_address.h"
-#include "server/edge/tcp_listening.h"
-#include "server/edge/tls_context.h"
-#include "server/edge/transport.h"
 #include "server/http/connection_table.h"
 #include "server/http/http_session.h"
 #include "server/http/self_call.h"
+#include "server/net/peer_address.h"
+#include "server/net/tcp_listening.h"
+#include "server/net/tls_context.h"
+#include "server/net/transport.h"
 
 namespace quire::server {
 namespace {

@@ -28,9 +28,9 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/error_reason.h"
-#include "server/edge/connection_places.h"
-#include "server/edge/transport.h"
 #include "server/http/http_server.h"
+#include "server/net/connection_places.h"
+#include "server/net/transport.h"
 
 namespace quire::server {
 

@@ -59,7 +59,7 @@ WALL_CLOCK_READERS = [
 # Where two implementations exist (docs/style.md, section 2); tests declare what they like.
 VIRTUAL_FILES = ["base/clock.h", "engine/constraint/constraint.h", "kernels/comm/communicator.h",
                  "runtime/step/step_runner.h", "server/http/http_message.h", "server/http/http_session.h",
-                 "server/edge/transport.h", "tools/quire/bench_target.h"]
+                 "server/net/transport.h", "tools/quire/bench_target.h"]
 VIRTUAL = re.compile(r"\bvirtual\b")
 
 # A test waits through the helpers of these files, which say for what.

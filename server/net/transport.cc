@@ -1,4 +1,4 @@
-#include "server/edge/transport.h"
+#include "server/net/transport.h"
 
 #include <openssl/ssl.h>
 #include <openssl/x509.h>

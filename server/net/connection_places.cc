@@ -1,4 +1,4 @@
-#include "server/edge/connection_places.h"
+#include "server/net/connection_places.h"
 
 #include "base/check.h"
 

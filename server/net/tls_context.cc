@@ -1,4 +1,4 @@
-#include "server/edge/tls_context.h"
+#include "server/net/tls_context.h"
 
 #include <openssl/ssl.h>
 
