@@ -23,7 +23,6 @@
 #include "runtime/compute_device.h"
 #include "server/api/drain_control.h"
 #include "server/api/generation.h"
-#include "server/api/peer_table.h"
 #include "server/api/server_probe.h"
 #include "server/api/serving_state.h"
 #include "server/auth/authenticator.h"
@@ -34,6 +33,7 @@
 #include "server/config/validator.h"
 #include "server/config/warnings.h"
 #include "server/descriptor_limit.h"
+#include "server/edge/peer_table.h"
 #include "server/engine_stack.h"
 #include "server/forced_exit_timer.h"
 #include "server/grpc/admin_service.h"
@@ -274,15 +274,13 @@ absl::Status Daemon::Impl::Listen() {
   admin_ = std::make_unique<AdminService>(context_, &drain_, &live_);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
   GrpcTransportOptions transport = options_.transport;
-  const GrpcConnectionLimit limit = LimitGrpcConnections(
+  transport.max_connections = LimitGrpcConnections(
       transport.max_connections, admin_addresses.empty() ? 1 : 2, NumHttpConnections(options_));
-  transport.max_connections = limit.max_connections;
-  transport.max_descriptors = limit.max_descriptors;
   QUIRE_ASSIGN_OR_RETURN(data_listener_, GrpcListener::Start({.addresses = options_.grpc_listen,
                                                               .transport = transport,
                                                               .certificates = certificates_.get(),
                                                               .peers = &peers_,
-                                                              .probe = &probe_},
+                                                              .registry = &registry_},
                                                              data_services));
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
   if (!admin_addresses.empty()) {
@@ -292,7 +290,7 @@ absl::Status Daemon::Impl::Listen() {
                                                 .transport = transport,
                                                 .certificates = certificates_.get(),
                                                 .peers = &peers_,
-                                                .probe = &probe_},
+                                                .registry = &registry_},
                                                {admin_->service()}));
     listeners.push_back(admin_listener_.get());
   }

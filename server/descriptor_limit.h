@@ -27,15 +27,10 @@ RaisedDescriptorLimit RaiseDescriptorLimit();
 
 void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
-struct GrpcConnectionLimit {
-  std::int32_t max_connections = 0;
-  std::int64_t max_descriptors = 0;  // of all of them
-};
-
-// What each of `num_listeners` gRPC listeners may have beside `http_connections` of the HTTP
-// servers: its share of the descriptors, and `wanted` connections, or as many as have one
-// descriptor each, which is logged.
-GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,
-                                         std::int32_t http_connections);
+// Returns the number of connections that each of `num_listeners` gRPC listeners may have beside
+// `http_connections` of the HTTP servers: `wanted`, or fewer, which is logged, if its share of the
+// descriptors does not suffice. A gRPC connection takes three.
+std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
+                                  std::int32_t http_connections);
 
 }  // namespace quire::server

@@ -11,21 +11,11 @@ ServerProbe::ServerProbe(probe::Registry* registry, const std::string& model_id)
     : registry_(registry),
       streams_(registry->AddGauge("quire_grpc_streams_active",
                                   "Generate and BatchGenerate calls that are open.")),
-      connections_(registry->AddGauge("quire_grpc_connections_active",
-                                      "Connections of the gRPC listeners that are open.")),
       received_(engine::ReceivedCounter(registry, model_id)) {}
 
 void ServerProbe::CountRefused(Reason reason) {
   received_.Increment();
   engine::RejectedCounter(registry_, reason).Increment();
-}
-
-void ServerProbe::CountClosedConnection(absl::string_view cause) {
-  registry_
-      ->AddCounter("quire_grpc_connections_closed_total",
-                   "gRPC connections that the daemon ended or did not take.",
-                   {{"cause", std::string(cause)}})
-      .Increment();
 }
 
 void ServerProbe::CountRpc(absl::string_view method, absl::StatusCode code) {

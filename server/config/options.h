@@ -10,7 +10,6 @@
 // Lifetime:   values.
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,8 +39,6 @@ struct GrpcTransportOptions {
   std::int64_t max_metadata_bytes = 0;
   std::int32_t max_connections = 0;
   std::int32_t max_connections_per_address = 0;
-  // Of the connections of a listener; the daemon divides what there are.
-  std::int64_t max_descriptors = std::numeric_limits<std::int64_t>::max() / 2;
   std::int64_t memory_bytes = 0;  // of one listener
   KeepaliveOptions keepalive;
   absl::Duration max_connection_age;  // infinite: never

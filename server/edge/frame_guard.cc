@@ -90,7 +90,8 @@ absl::Status FrameGuard::Count(Rate* rate, std::int64_t amount, std::int64_t lim
       absl::StrCat("the connection sent ", rate->count, " ", what, " in a second, limit ", limit));
 }
 
-// How many of `bytes` belong to the preface; more than there are when they are not it.
+// Returns how many of `bytes` belong to the preface, or more than bytes.size() if they differ from
+// it.
 std::size_t FrameGuard::CheckPreface(std::span<const std::byte> bytes) {
   const std::size_t size = std::min(kPrefaceBytes - preface_bytes_, bytes.size());
   if (std::memcmp(bytes.data(), kPreface.data() + preface_bytes_, size) != 0) {
@@ -134,7 +135,7 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
     case kWindowUpdate:
       return Count(&window_updates_, 1, limits_.max_window_updates, "WINDOW_UPDATE frames", now);
     case kData:
-      // gRPC resets the stream of a padded message, which costs what a reset of the client does.
+      // gRPC resets the stream of a padded message, which costs as much as a reset by the client.
       if (client_.flags & kPadded) {
         Close(client_.stream);
         return Count(&resets_, 1, limits_.max_resets, "resets of streams", now);
@@ -156,7 +157,6 @@ absl::Status FrameGuard::OnHeaders(absl::Time now) {
   if (client_.stream > last_stream_) {
     last_stream_ = client_.stream;
     streams_.try_emplace(client_.stream);
-    ++num_begun_;
     const auto open = static_cast<std::int64_t>(streams_.size());
     if (open > limits_.max_streams) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -179,7 +179,7 @@ absl::Status FrameGuard::OnHeaderBlock(absl::Time now) {
                                                      " bytes or more, limit ",
                                                      limits_.max_header_block_bytes));
   }
-  // The frame itself counts, so that empty ones in a row are seen too.
+  // The frame's header counts too, so that many empty frames reach the limit.
   QUIRE_RETURN_IF_ERROR(Count(&header_bytes_, client_.payload_left + kHeaderBytes,
                               limits_.max_header_bytes, "bytes of headers", now));
   if (client_.type == kContinuation && client_.payload_left == 0 &&

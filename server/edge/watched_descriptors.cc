@@ -33,8 +33,8 @@ std::size_t WatchedDescriptors::num_blocks() const {
   return num_blocks_;
 }
 
-// How many descriptors were watched beside those that are counted. They all are one that never
-// becomes ready.
+// Makes Asio watch kRow copies of a descriptor that never becomes ready, and stop again. Returns
+// how many it has watched.
 std::size_t WatchedDescriptors::MakeRow() {
   using Descriptor = boost::asio::posix::stream_descriptor;
   std::vector<Descriptor> row;

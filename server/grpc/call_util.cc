@@ -9,7 +9,7 @@
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "quire/v1/types.pb.h"
-#include "server/api/peer_table.h"
+#include "server/edge/peer_table.h"
 #include "server/api/response_translator.h"
 #include "server/api/wire_check.h"
 

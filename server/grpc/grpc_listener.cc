@@ -27,17 +27,17 @@
 namespace quire::server {
 namespace {
 
-// From the connection to the client's HTTP/2 settings, TLS included. gRPC's default of two minutes
-// lets connections that say nothing pile up.
+// The time from the connection to the client's HTTP/2 preface, TLS included, and from there to its
+// SETTINGS. gRPC's default of two minutes lets silent connections pile up.
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
 // A message of 16 MiB needs 280 KiB/s to come in time.
 constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
-// For a client to take 64 KiB at most. Streams whose reader is slow are bounded by gRPC's windows
-// and stream.slow_client_timeout; this is for clients that are gone without a word.
+// The time for a client to read at most 64 KiB. Slow readers of streams are bounded by gRPC's
+// windows and stream.slow_client_timeout. This limit is for clients that vanished without closing.
 constexpr absl::Duration kWriteStall = absl::Seconds(60);
-// For clients to take what gRPC has sent them when it ends.
-constexpr absl::Duration kLastWords = absl::Seconds(2);
-// In a row, with no answer sent between them.
+// The time for clients to read what gRPC has sent them when it shuts down.
+constexpr absl::Duration kFlushTime = absl::Seconds(2);
+// The number of pings in a row, with no answer sent between them, that a client may send.
 int MaxIdlePings(const KeepaliveOptions& keepalive) {
   return keepalive.permit_without_calls ? 100 : 2;
 }
@@ -51,8 +51,7 @@ int Milliseconds(absl::Duration duration) {
 void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(options.max_receive_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(options.max_send_message_bytes));
-  // What gRPC holds of messages and headers: above it, it closes connections that are idle, then
-  // others.
+  // Bounds the memory of messages and headers. Above it gRPC closes idle connections, then others.
   builder->SetResourceQuota(
       grpc::ResourceQuota("quire").Resize(static_cast<std::size_t>(options.memory_bytes)));
   // A message is refused before it is inflated: gRPC 1.51 inflates all of it before it looks at
@@ -86,15 +85,11 @@ FrameLimits LimitsOf(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
-          // Of calls that are open, and more than the pace lets begin; Unix sockets have none.
-          .max_resets = 4000 + std::int64_t{options.max_concurrent_streams},
+          // A client may cancel all its open calls at once.
+          .max_resets = 1000 + std::int64_t{options.max_concurrent_streams},
           .max_control_frames = 1000,
           .max_window_updates = 50'000,
           .max_header_bytes = 16 << 20,
-          .max_pings = MaxIdlePings(options.keepalive),
-          .ping_interval = options.keepalive.permit_without_calls
-                               ? options.keepalive.min_ping_interval
-                               : absl::Hours(2),  // as gRPC has it
           .max_unfinished_bytes = 4 * options.max_receive_message_bytes,
           .message_timeout = kMessageTimeout};
 }
@@ -105,21 +100,17 @@ GrpcAcceptorOptions AcceptorOptions(const GrpcListenerOptions& options) {
           .reuse_port = options.transport.reuse_port,
           .max_connections = options.transport.max_connections,
           .max_connections_per_address = options.transport.max_connections_per_address,
-          .max_descriptors = options.transport.max_descriptors,
-          // The rest is for what gRPC reads and writes besides: it slows all connections down when
-          // little is left.
+          // gRPC needs the other half to read and write, and slows all connections down when little
+          // of it is left.
           .max_unfinished_bytes = options.transport.memory_bytes / 2,
-          .max_metadata_bytes = options.transport.max_metadata_bytes,
           .frames = LimitsOf(options.transport),
-          .times = {.preface = kHandshakeTimeout,
-                    .write_stall = kWriteStall,
-                    .age = options.transport.max_connection_age},
+          .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},
           .certificates = options.certificates,
           .peers = options.peers,
-          .probe = options.probe};
+          .registry = options.registry};
 }
 
-// What gRPC has to say goes through our log; its levels are debug, info and error.
+// Writes gRPC's log lines to our log. gRPC's levels are debug, info and error.
 void LogGrpc(gpr_log_func_args* line) {
   const log::Level level =
       line->severity == GPR_LOG_SEVERITY_ERROR ? log::Level::kWarn : log::Level::kDebug;
@@ -222,8 +213,7 @@ void GrpcListener::Shutdown(absl::Time deadline) {
   state_->acceptor->StopAccepting();
   state_->server->Shutdown(ToGrpcTime(deadline));
   state_->server->Wait();
-  // gRPC has said its last words; clients that do not take them are not waited for.
-  state_->acceptor->WaitClosed(MonotonicNow() + kLastWords);
+  state_->acceptor->WaitClosed(MonotonicNow() + kFlushTime);
 }
 
 }  // namespace quire::server

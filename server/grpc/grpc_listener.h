@@ -17,10 +17,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/api/peer_table.h"
-#include "server/api/server_probe.h"
+#include "base/probe.h"
 #include "server/auth/certificate_store.h"
 #include "server/config/options.h"
+#include "server/edge/peer_table.h"
 
 namespace grpc {
 class Service;
@@ -34,7 +34,7 @@ struct GrpcListenerOptions {
   GrpcTransportOptions transport;
   const CertificateStore* certificates = nullptr;  // of TCP addresses; null: plain text
   PeerTable* peers = nullptr;
-  ServerProbe* probe = nullptr;
+  probe::Registry* registry = nullptr;
 };
 
 class GrpcListener {

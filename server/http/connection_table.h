@@ -1,13 +1,13 @@
 #pragma once
 
 // The connections of one HTTP server: how many there may be, in total and of one address, and which
-// of them gives way to a new one.
+// of them is evicted for a new one.
 //
 // Place:      inside HttpServer, above its sessions, which are numbers by their coming;
 //             ConnectionPlaces has their order.
 // Invariants: no more than max_connections have a place, and no more than max_per_address of one
 //             address; kReserved more are surplus, and answered only where they ask for a probe.
-//             One that gives way is not counted any more, though it closes a moment later.
+//             An evicted connection is not counted any more, though it closes a moment later.
 // Threads:    MakeRoom, MakeReservedRoom and Add: one at a time; everything else from any.
 // Lifetime:   outlives its sessions; holds none of them.
 
@@ -39,11 +39,11 @@ class ConnectionTable {
   // of this machine may stand for many clients.
   ConnectionTable(std::size_t max_connections, std::optional<std::size_t> max_per_address);
 
-  // Makes room for one more connection of `peer` if there is none, where one gives way. Empty when
-  // there is a place now, else why there is none.
+  // Makes room for one more connection of `peer`, evicting another one if necessary. Returns "", or
+  // the reason why there is no room.
   std::string MakeRoom(const PeerAddress& peer);
-  // The same without regard to its limit: whether one gave way, though there is a place.
-  bool CloseOne() { return CloseOneOf(""); }
+  // Evicts a connection although no limit is reached. Returns false if none can be evicted.
+  bool EvictOne() { return EvictOneOf(""); }
   // Makes room for a surplus connection; the oldest of them closes. False while too many are about
   // to close.
   bool MakeReservedRoom();
@@ -60,7 +60,7 @@ class ConnectionTable {
 
  private:
   std::size_t MaxOf(const PeerAddress& peer) const;
-  bool CloseOneOf(const std::string& network);
+  bool EvictOneOf(const std::string& network);
 
   const std::size_t max_connections_;
   const std::optional<std::size_t> max_per_address_;

@@ -24,13 +24,13 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "base/thread_name.h"
-#include "server/http/connection_table.h"
-#include "server/http/http_session.h"
-#include "server/http/self_call.h"
 #include "server/net/peer_address.h"
 #include "server/net/tcp_listening.h"
 #include "server/net/tls_context.h"
 #include "server/net/transport.h"
+#include "server/http/connection_table.h"
+#include "server/http/http_session.h"
+#include "server/http/self_call.h"
 
 namespace quire::server {
 namespace {
@@ -202,7 +202,7 @@ void HttpServer::Impl::OnFailure(const Error& error, tcp::acceptor& acceptor) {
   }
   if (error.value() != EMFILE && error.value() != ENFILE) return;
   int closed = 0;
-  while (closed < kMaxClosedAtOnce && table_.CloseOne()) ++closed;
+  while (closed < kMaxClosedAtOnce && table_.EvictOne()) ++closed;
   if (closed == 0) CloseUnheard(acceptor);
 }
 

@@ -7,8 +7,8 @@
 //
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
 // Invariants: every accepted connection has a time by which its next step must be done: handshake,
-//             head, the next bytes of a body and all of it, each write. ConnectionTable says how
-//             many there are and which gives way to a new one; where none does, the new one is
+//             head, the next bytes of a body and all of it, each write. ConnectionTable limits
+//             their number and evicts one for a new one. If it can evict none, the new one is
 //             answered 503 and closed, unless it asks for a probe. A handler that throws ends its
 //             connection only. Without descriptors or memory connections are closed unheard, and
 //             the server goes on accepting.

@@ -80,17 +80,17 @@ void HttpSession::FinishSoon() {
   });
 }
 
-bool HttpSession::Yield(Phase phase) {
-  if (!phase_.compare_exchange_strong(phase, Phase::kLeaving)) return false;
+bool HttpSession::Evict(Phase phase) {
+  if (!phase_.compare_exchange_strong(phase, Phase::kClosing)) return false;
   Abort();
   return true;
 }
 
-// One that gives way is about to close, whatever comes meanwhile.
+// A session that is being evicted keeps its phase, whatever arrives meanwhile.
 void HttpSession::Enter(Phase phase) {
   Phase before = phase_.load();
   do {
-    if (before == Phase::kLeaving) return;
+    if (before == Phase::kClosing) return;
   } while (!phase_.compare_exchange_weak(before, phase));
   host_->SetPhase(departure_.number, phase);
 }

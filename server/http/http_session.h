@@ -10,7 +10,7 @@
 //             What is read and not parsed is never much more than that. At most one write is under
 //             way. A closed session stays closed. An exception of a library closes the
 //             connection only.
-// Threads:    the sequence of its transport; Post, Begin, FinishSoon, Yield and Abort from any.
+// Threads:    the sequence of its transport; Post, Begin, FinishSoon, Evict and Abort from any.
 // Lifetime:   kept by its pending operations and by handlers; `host` outlives it, and learns of its
 //             end.
 
@@ -59,8 +59,9 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void Begin();
   // Closes now if no answer is under way, else behind it.
   void FinishSoon();
-  // Closes, to make room for a newer connection, if it still is in that phase. Else false.
-  bool Yield(Phase phase);
+  // Closes the connection to make room for a new one. Returns false if it is not in that phase any
+  // more.
+  bool Evict(Phase phase);
   void Abort();
 
   const HttpRequest& request() const override { return request_; }
@@ -127,7 +128,7 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   bool is_head_parsed_ = false;
   absl::Time body_deadline_;
   bool is_continuing_ = false;  // "100 Continue" is being written, before any other byte may be
-  std::atomic<Phase> phase_{Phase::kSilent};
+  std::atomic<Phase> phase_{Phase::kIdle};
   std::int64_t served_ = 0;
   std::size_t lingered_bytes_ = 0;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Listening on the addresses of this machine that a host:port stands for.
+// Listens on the addresses that a host:port resolves to.
 //
 // Place:   below GrpcAcceptor and HttpServer, which accept.
 // Threads: any.
@@ -17,17 +17,18 @@
 namespace quire::server {
 
 struct TcpListening {
-  std::vector<boost::asio::ip::tcp::acceptor> acceptors;  // one at least, all of one port
-  std::string address;                                    // with the port that port 0 became
+  std::vector<boost::asio::ip::tcp::acceptor> acceptors;  // at least one, all with the same port
+  std::string address;                                    // port 0 replaced by the chosen port
 };
 
-// A name can stand for several addresses, as localhost does for 127.0.0.1 and ::1: all of them get
-// the same port. One of a protocol that this machine has not is passed over. `reuse_port`: others
-// may listen on it, too. Errors: see BindError; INVALID_ARGUMENT for what is no host:port.
+// Listens on every address of a name, for example on 127.0.0.1 and ::1 for localhost, with the same
+// port. Addresses of a protocol that this machine does not support are skipped. `reuse_port` allows
+// other processes to listen on the port too. Errors: those of BindError, and INVALID_ARGUMENT if
+// `address` is not host:port.
 absl::StatusOr<TcpListening> ListenOnTcp(const std::string& address, bool reuse_port,
                                          const boost::asio::any_io_executor& executor);
 
-// ALREADY_EXISTS "... is in use", or INVALID_ARGUMENT, naming the address.
+// Returns ALREADY_EXISTS "... is in use", or INVALID_ARGUMENT, and names the address.
 absl::Status BindError(const std::string& address, const boost::system::error_code& error);
 
 }  // namespace quire::server

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "e2e"), str(HERE.parent / "testing")]
 
 import attacks  # noqa: E402
-from attacks import MIB, begin, begin_known, connect, send_quietly  # noqa: E402
+from attacks import MIB, begin, connect, send_quietly  # noqa: E402
 from http2_client import (ACK, INITIAL_WINDOW_SIZE, PREFACE, SETTINGS, Http2Client, frame)  # noqa: E402
 from waiting import pace  # noqa: E402
 
@@ -89,13 +89,8 @@ def silent_connections(target):
 
 
 def idle_connections(target):
-    """They are HTTP/2 and have no call, so gRPC never hears of them."""
+    """Connections of HTTP/2 without a call; each takes three descriptors of the daemon."""
     return hold(lambda: begin(target.grpc), 1500)
-
-
-def known_connections(target):
-    """Without a call, too, but gRPC knows them; each takes three descriptors of the daemon."""
-    return hold(lambda: begin_known(target.grpc), 1500)
 
 
 def disconnects(target):
@@ -254,7 +249,7 @@ def overload(target):
 
 ATTACKS = {
     attack.__name__: attack
-    for attack in (silent_connections, idle_connections, known_connections, disconnects, unacknowledged_streams,
+    for attack in (silent_connections, idle_connections, disconnects, unacknowledged_streams,
                    large_headers, header_references, endless_headers, rapid_resets, unfinished_messages,
                    compressed_messages, chunked_heads, large_json, unread_answers, unread_short_answers,
                    large_prompts, urgent_priorities)

@@ -1,10 +1,10 @@
 #pragma once
 
-// Who is at the other end of a connection that gRPC sees as a socket pair.
+// The clients behind the socket pairs that gRPC sees as its connections.
 //
-// The connection guard (grpc/grpc_acceptor.h) ends TLS and hands gRPC one end of a socket pair, so
-// gRPC knows neither address nor certificate of the client. It knows the name of the other end
-// (ServerContext::peer()), and this table what that name stands for.
+// GrpcAcceptor terminates TLS and gives gRPC one end of a socket pair, so gRPC knows neither the
+// address nor the certificate of the client. It knows the name of the other end
+// (ServerContext::peer()), and this table maps that name to the client.
 //
 // Place:      written by GrpcAcceptor, read by the handlers through HandlerContext.
 // Invariants: a name is in the table while its connection is open, and stands for one connection.
@@ -29,7 +29,7 @@ class PeerTable {
  public:
   void Add(const std::string& name, Peer peer);
   void Remove(const std::string& name);
-  // An empty one for a name that is not there: its connection has just ended.
+  // Returns an empty Peer for an unknown name: its connection has just ended.
   Peer Find(absl::string_view name) const;
 
  private:
