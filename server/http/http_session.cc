@@ -39,7 +39,7 @@ absl::string_view HttpRequest::Header(absl::string_view name) const {
 
 HttpSession::HttpSession(HttpSessionHost* host, std::uint64_t number,
                          std::unique_ptr<Transport> transport, std::string surplus)
-    : departure_{host, number},
+    : closer_{host, number},
       host_(host),
       transport_(std::move(transport)),
       surplus_(std::move(surplus)),
@@ -92,7 +92,7 @@ void HttpSession::Enter(Phase phase) {
   do {
     if (before == Phase::kClosing) return;
   } while (!phase_.compare_exchange_weak(before, phase));
-  host_->SetPhase(departure_.number, phase);
+  host_->SetPhase(closer_.number, phase);
 }
 
 void HttpSession::Abort() {

@@ -106,13 +106,13 @@ class HttpSession final : public HttpExchange, public std::enable_shared_from_th
   void Disarm() { is_armed_ = false; }
   void OnTimer();
 
-  // Declared first, so that it speaks last.
-  struct Departure {
-    ~Departure() { host->Left(number); }
+  // First member, so that its destructor runs last.
+  struct SessionCloser {
+    ~SessionCloser() { host->Left(number); }
     HttpSessionHost* host;
     std::uint64_t number;
   };
-  const Departure departure_;
+  const SessionCloser closer_;
   HttpSessionHost* const host_;
   const std::unique_ptr<Transport> transport_;
   const std::string surplus_;
