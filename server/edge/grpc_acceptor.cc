@@ -1,5 +1,6 @@
 #include "server/edge/grpc_acceptor.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -38,6 +39,8 @@ constexpr int kThreads = 2;
 constexpr std::chrono::seconds kTick{1};
 // Ticks are posted to so many connections before other work gets its turn.
 constexpr std::size_t kTickedAtOnce = 64;
+// The number of closed connections that are skipped before other work gets its turn.
+constexpr int kMaxSkipped = 256;
 // The pause after a failed accept, for example for want of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
@@ -53,6 +56,12 @@ tcp::endpoint ToTcp(const Generic::endpoint& endpoint) {
   std::memcpy(result.data(), endpoint.data(), endpoint.size());
   result.resize(endpoint.size());
   return result;
+}
+
+// Returns true if the client has closed the connection, or its direction of it.
+bool HasClosed(StreamSocket& socket) {
+  pollfd closed = {.fd = socket.native_handle(), .events = POLLRDHUP, .revents = 0};
+  return poll(&closed, 1, /*timeout=*/0) == 1;
 }
 
 }  // namespace
@@ -88,7 +97,7 @@ GrpcAcceptor::GrpcAcceptor(GrpcAcceptorOptions options)
   host_.may_linger = [this](std::uint64_t number) {
     return is_closing_ || connections_.MayLinger(number);
   };
-  host_.left = [this](std::uint64_t number, const std::string& name) { Remove(number, name); };
+  host_.remove = [this](std::uint64_t number, const std::string& name) { Remove(number, name); };
 }
 
 absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Bind(GrpcAcceptorOptions options) {
@@ -118,6 +127,7 @@ absl::Status GrpcAcceptor::BindAll() {
     }
     addresses_.push_back(std::move(tcp.address));
   }
+  for (Listening& listening : listening_) listening.acceptor.non_blocking(true);
   return absl::OkStatus();
 }
 
@@ -150,13 +160,17 @@ void GrpcAcceptor::Accept(Listening* listening) {
       net::any_io_executor(net::make_strand(io_)),
       [this, listening](Error error, StreamSocket socket) {
         if (is_closing_) return;
-        if (!error) {
-          OnAccepted(std::move(socket));
-          return Accept(listening);
+        // During a flood most connections in the system's queue are closed when their turn comes.
+        // They are skipped at once, since those behind them wait.
+        for (int i = 0; i < kMaxSkipped && !error && HasClosed(socket); ++i) {
+          socket = StreamSocket(net::make_strand(io_));
+          listening->acceptor.accept(socket, error);
         }
+        if (!error) OnAccepted(std::move(socket));
+        if (!error || error == net::error::would_block) return Accept(listening);
         const bool has_evicted = connections_.EvictOne(/*network=*/"");
         log::Warn("grpc", "connection not accepted",
-                  {{"error", error.message()}, {"closed_an_idle_one", has_evicted}});
+                  {{"error", error.message()}, {"has_evicted_an_idle_one", has_evicted}});
         listening->pause.expires_after(kAcceptPause);
         listening->pause.async_wait([this, listening](Error stopped) {
           if (!stopped && !is_closing_) Accept(listening);

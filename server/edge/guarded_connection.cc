@@ -78,7 +78,7 @@ GuardedConnection::~GuardedConnection() {
   SetUnfinishedBytes(0);
   server_.reset();
   transport_.reset();
-  host_->left(number_, name_);
+  host_->remove(number_, name_);
 }
 
 void GuardedConnection::Begin() {

@@ -47,7 +47,7 @@ enum class CloseCause : std::uint8_t {
   kNotHttp2,    // the preface is not that of HTTP/2
   kFrames,      // a limit of frames, streams, headers or unfinished messages is exceeded
   kMemory,      // it held the most when server.grpc.memory_bytes was exceeded
-  kTimeout,     // a message was not complete, or written bytes were not read, in time
+  kTimeout,     // a message was not complete, or sent bytes were not read, in time
   kNoResource,  // no descriptors for gRPC's socket
 };
 
@@ -71,8 +71,8 @@ struct GuardedConnectionHost {
   std::function<void(std::uint64_t number, Phase)> set_phase;
   // Returns false if too many connections linger already. Called at most once per connection.
   std::function<bool(std::uint64_t number)> may_linger;
-  // The last call of a connection. `name` is empty if gRPC never got it.
-  std::function<void(std::uint64_t number, const std::string& name)> left;
+  // The destructor of a connection calls this last. `name` is empty if gRPC never got it.
+  std::function<void(std::uint64_t number, const std::string& name)> remove;
 };
 
 struct ConnectionTimes {

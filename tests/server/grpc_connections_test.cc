@@ -30,7 +30,9 @@ class GrpcConnectionsTest : public ::testing::Test {
       connections_.SetPhase(number, phase);
     };
     host_.may_linger = [this](std::uint64_t number) { return connections_.MayLinger(number); };
-    host_.left = [this](std::uint64_t number, const std::string&) { connections_.Remove(number); };
+    host_.remove = [this](std::uint64_t number, const std::string&) {
+      connections_.Remove(number);
+    };
   }
   ~GrpcConnectionsTest() override {
     for (const auto& connection : connections_.List()) connection->Abort();
@@ -47,7 +49,8 @@ class GrpcConnectionsTest : public ::testing::Test {
     client.non_blocking(true);
     const auto connection = std::make_shared<GuardedConnection>(
         &host_, clients_.size() - 1, NewPlainTransport(std::move(server)), Peer{},
-        FrameLimits{.max_streams = 1}, ConnectionTimes{.preface = absl::Seconds(10)});
+        FrameLimits{.max_streams = 1, .message_timeout = absl::Seconds(60)},
+        ConnectionTimes{.preface = absl::Seconds(10), .write_stall = absl::Seconds(60)});
     connections_.Add(connection, network);
     connection->Begin();
     Poll();

@@ -67,8 +67,8 @@ class ConnectionFixture : public ::testing::Test {
     };
     host_.set_phase = [this](std::uint64_t, Phase phase) { phase_ = phase; };
     host_.may_linger = [this](std::uint64_t) { return may_linger_; };
-    host_.left = [this](std::uint64_t, const std::string& name) {
-      has_left_ = true;
+    host_.remove = [this](std::uint64_t, const std::string& name) {
+      is_removed_ = true;
       EXPECT_EQ(name, is_connected_ ? "name" : "");
     };
     FrameLimits limits = {.max_streams = 10,
@@ -88,7 +88,7 @@ class ConnectionFixture : public ::testing::Test {
   ~ConnectionFixture() override {
     connection_->Abort();
     connection_.reset();
-    EXPECT_TRUE(Becomes([this] { return has_left_; }));
+    EXPECT_TRUE(Becomes([this] { return is_removed_; }));
     EXPECT_EQ(unfinished_, 0);
   }
 
@@ -133,7 +133,7 @@ class ConnectionFixture : public ::testing::Test {
   GuardedConnectionHost host_;
   std::shared_ptr<GuardedConnection> connection_;
   std::string from_client_, from_server_;
-  bool has_grpc_ended_ = false, has_client_ended_ = false, has_left_ = false;
+  bool has_grpc_ended_ = false, has_client_ended_ = false, is_removed_ = false;
   bool is_connected_ = false, may_linger_ = true;
   absl::Status connect_;  // the host's answer
   Phase phase_ = Phase::kIdle;
@@ -336,7 +336,7 @@ TEST_F(OpeningConnectionTest, OtherProtocolsAreRefused) {
   Send(client_, "GET / HTTP/1.1\r\n\r\n");
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
   EXPECT_THAT(causes_, ElementsAre(CloseCause::kNotHttp2));
-  EXPECT_THAT(from_server_, HasSubstr("does not begin as HTTP/2 does"));
+  EXPECT_THAT(from_server_, HasSubstr("does not begin with the HTTP/2 preface"));
   EXPECT_FALSE(is_connected_);
 }
 
