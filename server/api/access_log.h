@@ -30,7 +30,4 @@ struct AccessRecord {
 
 void WriteAccessLog(const AccessRecord& record);
 
-// "INVALID_ARGUMENT" and so on, as gRPC spells its codes.
-absl::string_view GrpcCodeName(int code);
-
 }  // namespace quire::server

@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "base/grpc_code.h"
 #include "engine/request/arrival_counters.h"
-#include "server/api/access_log.h"
 
 namespace quire::server {
 

@@ -49,10 +49,9 @@ WALL_CLOCK = re.compile(r"\babsl::(Now|GetCurrentTimeNanos)\b|\bsystem_clock::no
 WALL_CLOCK_READERS = [
     "base/clock.cc",                         # the clock itself
     "base/logging.cc",                       # times of log lines
-    "server/api/response_translator.cc",     # sample_time of statistics
     "server/auth/certificate_store.cc", "server/main.cc",  # validity of certificates
     "server/config/layered_config.cc", "server/engine_stack.cc",  # load times that are shown
-    "server/http/http_session.cc",           # the Date header
+    "server/http/session_exchange.cc",       # the Date header
     "tests/*", "tools/*",
 ]
 
