@@ -47,7 +47,7 @@ bool ConnectionTable::EvictOneOf(const std::string& network) {
       if (!evicted) return false;
       session = sessions_.at(evicted->number).lock();
     }
-    // Otherwise its request has arrived meanwhile, and it is about to set its phase here.
+    // A session that is not evicted has received a request meanwhile and will set its phase.
     if (session == nullptr || session->Evict(evicted->phase)) return true;
   }
 }
@@ -86,7 +86,7 @@ void ConnectionTable::Remove(std::uint64_t number) {
   places_.Remove(number);
   surplus_.erase(number);
   sessions_.erase(number);
-  left_.NotifyAll();
+  removed_.NotifyAll();
 }
 
 std::size_t ConnectionTable::size() const {
@@ -106,7 +106,7 @@ std::vector<std::shared_ptr<HttpSession>> ConnectionTable::Sessions() const {
 
 bool ConnectionTable::WaitUntilEmpty(absl::Time deadline) {
   MutexLock lock(&mutex_);
-  while (!sessions_.empty() && MonotonicNow() < deadline) left_.WaitUntil(&mutex_, deadline);
+  while (!sessions_.empty() && MonotonicNow() < deadline) removed_.WaitUntil(&mutex_, deadline);
   return sessions_.empty();
 }
 
