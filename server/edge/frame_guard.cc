@@ -84,10 +84,10 @@ bool FrameGuard::Rate::Add(std::int64_t amount, std::int64_t limit, absl::Time n
 }
 
 absl::Status FrameGuard::Count(Rate* rate, std::int64_t amount, std::int64_t limit,
-                               absl::string_view what, absl::Time now) {
+                               absl::string_view name, absl::Time now) {
   if (rate->Add(amount, limit, now)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("the connection sent ", rate->count, " ", what, " in a second, limit ", limit));
+      absl::StrCat("the connection sent ", rate->count, " ", name, " in a second, limit ", limit));
 }
 
 // Returns how many of `bytes` belong to the preface, or more than bytes.size() if they differ from
@@ -106,7 +106,7 @@ absl::Status FrameGuard::OnClientBytes(std::span<const std::byte> bytes, absl::T
   if (!has_preface()) {
     const std::size_t size = CheckPreface(bytes);
     if (size > bytes.size()) {
-      return absl::InvalidArgumentError("the connection does not begin as HTTP/2 does");
+      return absl::InvalidArgumentError("the connection does not begin with the HTTP/2 preface");
     }
     bytes = bytes.subspan(size);
   }
@@ -191,7 +191,7 @@ absl::Status FrameGuard::OnHeaderBlock(absl::Time now) {
 
 absl::Status FrameGuard::OnMessageBytes(std::span<const std::byte> bytes, absl::Time now) {
   const auto found = streams_.find(client_.stream);
-  if (found == streams_.end()) return absl::OkStatus();  // over; gRPC drops what still comes
+  if (found == streams_.end()) return absl::OkStatus();  // it has ended; gRPC drops further bytes
   Stream& stream = found->second;
   while (!bytes.empty()) {
     if (stream.unfinished_bytes == 0) stream.begun = now;
@@ -217,7 +217,7 @@ absl::Status FrameGuard::OnMessageBytes(std::span<const std::byte> bytes, absl::
   }
   if (unfinished_bytes_ <= limits_.max_unfinished_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("the messages of a connection whose end has not come have ", unfinished_bytes_,
+      absl::StrCat("the incomplete messages of the connection have ", unfinished_bytes_,
                    " bytes, limit ", limits_.max_unfinished_bytes));
 }
 

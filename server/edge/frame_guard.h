@@ -2,16 +2,16 @@
 
 // Counts what one HTTP/2 connection makes gRPC hold, before gRPC sees its bytes.
 //
-// gRPC 1.51 bounds little of what a client may make it hold: streams are refused only once the
-// client has acknowledged the server's settings, resets and control frames are not counted, and
-// messages whose end never comes are kept until the connection closes. A FrameGuard reads the frame
-// headers of both directions (RFC 9113, sections 4.1, 5.1 and 6) and the five bytes before each of
-// gRPC's messages (a flag and a length), and reports when a limit is exceeded. It changes no byte.
+// gRPC 1.51 bounds little of what a client can make it hold. It refuses streams only once the
+// client has acknowledged the server's SETTINGS, it does not count resets and control frames, and
+// it keeps incomplete messages until the connection closes. A FrameGuard reads the frame headers of
+// both directions (RFC 9113, sections 4.1, 5.1 and 6) and the five bytes before each of gRPC's
+// messages (a flag and a length). It reports when a limit is exceeded and changes no byte.
 //
 // Place:      inside GuardedConnection, one for each connection.
 // Invariants: a stream counts from the client's first HEADERS until either side has reset it, the
-//             server has ended it or TakeLate has named it; at most max_streams count, and at
-//             most max_early_streams at first.
+//             server has ended it or TakeLate has returned it. At most max_streams count, and at
+//             most max_early_streams until the client acknowledges SETTINGS.
 //             unfinished_bytes() is the sum over all streams of what arrived of messages that are
 //             not complete. After an error the connection is to be closed, and no more is counted.
 // Threads:    one at a time.
@@ -52,14 +52,14 @@ class FrameGuard {
  public:
   explicit FrameGuard(const FrameLimits& limits) : limits_(limits) {}
 
-  // Counts the next bytes of the client, in pieces of any size. INVALID_ARGUMENT: they are not
-  // HTTP/2. RESOURCE_EXHAUSTED: a limit is exceeded, which the message names with the value.
+  // Counts the next bytes of the client, in pieces of any size. Returns INVALID_ARGUMENT if they
+  // are not HTTP/2, and RESOURCE_EXHAUSTED if a limit is exceeded. The message has limit and value.
   absl::Status OnClientBytes(std::span<const std::byte> bytes, absl::Time now);
   // Counts the next bytes of the server.
   void OnServerBytes(std::span<const std::byte> bytes);
 
-  // Returns the streams with a message that was not complete in time. They do not count any more;
-  // the caller resets them.
+  // Returns the streams with a message that was not complete in time. They do not count any more,
+  // and the caller resets them.
   std::vector<std::uint32_t> TakeLate(absl::Time now);
 
   // Returns true once the client's preface is complete.
@@ -105,7 +105,7 @@ class FrameGuard {
     absl::Time begun;                   // start of the current message
   };
 
-  // Counts what happens in one second.
+  // Counts events of one second.
   struct Rate {
     bool Add(std::int64_t amount, std::int64_t limit, absl::Time now);
     absl::Time second = absl::InfinitePast();
@@ -117,7 +117,7 @@ class FrameGuard {
   absl::Status OnHeaders(absl::Time now);
   absl::Status OnHeaderBlock(absl::Time now);
   absl::Status OnMessageBytes(std::span<const std::byte> bytes, absl::Time now);
-  absl::Status Count(Rate* rate, std::int64_t amount, std::int64_t limit, absl::string_view what,
+  absl::Status Count(Rate* rate, std::int64_t amount, std::int64_t limit, absl::string_view name,
                      absl::Time now);
   void Close(std::uint32_t stream);
 

@@ -30,7 +30,7 @@ namespace {
 // The time from the connection to the client's HTTP/2 preface, TLS included, and from there to its
 // SETTINGS. gRPC's default of two minutes lets silent connections pile up.
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
-// A message of 16 MiB needs 280 KiB/s to come in time.
+// A message of 16 MiB needs 280 KiB/s to arrive in time.
 constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
 // The time for a client to read at most 64 KiB. Slow readers of streams are bounded by gRPC's
 // windows and stream.slow_client_timeout. This limit is for clients that vanished without closing.
@@ -79,8 +79,8 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
   for (const auto& [name, value] : arguments) builder->AddChannelArgument(name, value);
 }
 
-// In a second a client that works hard makes hundreds of calls and some thousand window updates; an
-// attack makes a hundred times as many.
+// A busy client makes hundreds of calls and some thousand window updates in a second. An attack
+// makes a hundred times as many.
 FrameLimits LimitsOf(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
@@ -117,16 +117,16 @@ void LogGrpc(gpr_log_func_args* line) {
   log::Write(level, "grpc", "library", {{"text", line->message}});
 }
 
-// Protobuf complains about every message that does not parse; the client gets that answer anyway.
+// Protobuf logs every message that does not parse. The client gets that error anyway.
 void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& text) {
   log::Debug("protobuf", "library", {{"text", text}});
 }
 
-// Settings of the process, not of one server.
+// Applies settings of the process, which all servers share.
 void InitLibraries(bool reflection) {
   static std::once_flag once;
   std::call_once(once, [reflection] {
-    // Debian's Abseil looks for deadlocks in every lock that gRPC takes, and has one lock for that.
+    // Debian's Abseil checks every lock that gRPC takes for deadlocks, under one global lock.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     gpr_set_log_function(&LogGrpc);
     google::protobuf::SetLogHandler(&LogProtobuf);
@@ -140,9 +140,9 @@ void InitLibraries(bool reflection) {
 struct GrpcListener::State {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> hand_over;
-  std::unique_ptr<GrpcAcceptor> acceptor;  // ends before what it hands connections to
+  std::unique_ptr<GrpcAcceptor> acceptor;  // destroyed before hand_over and server
   std::shared_ptr<grpc::Channel> self;
-  Reachability reachability;  // as CheckReachable found it
+  Reachability reachability;  // updated by CheckReachable
   HealthCalls calls;
 };
 
@@ -185,7 +185,7 @@ void GrpcListener::SetServing(const std::string& name, bool serving) {
 }
 
 void GrpcListener::KeepPolling() {
-  // No code looks at the answer.
+  // The answer is ignored.
   state_->calls.Begin(state_->self, absl::Seconds(1), [](const grpc::Status&) {});
 }
 
@@ -194,7 +194,7 @@ void GrpcListener::CheckReachable() {
   if (!fd.ok()) return;
   state_->calls.Begin(grpc::CreateInsecureChannelFromFd("self", *fd), absl::Seconds(5),
                       [state = state_.get()](const grpc::Status& status) {
-                        // Any answer but that none came.
+                        // Any status of the server counts as an answer.
                         if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
                             status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
                           state->reachability.NoteAnswer();

@@ -5,7 +5,7 @@
 namespace quire::server {
 namespace {
 
-// A client that is still sending a request keeps its connection; one that has stopped does not.
+// A client that stops sending in the middle of a request may be evicted after this time.
 constexpr absl::Duration kMaxStall = absl::Seconds(1);
 
 }  // namespace

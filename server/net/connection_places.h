@@ -25,12 +25,12 @@
 
 namespace quire::server {
 
-// What a connection is doing, as far as eviction depends on it.
+// The activity of a connection, as far as eviction depends on it.
 enum class Phase : std::uint8_t {
   kIdle,     // no request is under way, or the first one has not arrived yet
   kBusy,     // a request is being served
   kStalled,  // a request has arrived in part
-  kClosing,  // the connection ends, or was chosen for eviction
+  kClosing,  // the connection is closing, or was chosen for eviction
 };
 
 class ConnectionPlaces {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The address by which the limits of connections tell peers apart.
+// The address that identifies a peer in the limits of connections per address.
 //
 // Place:   below GrpcAcceptor and HttpServer.
 // Threads: pure.

@@ -6,7 +6,7 @@
 // Invariants: TLS 1.2 or newer, no renegotiation, no session resumption, so that a client
 //             certificate is checked anew with each connection.
 // Threads:    any.
-// Lifetime:   the store outlives it; contexts that were handed out stay valid.
+// Lifetime:   the store outlives it. Returned contexts stay valid.
 
 #include <boost/asio/ssl/context.hpp>
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace quire::server {
 
-// The protocol inside TLS. HTTP/2 is negotiated by ALPN (RFC 9113, section 3.3), as clients of gRPC
-// do; a client that offers other protocols only is refused.
+// The protocol inside TLS. HTTP/2 is negotiated by ALPN (RFC 9113, section 3.3), and a client that
+// offers only other protocols is refused. Clients of gRPC offer h2.
 enum class TlsProtocol : std::uint8_t { kHttp1, kHttp2 };
 
 class TlsContext {

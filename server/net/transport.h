@@ -1,12 +1,12 @@
 #pragma once
 
-// The bytes of one connection, plain or through TLS.
+// Reads and writes the bytes of one connection, in plain text or through TLS.
 //
 // Place:      below HttpSession and GuardedConnection, which know no sockets.
 // Invariants: nothing is read or written before Handshake has succeeded. Then at most one ReadSome
 //             and one Write are under way. Close ends all operations with an error.
 // Threads:    the connection's executor, on which callbacks run too.
-// Lifetime:   the owner keeps it until the last callback has run.
+// Lifetime:   outlives its pending callbacks.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/buffer.hpp>
