@@ -3,8 +3,8 @@
 // Accepts connections in place of a gRPC server: binds, accepts, terminates TLS, and relays each
 // client to gRPC through a GuardedConnection.
 //
-// gRPC 1.51 stops accepting for good after EMFILE, and bounds neither its connections nor what one
-// of them makes it hold (frame_guard.h). It takes connections from elsewhere through
+// gRPC 1.51 stops accepting for good after EMFILE, and limits neither its connections nor the
+// memory of one of them (frame_guard.h). It takes connections from elsewhere through
 // ServerBuilder::experimental().AddExternalConnectionAcceptor.
 //
 // Place:      inside GrpcListener, one for each.
@@ -15,7 +15,8 @@
 //             A connection takes one descriptor, and three once its preface is complete. At most
 //             64 connections that were closed wait for their clients beside that, one descriptor
 //             each. Without descriptors the acceptor evicts a connection and tries again.
-//             A TCP port or Unix socket on which another process listens is an error.
+//             A connection that its client has closed before it is accepted is skipped. A TCP port
+//             or Unix socket on which another process listens is an error.
 // Threads:    Bind, Start, StopAccepting, WaitClosed and the destructor from one thread,
 //             ConnectToSelf from one, the others from any. Two threads accept and relay.
 // Lifetime:   certificates, peers, registry and the gRPC server outlive it.

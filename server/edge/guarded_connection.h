@@ -60,8 +60,8 @@ struct GuardedConnectionHost {
     boost::asio::local::stream_protocol::socket socket;
     std::string name;  // under which gRPC knows the connection
   };
-  // Gives gRPC one end of a new socket pair and returns the other end. UNAVAILABLE: the process
-  // ends.
+  // Gives gRPC one end of a new socket pair and returns the other end. UNAVAILABLE: the process is
+  // ending.
   std::function<absl::StatusOr<ToGrpc>(std::uint64_t number, const boost::asio::any_io_executor&,
                                        const Peer&)>
       connect;

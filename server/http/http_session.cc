@@ -234,7 +234,7 @@ void HttpSession::Handle() {
   ++num_served_;
   Enter(Phase::kBusy);
   state_ = State::kHandling;
-  Disarm();
+  is_armed_ = false;
   ReadMore();
   exchange_.Open();
   // The exchange is a member, so the handler shares ownership of the session.
@@ -249,7 +249,7 @@ void HttpSession::Send(std::string bytes, std::function<void()> done) {
                     [self = shared_from_this(), done = std::move(done)](Error error, std::size_t) {
                       if (self->state_ == State::kClosed) return;
                       if (error) return self->Close();
-                      self->Disarm();
+                      self->is_armed_ = false;
                       self->Guard(done);
                     });
 }
@@ -272,7 +272,7 @@ void HttpSession::Linger() {
 void HttpSession::Close() {
   if (state_ == State::kClosed) return;
   state_ = State::kClosed;
-  Disarm();
+  is_armed_ = false;
   timer_.cancel();
   transport_->Close();
   exchange_.Abandon();

@@ -90,7 +90,6 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   void Linger();
   void Close();
   void Arm(absl::Duration time);
-  void Disarm() { is_armed_ = false; }
   void OnTimer();
 
   // First member, so that its destructor runs last.
