@@ -16,12 +16,13 @@
 namespace quire::server {
 namespace {
 
-// Descriptors for everything else: models, logs, probes, epoll sets, and connections that are
-// closing or being refused, at most 160 in each of two listeners (grpc_acceptor.cc).
+// Descriptors for everything else: models, logs, probes, rows of watched descriptors, and gRPC
+// connections beyond the limits of a listener, which linger or check that it is reachable
+// (grpc_acceptor.h).
 constexpr std::int64_t kOtherDescriptors = 512;
-constexpr std::int64_t kDescriptorsOfCall = 3;  // the connection and a socket pair
-constexpr std::int64_t kMinGrpcDescriptors = 16 * kDescriptorsOfCall;
-// Enough for the default connection limits; takes half a MiB in the kernel.
+constexpr std::int64_t kDescriptorsPerConnection = 3;  // the client's and a socket pair
+constexpr std::int64_t kMinGrpcConnections = 16;
+// What the default limits of connections need at most, in half a MiB of the system.
 constexpr rlim_t kPreparedDescriptors = 1 << 16;
 
 // Returns errno, or 0.
@@ -65,24 +66,24 @@ void LogDescriptorLimit(const RaisedDescriptorLimit& limit) {
   }
 }
 
-GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,
-                                         std::int32_t http_connections) {
+std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
+                                  std::int32_t http_connections) {
   rlimit limit = {};
   QUIRE_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  if (limit.rlim_cur == RLIM_INFINITY) return {wanted, kDescriptorsOfCall * wanted};
+  if (limit.rlim_cur == RLIM_INFINITY) return wanted;
   const auto descriptors = static_cast<std::int64_t>(limit.rlim_cur);
-  const std::int64_t share = std::max(
-      (descriptors - kOtherDescriptors - http_connections) / num_listeners, kMinGrpcDescriptors);
-  if (share >= kDescriptorsOfCall * wanted) return {wanted, share};
-  const std::int64_t possible = std::min<std::int64_t>(wanted, share);
-  log::Warn("server", "too few file descriptors for server.grpc.max_connections",
+  const std::int64_t share = (descriptors - kOtherDescriptors - http_connections) / num_listeners;
+  const std::int64_t possible = std::max(share / kDescriptorsPerConnection, kMinGrpcConnections);
+  if (possible >= wanted) return wanted;
+  log::Warn("server",
+            "fewer connections than server.grpc.max_connections can be open, for want of "
+            "descriptors",
             {{"max_connections", wanted},
-             {"max_open", possible},
-             {"max_with_calls", share / kDescriptorsOfCall},
+             {"possible", possible},
              {"grpc_listeners", num_listeners},
              {"http_connections", http_connections},
              {"descriptors", descriptors}});
-  return {static_cast<std::int32_t>(possible), share};
+  return static_cast<std::int32_t>(possible);
 }
 
 }  // namespace quire::server

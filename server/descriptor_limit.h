@@ -26,15 +26,10 @@ RaisedDescriptorLimit RaiseDescriptorLimit();
 
 void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
-struct GrpcConnectionLimit {
-  std::int32_t max_connections = 0;
-  std::int64_t max_descriptors = 0;  // for all connections
-};
-
-// Returns the limits of each of `num_listeners` gRPC listeners, next to `http_connections` of the
-// HTTP servers: a share of the descriptors, and `wanted` connections. Logs a warning if the
-// descriptors suffice only for fewer connections.
-GrpcConnectionLimit LimitGrpcConnections(std::int32_t wanted, int num_listeners,
-                                         std::int32_t http_connections);
+// Returns the number of connections that each of `num_listeners` gRPC listeners may have beside
+// `http_connections` of the HTTP servers: `wanted`, or fewer, which is logged, if its share of the
+// descriptors does not suffice. A gRPC connection takes three.
+std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
+                                  std::int32_t http_connections);
 
 }  // namespace quire::server

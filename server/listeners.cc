@@ -106,15 +106,13 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
   const std::vector<grpc::Service*> data_services = MakeDataServices();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> admin_addresses, AdminAddresses(options_));
   GrpcTransportOptions transport = options_.transport;
-  const GrpcConnectionLimit limit = LimitGrpcConnections(
+  transport.max_connections = LimitGrpcConnections(
       transport.max_connections, admin_addresses.empty() ? 1 : 2, NumHttpConnections(options_));
-  transport.max_connections = limit.max_connections;
-  transport.max_descriptors = limit.max_descriptors;
   QUIRE_ASSIGN_OR_RETURN(data_listener_, GrpcListener::Start({.addresses = options_.grpc_listen,
                                                               .transport = transport,
                                                               .certificates = certificates,
                                                               .peers = &peers_,
-                                                              .probe = &probe_},
+                                                              .registry = metrics_},
                                                              data_services));
   std::vector<GrpcListener*> listeners = {data_listener_.get()};
   if (!admin_addresses.empty()) {
@@ -124,7 +122,7 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
                                                 .transport = transport,
                                                 .certificates = certificates,
                                                 .peers = &peers_,
-                                                .probe = &probe_},
+                                                .registry = metrics_},
                                                {admin_->service()}));
     listeners.push_back(admin_listener_.get());
   }

@@ -1,7 +1,5 @@
 #include "server/api/access_log.h"
 
-#include <iterator>
-
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
 
@@ -23,28 +21,6 @@ void WriteAccessLog(const AccessRecord& record) {
              {"completion_tokens", record.completion_tokens},
              {"time_to_first_token", record.time_to_first_token},
              {"duration", record.duration}});
-}
-
-absl::string_view GrpcCodeName(int code) {
-  static constexpr absl::string_view kNames[] = {"OK",
-                                                 "CANCELLED",
-                                                 "UNKNOWN",
-                                                 "INVALID_ARGUMENT",
-                                                 "DEADLINE_EXCEEDED",
-                                                 "NOT_FOUND",
-                                                 "ALREADY_EXISTS",
-                                                 "PERMISSION_DENIED",
-                                                 "RESOURCE_EXHAUSTED",
-                                                 "FAILED_PRECONDITION",
-                                                 "ABORTED",
-                                                 "OUT_OF_RANGE",
-                                                 "UNIMPLEMENTED",
-                                                 "INTERNAL",
-                                                 "UNAVAILABLE",
-                                                 "DATA_LOSS",
-                                                 "UNAUTHENTICATED"};
-  const auto index = static_cast<std::size_t>(code);
-  return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
 }
 
 }  // namespace quire::server

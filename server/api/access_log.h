@@ -30,7 +30,4 @@ struct AccessRecord {
 
 void WriteAccessLog(const AccessRecord& record);
 
-// Returns the name of a gRPC status code, such as "INVALID_ARGUMENT".
-absl::string_view GrpcCodeName(int code);
-
 }  // namespace quire::server

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
+#include "base/grpc_code.h"
 #include "server/api/status_mapping.h"
 #include "server/auth/authenticator.h"
 #include "server/config/live_config.h"

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/grpc_code.h"
 #include "base/status.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"

@@ -7,7 +7,6 @@
 #include <utility>
 #include <variant>
 
-#include "absl/time/clock.h"
 #include "base/check.h"
 #include "quire/v1/admin.pb.h"
 #include "quire/v1/generation.pb.h"
@@ -208,8 +207,8 @@ void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInf
   for (const auto& [key, value] : info.labels) (*message->mutable_labels())[key] = value;
 }
 
-void ToProto(const engine::EngineStats& stats, v1::Stats* message) {
-  ToProto(absl::Now(), message->mutable_sample_time());
+void ToProto(const engine::EngineStats& stats, const Clock& clock, v1::Stats* message) {
+  ToProto(clock.WallNow(), message->mutable_sample_time());
   message->set_running_count(stats.running);
   message->set_waiting_count(stats.waiting);
   message->set_waiting_uncached_tokens(stats.waiting_uncached_tokens);

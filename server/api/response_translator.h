@@ -42,7 +42,7 @@ void ToProto(engine::OutputEvent&& event, const std::string& request_id, const C
              v1::GenerateResponse* message);
 void ToProto(const engine::RequestInfo& info, const Clock& clock, v1::RequestInfo* message);
 // Converts everything except the server state and the memory, which the engine does not know.
-void ToProto(const engine::EngineStats& stats, v1::Stats* message);
+void ToProto(const engine::EngineStats& stats, const Clock& clock, v1::Stats* message);
 v1::ServerState ToProto(LifeState state);
 // Converts the seven values that a configuration or a model may set.
 void ToProto(const engine::SamplingParams& defaults, v1::SamplingParams* message);

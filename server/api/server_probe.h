@@ -25,17 +25,12 @@ class ServerProbe {
   void CountRpc(absl::string_view method, absl::StatusCode code);
   // Counts a generation or batch item that was refused before it reached the engine.
   void CountRefused(Reason reason);
-  void ConnectionOpened() { connections_.Add(1); }
-  void ConnectionClosed() { connections_.Add(-1); }
-  // Counts a gRPC connection that the server closed or refused.
-  void CountClosedConnection(absl::string_view cause);
   void StreamOpened() { streams_.Add(1); }
   void StreamClosed() { streams_.Add(-1); }
 
  private:
   probe::Registry* const registry_;
   probe::Gauge streams_;
-  probe::Gauge connections_;
   probe::Counter received_;
 };
 

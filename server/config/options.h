@@ -9,7 +9,6 @@
 // Threads:    plain values.
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,8 +38,6 @@ struct GrpcTransportOptions {
   std::int64_t max_metadata_bytes = 0;
   std::int32_t max_connections = 0;
   std::int32_t max_connections_per_address = 0;
-  // File descriptors for the connections of one listener; set by the daemon.
-  std::int64_t max_descriptors = std::numeric_limits<std::int64_t>::max() / 2;
   std::int64_t memory_bytes = 0;  // of one listener
   KeepaliveOptions keepalive;
   absl::Duration max_connection_age;  // infinite: no limit

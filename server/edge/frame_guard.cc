@@ -84,13 +84,14 @@ bool FrameGuard::Rate::Add(std::int64_t amount, std::int64_t limit, absl::Time n
 }
 
 absl::Status FrameGuard::Count(Rate* rate, std::int64_t amount, std::int64_t limit,
-                               absl::string_view what, absl::Time now) {
+                               absl::string_view name, absl::Time now) {
   if (rate->Add(amount, limit, now)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("the connection sent ", rate->count, " ", what, " in a second, limit ", limit));
+      absl::StrCat("the connection sent ", rate->count, " ", name, " in a second, limit ", limit));
 }
 
-// How many of `bytes` belong to the preface; more than there are when they are not it.
+// Returns how many of `bytes` belong to the preface, or more than bytes.size() if they differ from
+// it.
 std::size_t FrameGuard::CheckPreface(std::span<const std::byte> bytes) {
   const std::size_t size = std::min(kPrefaceBytes - preface_bytes_, bytes.size());
   if (std::memcmp(bytes.data(), kPreface.data() + preface_bytes_, size) != 0) {
@@ -105,7 +106,7 @@ absl::Status FrameGuard::OnClientBytes(std::span<const std::byte> bytes, absl::T
   if (!has_preface()) {
     const std::size_t size = CheckPreface(bytes);
     if (size > bytes.size()) {
-      return absl::InvalidArgumentError("the connection does not begin as HTTP/2 does");
+      return absl::InvalidArgumentError("the connection does not begin with the HTTP/2 preface");
     }
     bytes = bytes.subspan(size);
   }
@@ -134,7 +135,7 @@ absl::Status FrameGuard::OnClientHeader(absl::Time now) {
     case kWindowUpdate:
       return Count(&window_updates_, 1, limits_.max_window_updates, "WINDOW_UPDATE frames", now);
     case kData:
-      // gRPC resets the stream of a padded message, which costs what a reset of the client does.
+      // gRPC resets the stream of a padded message, which costs as much as a reset by the client.
       if (client_.flags & kPadded) {
         Close(client_.stream);
         return Count(&resets_, 1, limits_.max_resets, "resets of streams", now);
@@ -156,7 +157,6 @@ absl::Status FrameGuard::OnHeaders(absl::Time now) {
   if (client_.stream > last_stream_) {
     last_stream_ = client_.stream;
     streams_.try_emplace(client_.stream);
-    ++num_begun_;
     const auto open = static_cast<std::int64_t>(streams_.size());
     if (open > limits_.max_streams) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -179,7 +179,7 @@ absl::Status FrameGuard::OnHeaderBlock(absl::Time now) {
                                                      " bytes or more, limit ",
                                                      limits_.max_header_block_bytes));
   }
-  // The frame itself counts, so that empty ones in a row are seen too.
+  // The frame's header counts too, so that many empty frames reach the limit.
   QUIRE_RETURN_IF_ERROR(Count(&header_bytes_, client_.payload_left + kHeaderBytes,
                               limits_.max_header_bytes, "bytes of headers", now));
   if (client_.type == kContinuation && client_.payload_left == 0 &&
@@ -191,7 +191,7 @@ absl::Status FrameGuard::OnHeaderBlock(absl::Time now) {
 
 absl::Status FrameGuard::OnMessageBytes(std::span<const std::byte> bytes, absl::Time now) {
   const auto found = streams_.find(client_.stream);
-  if (found == streams_.end()) return absl::OkStatus();  // over; gRPC drops what still comes
+  if (found == streams_.end()) return absl::OkStatus();  // it has ended; gRPC drops further bytes
   Stream& stream = found->second;
   while (!bytes.empty()) {
     if (stream.unfinished_bytes == 0) stream.begun = now;
@@ -217,7 +217,7 @@ absl::Status FrameGuard::OnMessageBytes(std::span<const std::byte> bytes, absl::
   }
   if (unfinished_bytes_ <= limits_.max_unfinished_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("the messages of a connection whose end has not come have ", unfinished_bytes_,
+      absl::StrCat("the incomplete messages of the connection have ", unfinished_bytes_,
                    " bytes, limit ", limits_.max_unfinished_bytes));
 }
 

@@ -1,17 +1,17 @@
 #pragma once
 
-// What one HTTP/2 connection asks of gRPC, counted before gRPC sees its bytes.
+// Counts what one HTTP/2 connection makes gRPC hold, before gRPC sees its bytes.
 //
-// gRPC 1.51 bounds little of what a client may make it hold: streams are refused only once the
-// client has acknowledged the server's settings, resets and control frames are not counted, and
-// messages whose end never comes are kept until the connection closes. A FrameGuard reads the frame
-// headers of both directions (RFC 9113, sections 4.1, 5.1 and 6) and the five bytes before each of
-// gRPC's messages (a flag and a length), and tells when a limit is passed. It changes no byte.
+// gRPC 1.51 bounds little of what a client can make it hold. It refuses streams only once the
+// client has acknowledged the server's SETTINGS, it does not count resets and control frames, and
+// it keeps incomplete messages until the connection closes. A FrameGuard reads the frame headers of
+// both directions (RFC 9113, sections 4.1, 5.1 and 6) and the five bytes before each of gRPC's
+// messages (a flag and a length). It reports when a limit is exceeded and changes no byte.
 //
 // Place:      inside GuardedConnection, one for each connection.
 // Invariants: a stream counts from the client's first HEADERS until either side has reset it, the
-//             server has ended it or TakeLate has named it; at most max_streams count, and at
-//             most max_early_streams at first.
+//             server has ended it or TakeLate has returned it. At most max_streams count, and at
+//             most max_early_streams until the client acknowledges SETTINGS.
 //             unfinished_bytes() is the sum over all streams of what arrived of messages that are
 //             not complete. After an error the connection is to be closed, and no more is counted.
 // Threads:    one at a time.
@@ -33,45 +33,41 @@ namespace quire::server {
 
 struct FrameLimits {
   std::int64_t max_streams = 0;  // as the server announces it
-  // Of those, before the client says that it has acknowledged the server's SETTINGS. Go, Netty and
-  // nghttp2 begin 100 at most until they know the limit; less is not recommended (RFC 9113, section
+  // The limit before the client acknowledges the server's SETTINGS. Go, Netty and nghttp2 open at
+  // most 100 streams until they know the limit; fewer are not recommended (RFC 9113, section
   // 6.5.2).
   std::int64_t max_early_streams = 100;
-  std::int64_t max_header_block_bytes = 0;  // of HEADERS with its CONTINUATIONs, as sent
-  // Of one second:
+  std::int64_t max_header_block_bytes = 0;  // HEADERS with its CONTINUATIONs, as sent
+  // In one second:
   std::int64_t max_resets = 0;
   std::int64_t max_control_frames = 0;  // SETTINGS, PING, PRIORITY, empty DATA and unknown ones
   std::int64_t max_window_updates = 0;
   std::int64_t max_header_bytes = 0;
-  // Of a client that gRPC does not know yet: as many pings in a row, and then one in each interval.
-  int max_pings = 0;
-  absl::Duration ping_interval = absl::InfiniteDuration();
-  // Of messages that are not complete:
+  // Messages that are not complete:
   std::int64_t max_unfinished_bytes = 0;
-  absl::Duration message_timeout;  // from its first byte to its last
+  absl::Duration message_timeout;  // from the first byte of a message to its last
 };
 
 class FrameGuard {
  public:
   explicit FrameGuard(const FrameLimits& limits) : limits_(limits) {}
 
-  // What the client sends next, in pieces of any size. INVALID_ARGUMENT: it is not HTTP/2.
-  // RESOURCE_EXHAUSTED: a limit is passed, which the message names with the value.
+  // Counts the next bytes of the client, in pieces of any size. Returns INVALID_ARGUMENT if they
+  // are not HTTP/2, and RESOURCE_EXHAUSTED if a limit is exceeded. The message has limit and value.
   absl::Status OnClientBytes(std::span<const std::byte> bytes, absl::Time now);
-  // What the server sends next.
+  // Counts the next bytes of the server.
   void OnServerBytes(std::span<const std::byte> bytes);
 
-  // The streams of which a message is not complete in time. They are not open any more: the
-  // caller resets them.
+  // Returns the streams with a message that was not complete in time. They do not count any more,
+  // and the caller resets them.
   std::vector<std::uint32_t> TakeLate(absl::Time now);
 
-  // The client's preface is complete.
+  // Returns true once the client's preface is complete.
   bool has_preface() const { return preface_bytes_ == kPrefaceBytes; }
-  // Whole frames and header blocks have been sent so far: another frame may be put behind them.
+  // Return true if only whole frames and header blocks were sent, so that another frame may follow.
   bool is_between_client_frames() const { return client_.IsBetweenFrames(); }
   bool is_between_server_frames() const { return server_.IsBetweenFrames(); }
   std::size_t num_streams() const { return streams_.size(); }
-  std::int64_t num_begun() const { return num_begun_; }  // streams, over or not
   std::int64_t unfinished_bytes() const { return unfinished_bytes_; }
   std::uint32_t last_stream() const { return last_stream_; }
   const FrameLimits& limits() const { return limits_; }
@@ -85,31 +81,31 @@ class FrameGuard {
 
   // Cuts a direction's bytes into frames.
   struct Frames {
-    // Takes a frame's header, or what there is of it; true when it is complete.
+    // Takes the bytes of a frame's header. Returns true when it is complete.
     bool TakeHeader(std::span<const std::byte>* bytes);
-    // At most the rest of the payload.
+    // Takes bytes of the payload, at most the rest of it.
     std::span<const std::byte> TakePayload(std::span<const std::byte>* bytes);
     bool IsBetweenFrames() const { return num_header_bytes == 0 && !is_block_open; }
 
     std::array<std::uint8_t, kHeaderBytes> header = {};
-    std::size_t num_header_bytes = 0;  // of the frame that has begun
+    std::size_t num_header_bytes = 0;  // of the current frame
     std::uint32_t payload_left = 0;
     std::uint8_t type = 0;
     std::uint8_t flags = 0;
     std::uint32_t stream = 0;
-    bool is_block_open = false;  // only CONTINUATION may come
+    bool is_block_open = false;  // only CONTINUATION may follow
   };
 
   // The client's half of a stream.
   struct Stream {
     std::array<std::uint8_t, kPrefixBytes> prefix = {};
-    std::size_t num_prefix_bytes = 0;  // of the message that has begun
+    std::size_t num_prefix_bytes = 0;  // of the current message
     std::uint32_t message_left = 0;
-    std::int64_t unfinished_bytes = 0;  // with its prefix
-    absl::Time begun;                   // of the message that is not complete
+    std::int64_t unfinished_bytes = 0;  // of the current message with its prefix
+    absl::Time begun;                   // start of the current message
   };
 
-  // Counts what happens in one second.
+  // Counts events of one second.
   struct Rate {
     bool Add(std::int64_t amount, std::int64_t limit, absl::Time now);
     absl::Time second = absl::InfinitePast();
@@ -121,7 +117,7 @@ class FrameGuard {
   absl::Status OnHeaders(absl::Time now);
   absl::Status OnHeaderBlock(absl::Time now);
   absl::Status OnMessageBytes(std::span<const std::byte> bytes, absl::Time now);
-  absl::Status Count(Rate* rate, std::int64_t amount, std::int64_t limit, absl::string_view what,
+  absl::Status Count(Rate* rate, std::int64_t amount, std::int64_t limit, absl::string_view name,
                      absl::Time now);
   void Close(std::uint32_t stream);
 
@@ -129,21 +125,20 @@ class FrameGuard {
   std::size_t preface_bytes_ = 0;
   Frames client_, server_;
   absl::flat_hash_map<std::uint32_t, Stream> streams_;
-  bool has_acknowledged_ = false;  // SETTINGS of the server
+  bool has_acknowledged_ = false;  // the client has acknowledged the server's SETTINGS
   std::uint32_t last_stream_ = 0;
-  std::int64_t num_begun_ = 0;
-  std::int64_t block_bytes_ = 0;  // of the header block under way
+  std::int64_t block_bytes_ = 0;  // of the current header block
   std::int64_t unfinished_bytes_ = 0;
   Rate resets_, control_frames_, window_updates_, header_bytes_;
 };
 
 enum class Http2Code : std::uint32_t { kNoError = 0, kEnhanceYourCalm = 11 };
-// The frame that tells a client why its connection ends (RFC 9113, section 6.8).
+// Returns the frame that tells a client why its connection ends (RFC 9113, section 6.8).
 std::string GoAwayFrame(std::uint32_t last_stream, Http2Code code, absl::string_view why);
-// The frame that ends a stream.
+// Returns the frame that ends a stream.
 std::string RstStreamFrame(std::uint32_t stream, Http2Code code);
 
-// The server's preface: a SETTINGS frame that changes nothing.
+// Returns the server's preface: a SETTINGS frame that changes nothing.
 std::string EmptySettingsFrame();
 
 }  // namespace quire::server

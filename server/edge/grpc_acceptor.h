@@ -1,42 +1,56 @@
 #pragma once
 
-// Takes connections for a gRPC server, in its place: binds, accepts, ends TLS, and hands each
-// client on through a GuardedConnection.
+// Accepts connections in place of a gRPC server: binds, accepts, terminates TLS, and relays each
+// client to gRPC through a GuardedConnection.
 //
-// gRPC 1.51 stops accepting for ever once it has met EMFILE, and bounds neither connections nor
-// what one of them makes it hold (frame_guard.h). It takes connections from elsewhere
-// (ServerBuilder::experimental().AddExternalConnectionAcceptor).
+// gRPC 1.51 stops accepting for good after EMFILE, and limits neither its connections nor the
+// memory of one of them (frame_guard.h). It takes connections from elsewhere through
+// ServerBuilder::experimental().AddExternalConnectionAcceptor.
 //
 // Place:      inside GrpcListener, one for each.
-// Invariants: at most max_connections are open, and max_connections_per_address of one IP address,
-//             of IPv6 one /64; beyond it another one gives way (connection_places.h), of the same
-//             address where that is at its limit, or the new one is refused, by a GOAWAY where no
-//             TLS is in the way.
-//             Those that stay have at most max_descriptors: one each, and two more from the first
-//             call on, for which others that have none give way too, or that call's connection
-//             ends. Those that leave have at most 96 more.
-//             Without descriptors it waits, makes room, and goes on by itself. A port that another
-//             process holds is an error; a Unix socket that no process answers on is replaced, and
-//             is never open to more than its mode says.
+// Invariants: at most max_connections are open, and at most max_connections_per_address of one
+//             IPv4 address or IPv6 /64. A connection beyond a limit evicts the one that has been
+//             idle for longest (connection_places.h), of its own address if that is at its limit.
+//             If none is idle the new one is refused, with a GOAWAY frame unless it uses TLS.
+//             A connection takes one descriptor, and three once its preface is complete. At most
+//             64 connections that were closed wait for their clients beside that, one descriptor
+//             each. Without descriptors the acceptor evicts a connection and tries again.
+//             A connection that its client has closed before it is accepted is skipped. A TCP port
+//             or Unix socket on which another process listens is an error.
 // Threads:    Bind, Start, StopAccepting, WaitClosed and the destructor from one thread,
-//             ConnectToSelf from one, the others from any. One thread of its own accepts and holds
-//             connections that have said nothing yet (silent_connections.h); two serve the others,
-//             so that their calls wait for no flood of silent ones.
-// Lifetime:   certificates, peers, probe and the gRPC server outlive it.
+//             ConnectToSelf from one, the others from any. Two threads accept and relay.
+// Lifetime:   certificates, peers, registry and the gRPC server outlive it.
 
+#include <atomic>
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/basic_socket_acceptor.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "server/api/peer_table.h"
-#include "server/api/server_probe.h"
+#include "base/probe.h"
 #include "server/auth/certificate_store.h"
 #include "server/edge/frame_guard.h"
+#include "server/edge/grpc_connections.h"
 #include "server/edge/guarded_connection.h"
+#include "server/edge/peer_table.h"
+#include "server/edge/self_connector.h"
+#include "server/edge/watched_descriptors.h"
+#include "server/net/tls_context.h"
+#include "server/net/transport.h"
 
 namespace quire::server {
 
@@ -46,14 +60,12 @@ struct GrpcAcceptorOptions {
   bool reuse_port = false;
   std::int32_t max_connections = 0;
   std::int32_t max_connections_per_address = 0;
-  std::int64_t max_descriptors = 0;
-  std::int64_t max_unfinished_bytes = 0;  // of messages that are not complete, of all connections
-  std::int64_t max_metadata_bytes = 0;    // of a call; told to clients
+  std::int64_t max_unfinished_bytes = 0;  // bytes of incomplete messages, over all connections
   FrameLimits frames;
   ConnectionTimes times;
   const CertificateStore* certificates = nullptr;  // of TCP addresses; null: plain text
   PeerTable* peers = nullptr;
-  ServerProbe* probe = nullptr;
+  probe::Registry* registry = nullptr;
 };
 
 class GrpcAcceptor {
@@ -61,31 +73,67 @@ class GrpcAcceptor {
   // Binds all addresses; nothing is accepted yet. ALREADY_EXISTS "... is in use", or
   // INVALID_ARGUMENT, naming the address.
   static absl::StatusOr<std::unique_ptr<GrpcAcceptor>> Bind(GrpcAcceptorOptions options);
-  // Closes what is still open.
+  // Closes the connections that are still open.
   ~GrpcAcceptor();
+  GrpcAcceptor(const GrpcAcceptor&) = delete;
+  GrpcAcceptor& operator=(const GrpcAcceptor&) = delete;
 
-  // With the ports that port 0 became.
-  const std::vector<std::string>& addresses() const;
-  int num_connections() const;
+  // Port 0 is replaced by the port that the system chose.
+  const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // `hand_over` gives gRPC a connected socket, which it owns from then on.
+  // Starts accepting. `hand_over` gives gRPC a connected socket, which gRPC owns from then on.
   void Start(std::function<void(int fd)> hand_over);
 
-  // A new connection to the first address, non-blocking, in plain text even where others need TLS.
-  // It counts in no limit: it asks whether connections are taken. UNAVAILABLE: the system does not
-  // take it, or has no descriptor.
+  // Returns a new non-blocking connection to the first address, in plain text even if others need
+  // TLS. It does not count against the limits. Used to check that connections are accepted.
+  // UNAVAILABLE: the system has no descriptor, or does not connect within a second.
   absl::StatusOr<int> ConnectToSelf();
 
-  // Takes no more connections and closes those that gRPC does not know.
+  // Stops accepting and closes the connections that gRPC has not got yet.
   void StopAccepting();
-  // Until all connections have ended, which they do when gRPC has; the rest is closed at
-  // `deadline`.
+  // Waits until gRPC has closed all connections. Returns at `deadline` at the latest.
   void WaitClosed(absl::Time deadline);
 
  private:
-  class Impl;
-  explicit GrpcAcceptor(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  struct Listening {
+    boost::asio::basic_socket_acceptor<boost::asio::generic::stream_protocol> acceptor;
+    boost::asio::steady_timer pause;  // after a failed accept
+  };
+  using Executor = boost::asio::io_context::executor_type;
+
+  explicit GrpcAcceptor(GrpcAcceptorOptions options);
+  absl::Status BindAll();
+  void Serve();
+  void Accept(Listening* listening);
+  void OnAccepted(StreamSocket socket);
+  void Tick(std::uint64_t first);
+  void CloseLargest();
+  absl::StatusOr<GuardedConnectionHost::ToGrpc> Connect(
+      std::uint64_t number, const boost::asio::any_io_executor& executor, const Peer& peer);
+  void CountClosed(const Peer& peer, CloseCause cause, absl::string_view why);
+  void Remove(std::uint64_t number, const std::string& name);
+
+  const GrpcAcceptorOptions options_;
+  const std::string nonce_;  // prefix of the names of our ends of socket pairs
+  probe::Gauge num_open_;
+  GuardedConnectionHost host_;
+  std::vector<std::string> addresses_;
+  std::vector<std::string> socket_paths_;
+  std::function<void(int)> hand_over_;
+  SelfConnector self_;
+  std::atomic<bool> is_closing_{false};
+  std::atomic<std::int64_t> unfinished_bytes_{0};
+  GrpcConnections connections_;
+
+  boost::asio::io_context io_;
+  WatchedDescriptors watched_;
+  const std::unique_ptr<TlsContext> tls_;  // null: plain text
+  boost::asio::executor_work_guard<Executor> work_;
+  boost::asio::strand<Executor> strand_;  // runs the handlers of acceptors and timers
+  boost::asio::steady_timer tick_;
+  std::list<Listening> listening_;
+  std::uint64_t next_number_ = 0;  // used in the strand
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace quire::server

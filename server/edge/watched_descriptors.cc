@@ -33,20 +33,20 @@ std::size_t WatchedDescriptors::num_blocks() const {
   return num_blocks_;
 }
 
-// How many descriptors were watched beside those that are counted. They all are one that never
-// becomes ready.
+// Makes Asio watch kRow copies of a descriptor that never becomes ready, then stop watching them.
+// Returns how many it has watched.
 std::size_t WatchedDescriptors::MakeRow() {
   using Descriptor = boost::asio::posix::stream_descriptor;
   std::vector<Descriptor> row;
   try {
     row.reserve(kRow);
-    Descriptor first(*io_, eventfd(0, EFD_CLOEXEC));  // throws when there is none
+    Descriptor first(*io_, eventfd(0, EFD_CLOEXEC));  // throws if there is no descriptor
     while (row.size() < kRow) {
       const int copy = fcntl(first.native_handle(), F_DUPFD_CLOEXEC, 0);
       if (copy < 0) break;
       row.emplace_back(*io_, copy);
     }
-  } catch (const std::exception&) {  // the next one may find memory and descriptors
+  } catch (const std::exception&) {  // the next row may find descriptors
   }
   return row.size();
 }

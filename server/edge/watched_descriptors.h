@@ -1,15 +1,15 @@
 #pragma once
 
-// How many descriptors of connections Asio watches, and memory for more of them beforehand.
+// Makes Asio allocate its blocks for watched descriptors in rows, before they are needed.
 //
-// Asio keeps a small block for each descriptor that it has ever watched at once, for the next one.
-// Blocks that come into being one by one during a flood lie between what its connections hold, one
-// in nearly every page, and none of these pages can go back to the system afterwards. So they are
-// made many in a row, before they are needed.
+// Asio never frees the small block of a watched descriptor; it keeps it for the next descriptor.
+// Blocks that are allocated one by one during a flood of connections lie between the memory of
+// those connections, one in nearly every page, and none of these pages can go back to the system
+// afterwards.
 //
 // Place:      inside GrpcAcceptor.
-// Invariants: Asio has blocks for kRow / 2 more descriptors than are counted, as far as the process
-//             may have descriptors for a row at once.
+// Invariants: Asio has blocks for kRow / 2 more descriptors than are counted, unless the process
+//             had no descriptors for a row.
 // Threads:    any.
 
 #include <boost/asio/io_context.hpp>
@@ -26,14 +26,13 @@ class WatchedDescriptors {
 
   explicit WatchedDescriptors(boost::asio::io_context* io) : io_(io) {}
 
-  // One more is watched.
+  // Counts one more watched descriptor.
   void Add();
-  // One has been closed.
+  // Counts one less.
   void Remove();
 
-  // That no more were removed than added.
   absl::Status CheckIntegrity() const;
-  // For which there are blocks, as far as is known.
+  // Returns the number of descriptors for which there are blocks.
   std::size_t num_blocks() const;
 
  private:

@@ -27,7 +27,7 @@ namespace quire::server {
 namespace {
 
 using Base = v1::AdminService;
-// Requests come as bytes, so that only those of an operator are parsed (unary_call.h).
+// Requests arrive as bytes, so that only those of an authorized caller are parsed (unary_call.h).
 using RawService = Base::WithRawCallbackMethod_Drain<
     Base::WithRawCallbackMethod_Resume<Base::WithRawCallbackMethod_ReloadConfig<
         Base::WithRawCallbackMethod_GetConfig<Base::WithRawCallbackMethod_LoadAdapter<
@@ -37,18 +37,19 @@ using RawService = Base::WithRawCallbackMethod_Drain<
                         Base::WithRawCallbackMethod_CheckIntegrity<
                             Base::WithRawCallbackMethod_SetLogLevel<Base::Service>>>>>>>>>>>>>;
 
-constexpr int kWaitingCalls = 4;  // calls that may wait at once; more wait for these
+constexpr int kNumWorkers = 4;  // Drain waits on a worker; calls beyond four are queued
 constexpr std::size_t kMaxQueuedCalls = 64;
 constexpr std::int32_t kDefaultPageSize = 50;
 constexpr std::int32_t kMaxListedRequests = 1000;
 constexpr std::size_t kMaxReasonBytes = 256;
 
-// Tokens say where the page before ended, so that requests that end meanwhile shift nothing.
+// The token encodes the last request of a page, so requests that end between two calls do not shift
+// later pages.
 std::string PageToken(const engine::RequestInfo& last) {
   return absl::StrCat(absl::ToUnixNanos(last.accept_time), "/", last.id, "/", last.tenant);
 }
 
-// Ids have no slash; two tenants may have the same one.
+// Ids contain no slash. Two tenants may use the same id.
 bool IsAfter(const engine::RequestInfo& info, std::int64_t nanos, absl::string_view id_and_tenant) {
   const std::int64_t accepted = absl::ToUnixNanos(info.accept_time);
   return accepted > nanos ||
@@ -59,15 +60,16 @@ absl::Status ListRequests(engine::Engine* engine, const Clock& clock,
                           const v1::ListRequestsRequest& request,
                           v1::ListRequestsResponse* response) {
   if (request.page_size() < 0) {
-    return BadParameter("page_size", absl::StrCat(request.page_size()),
-                        absl::StrCat("0 to ", kMaxListedRequests, ", larger is cut"));
+    return BadParameter(
+        "page_size", absl::StrCat(request.page_size()),
+        absl::StrCat("at least 0; values above ", kMaxListedRequests, " are reduced to it"));
   }
   std::int64_t nanos = 0;
   const std::string& token = request.page_token();
   const std::size_t slash = token.find('/');
   if (!token.empty() &&
       (slash == token.npos || !absl::SimpleAtoi(token.substr(0, slash), &nanos))) {
-    return BadParameter("page_token", token, "empty, or as an answer gave it");
+    return BadParameter("page_token", token, "empty or the next_page_token of a response");
   }
   const std::string last = token.empty() ? "" : token.substr(slash + 1);
   const std::int32_t asked = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
@@ -162,8 +164,8 @@ absl::Status CheckIntegrity(engine::Engine* engine, v1::CheckIntegrityResponse* 
 class AdminService::Impl final : public RawService {
  public:
   Impl(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
-      : context_(context), drain_(drain), config_(config), worker_(kWaitingCalls, kMaxQueuedCalls) {
-    // Levels of SetLogLevel hold until the next reload, and so do their times.
+      : context_(context), drain_(drain), config_(config), worker_(kNumWorkers, kMaxQueuedCalls) {
+    // A reload replaces the levels that SetLogLevel set, so their pending reverts are cancelled.
     const absl::Status status = config_->Subscribe(
         "log levels", [this](const DaemonOptions&) -> absl::StatusOr<LiveConfig::Apply> {
           return [this] {
@@ -252,7 +254,7 @@ class AdminService::Impl final : public RawService {
         Unary("GetStats", call, request, response),
         [this](const Identity&, const auto&, auto* out) -> absl::Status {
           QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-          FillStats(*context_.state, *served, out->mutable_stats());
+          FillStats(*context_.state, *served, *context_.clock, out->mutable_stats());
           return absl::OkStatus();
         });
   }
@@ -267,7 +269,7 @@ class AdminService::Impl final : public RawService {
         [this](const Identity&, const auto& in, auto* out) { return ChangeLogLevel(in, out); });
   }
 
-  // Methods of later stages.
+  // These methods are declared in the API but not implemented.
   Reactor* LoadAdapter(Context* call, const Bytes* request, Bytes* response) override {
     return RefuseUnsupported(Unary("LoadAdapter", call, request, response), "LoadAdapter");
   }
@@ -322,9 +324,9 @@ class AdminService::Impl final : public RawService {
     const log::Level previous = log::SetLevel(logger, *level);
     response->set_previous_level(std::string(log::LevelName(previous)));
     MutexLock lock(&mutex_);
-    reverts_.erase(logger);  // an earlier change of this logger is not taken back any more
+    reverts_.erase(logger);  // cancels the revert of an earlier change of this logger
     if (revert_after != absl::InfiniteDuration()) {
-      // An alarm that is destroyed before its time calls back with false.
+      // An alarm that is destroyed before it fires calls back with false.
       reverts_[logger].Set(ToGrpcTime(MonotonicNow() + revert_after),
                            [logger, previous](bool is_time) {
                              if (is_time) log::SetLevel(logger, previous);

@@ -3,10 +3,11 @@
 // quire.v1.AdminService: the control plane.
 //
 // Place:      registered with the control listener only.
-// Invariants: methods of later stages answer UNIMPLEMENTED / FEATURE_UNSUPPORTED; no answer holds
-//             text of a prompt or an output.
-// Threads:    gRPC's callback threads, and workers of its own for calls that wait.
-// Lifetime:   outlives the gRPC server that it is registered with; what it is given outlives it.
+// Invariants: methods that are not implemented return UNIMPLEMENTED / FEATURE_UNSUPPORTED. No
+//             response contains text of a prompt or an output.
+// Threads:    gRPC's callback threads, and its own workers for calls that wait.
+// Lifetime:   outlives the gRPC server that it is registered with. The constructor's arguments
+//             outlive it.
 
 #include <memory>
 

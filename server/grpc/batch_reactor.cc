@@ -1,6 +1,6 @@
-// StartBatchGenerate of generate_reactor.h: many generations over one stream. Commands are read one
-// at a time; the events of the items are written in turn, one message each, so that no item
-// starves.
+// Implements StartBatchGenerate of generate_reactor.h: many generations over one stream. Commands
+// are read one at a time. The events of the items are written round-robin, one message each, so
+// that no item starves.
 
 #include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
@@ -26,10 +26,10 @@
 namespace quire::server {
 namespace {
 
-// Refusals that wait to be written; beyond it no further command is read.
+// While so many refusals wait to be written, no further command is read.
 constexpr std::size_t kMaxWaitingErrors = 64;
-// How soon a stream notices that its token was revoked.
-constexpr absl::Duration kLookInterval = absl::Milliseconds(250);
+// The interval in which a stream checks that its token is not revoked.
+constexpr absl::Duration kCheckInterval = absl::Milliseconds(250);
 
 class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -40,12 +40,12 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
 
   void Begin(std::shared_ptr<BatchReactor> self) {
     self_ = std::move(self);
-    seen_rules_ = context_.authenticator->version();
+    checked_version_ = context_.authenticator->version();
     const absl::StatusOr<Identity> caller =
         Authorize(context_, *call_, "BatchGenerate", Scope::kGenerate);
     if (!caller.ok()) return Refuse(caller.status());
     principal_ = caller->principal;
-    LookLater(self_);
+    CheckCallerLater(self_);
     ReadNext();
   }
 
@@ -57,16 +57,23 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
  private:
   struct Item {
     std::unique_ptr<Generation> request;
-    bool has_news = false;  // since its stream was last found empty
+    bool may_have_events = false;  // its stream has become ready since it was last found empty
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
+  struct ReadState {
+    bool is_under_way = false;
+    bool is_starting = false;  // StartRead has not returned; no read may start after Finish
+    // A command is being executed. It may still add an item although its token was revoked.
+    bool is_executing = false;
+    bool is_done = false;  // nothing more is read
+  };
 
   void Refuse(const absl::Status& status);
   absl::Status Execute(const v1::BatchGenerateRequest& message);
   void StartItem(const v1::GenerateRequest& message);
   void QueueError(const std::string& id, const absl::Status& status);
-  void LookLater(const std::weak_ptr<BatchReactor>& self);
-  void LookAtCaller(const std::shared_ptr<BatchReactor>& self);
+  void CheckCallerLater(const std::weak_ptr<BatchReactor>& self);
+  void CheckCaller(const std::shared_ptr<BatchReactor>& self);
   void Revoke();
   void ReadNext();
   void Abandon();
@@ -81,22 +88,18 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   std::shared_ptr<BatchReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
   std::string principal_;
-  std::uint64_t seen_rules_ = 0;  // version of the authenticator's; of the thread that looks
+  std::uint64_t checked_version_ = 0;  // the authenticator's rules at the last CheckCaller
   grpc::Alarm alarm_;
-  grpc::ByteBuffer incoming_;  // of the read under way
-  grpc::ByteBuffer outgoing_;  // of the pumping thread
-  bool peer_gone_ = false;     // of the pumping thread
+  grpc::ByteBuffer incoming_;  // filled by the read under way
+  grpc::ByteBuffer outgoing_;  // used by the thread in Pump
+  bool peer_gone_ = false;     // used by the thread in Pump
 
   Mutex mutex_;
   Items items_ ABSL_GUARDED_BY(mutex_);
-  std::string last_served_ ABSL_GUARDED_BY(mutex_);  // id; the turn goes to the next one
+  std::string last_served_ ABSL_GUARDED_BY(mutex_);  // id of the item whose turn was last
   std::deque<grpc::ByteBuffer> errors_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_starting_read_ ABSL_GUARDED_BY(mutex_) = false;  // after Finish none may begin
-  // A command may add an item yet, though a revoked token says that no more are read.
-  bool is_executing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool reads_done_ ABSL_GUARDED_BY(mutex_) = false;
+  ReadState read_ ABSL_GUARDED_BY(mutex_);
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
   bool again_ ABSL_GUARDED_BY(mutex_) = false;
@@ -121,15 +124,16 @@ void BatchReactor::OnReadDone(bool ok) {
   v1::BatchGenerateRequest message;
   {
     MutexLock lock(&mutex_);
-    is_executing_ = true;
+    read_.is_executing = true;
   }
   if (ok) status = ParseMessage(incoming_, &message);
   if (ok && status.ok()) status = Execute(message);
   {
     MutexLock lock(&mutex_);
-    reading_ = is_executing_ = false;
-    // Half-closed, or the stream is gone: running items go on, unless OnCancel ends them.
-    if (!ok || !status.ok()) reads_done_ = true;
+    read_.is_under_way = read_.is_executing = false;
+    // The client has half-closed, or the stream has ended. Running items continue unless OnCancel
+    // ends them.
+    if (!ok || !status.ok()) read_.is_done = true;
     failure_.Update(status);
   }
   if (!status.ok()) Abandon();
@@ -157,7 +161,7 @@ void BatchReactor::OnDone() {
   }
   context_.probe->StreamClosed();
   context_.probe->CountRpc("BatchGenerate", code_);
-  // Drops the reactor, unless a callback of some stream is just returning from Pump.
+  // Destroys the reactor, unless a callback of a stream is just returning from Pump.
   const std::shared_ptr<BatchReactor> self = std::move(self_);
 }
 
@@ -167,13 +171,14 @@ void BatchReactor::Refuse(const absl::Status& status) {
   code_ = static_cast<absl::StatusCode>(answer.error_code());
   {
     MutexLock lock(&mutex_);
-    reads_done_ = true;
+    read_.is_done = true;
     ended_ = true;
   }
   Finish(answer);
 }
 
-// Runs a command. An error ends the whole stream; what concerns one item becomes its ItemError.
+// Runs a command. A returned error ends the whole stream. An error of one item becomes its
+// ItemError.
 absl::Status BatchReactor::Execute(const v1::BatchGenerateRequest& message) {
   if (message.has_generate()) {
     StartItem(message.generate());
@@ -206,7 +211,7 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
                                          "request id \"", id, "\" is in use on this stream")),
                                      Reason::kRequestIdInUse));
   }
-  // Again for each item: the stream may outlive the token that opened it.
+  // Every item is authorized, because the stream may outlive the token that opened it.
   const absl::StatusOr<Identity> caller =
       Authorize(context_, *call_, "BatchGenerate", Scope::kGenerate);
   if (!caller.ok()) {
@@ -227,16 +232,16 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
     abandoned = abandoned_;
   }
   if (abandoned) item->request->Cancel();
-  // A client that reads nothing of one answer for so long holds up all of them.
+  // A client that does not read one answer in time blocks all answers of the stream.
   item->request->SetAbandonedCallback([self = self_] { self->call_->TryCancel(); });
-  // The stream keeps its callback, and the callback both ends: OnDone breaks the circle. The item
-  // is held weakly, or an item that ended would hold itself.
+  // The token stream owns this callback, and the callback owns the reactor. OnDone breaks the
+  // cycle. The item is held by a weak pointer, since otherwise it would own itself.
   item->request->SetReadyCallback([self = self_, weak_item = std::weak_ptr<Item>(item)] {
-    const std::shared_ptr<Item> news_of = weak_item.lock();
-    if (news_of == nullptr) return;
+    const std::shared_ptr<Item> ready = weak_item.lock();
+    if (ready == nullptr) return;
     {
       MutexLock lock(&self->mutex_);
-      news_of->has_news = true;
+      ready->may_have_events = true;
     }
     self->Pump();
   });
@@ -249,28 +254,28 @@ void BatchReactor::QueueError(const std::string& id, const absl::Status& status)
   errors_.push_back(SerializeMessage(response));
 }
 
-// A stream whose client says nothing is not to outlive its token.
-void BatchReactor::LookLater(const std::weak_ptr<BatchReactor>& self) {
-  alarm_.Set(ToGrpcTime(MonotonicNow() + kLookInterval), [self](bool) {
-    if (const std::shared_ptr<BatchReactor> alive = self.lock()) alive->LookAtCaller(alive);
+// Checks with a timer, so that an idle stream does not outlive its token either.
+void BatchReactor::CheckCallerLater(const std::weak_ptr<BatchReactor>& self) {
+  alarm_.Set(ToGrpcTime(MonotonicNow() + kCheckInterval), [self](bool) {
+    if (const std::shared_ptr<BatchReactor> alive = self.lock()) alive->CheckCaller(alive);
   });
 }
 
-void BatchReactor::LookAtCaller(const std::shared_ptr<BatchReactor>& self) {
-  bool holds = true;
+void BatchReactor::CheckCaller(const std::shared_ptr<BatchReactor>& self) {
+  bool is_authorized = true;
   {
     MutexLock lock(&mutex_);
-    // Until it ends, and it cannot under this lock, the daemon waits for the stream and keeps the
-    // authenticator.
+    // The daemon keeps the authenticator until the stream has ended, and the stream cannot end
+    // under this lock.
     if (ended_) return;
-    const std::uint64_t rules = context_.authenticator->version();
-    if (rules != seen_rules_) {
-      holds = context_.authenticator->IsStillAllowed(principal_, Scope::kGenerate);
+    const std::uint64_t version = context_.authenticator->version();
+    if (version != checked_version_) {
+      is_authorized = context_.authenticator->StillHolds(principal_, Scope::kGenerate);
     }
-    seen_rules_ = rules;
+    checked_version_ = version;
   }
-  if (!holds) return Revoke();
-  LookLater(self);
+  if (!is_authorized) return Revoke();
+  CheckCallerLater(self);
 }
 
 // Ends all items, then the stream.
@@ -278,7 +283,7 @@ void BatchReactor::Revoke() {
   std::vector<std::shared_ptr<Item>> items;
   {
     MutexLock lock(&mutex_);
-    reads_done_ = true;
+    read_.is_done = true;
     failure_.Update(RevokedError());
     for (const auto& [id, item] : items_) items.push_back(item);
   }
@@ -289,22 +294,22 @@ void BatchReactor::Revoke() {
 void BatchReactor::ReadNext() {
   {
     MutexLock lock(&mutex_);
-    if (reading_ || reads_done_ || errors_.size() >= kMaxWaitingErrors) return;
-    reading_ = true;
-    is_starting_read_ = true;
+    if (read_.is_under_way || read_.is_done || errors_.size() >= kMaxWaitingErrors) return;
+    read_.is_under_way = true;
+    read_.is_starting = true;
   }
-  // The read may end, and all else with it, before StartRead returns.
+  // The read may complete and the reactor may be done before StartRead returns.
   const std::shared_ptr<BatchReactor> self = self_;
   StartRead(&incoming_);
   {
     MutexLock lock(&mutex_);
-    is_starting_read_ = false;
-    if (!reads_done_) return;
+    read_.is_starting = false;
+    if (!read_.is_done) return;
   }
   Pump();
 }
 
-// Cancels all items. Their ends are still awaited, so that nothing is live when the stream ends.
+// Cancels all items. The stream still waits for their ends, so that none is running when it ends.
 void BatchReactor::Abandon() {
   std::vector<std::shared_ptr<Item>> items;
   {
@@ -315,7 +320,8 @@ void BatchReactor::Abandon() {
   for (const auto& item : items) item->request->Cancel();
 }
 
-// As GenerateReactor::Pump: one thread at a time, and it looks again before it stops.
+// Writes the next message or ends the call, unless another thread is doing so. That thread checks
+// `again_` before it stops, so no event is lost.
 void BatchReactor::Pump() {
   {
     MutexLock lock(&mutex_);
@@ -335,7 +341,7 @@ void BatchReactor::Pump() {
     {
       MutexLock lock(&mutex_);
       if (std::exchange(again_, false)) continue;
-      if (!reads_done_ || is_starting_read_ || is_executing_ || !items_.empty() ||
+      if (!read_.is_done || read_.is_starting || read_.is_executing || !items_.empty() ||
           !errors_.empty()) {
         pumping_ = false;
         return;
@@ -349,20 +355,20 @@ void BatchReactor::Pump() {
   }
 }
 
-// The next item in turn that may have something, its flag taken down; null when there is none.
+// Returns the next item that may have events and clears its flag, or null if there is none.
 std::shared_ptr<BatchReactor::Item> BatchReactor::NextItem() {
   auto item = items_.upper_bound(last_served_);
   for (std::size_t i = 0; i < items_.size(); ++i, ++item) {
     if (item == items_.end()) item = items_.begin();
-    if (!item->second->has_news) continue;
-    item->second->has_news = false;
+    if (!item->second->may_have_events) continue;
+    item->second->may_have_events = false;
     last_served_ = item->first;
     return item->second;
   }
   return nullptr;
 }
 
-// Puts the next message into outgoing_; false when there is none now.
+// Puts the next message into outgoing_. Returns false if there is none.
 bool BatchReactor::FillNext() {
   for (;;) {
     std::shared_ptr<Item> item;
@@ -378,7 +384,7 @@ bool BatchReactor::FillNext() {
     if (item == nullptr) return false;
     if (TakeEvent(*item)) {
       MutexLock lock(&mutex_);
-      item->has_news = true;  // there may be more; the next TakeEvent finds out
+      item->may_have_events = true;  // the next TakeEvent checks for more
       return true;
     }
     if (!item->request->finished()) continue;
@@ -398,7 +404,7 @@ bool BatchReactor::TakeEvent(Item& item) {
   return true;
 }
 
-// The last message of an item.
+// Returns the last message of an item.
 grpc::ByteBuffer BatchReactor::EndOf(const Item& item, const absl::Status& status) {
   v1::BatchGenerateResponse response;
   response.set_request_id(item.request->id());

@@ -9,9 +9,9 @@
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "quire/v1/types.pb.h"
-#include "server/api/peer_table.h"
 #include "server/api/response_translator.h"
 #include "server/api/wire_check.h"
+#include "server/edge/peer_table.h"
 
 namespace quire::server {
 namespace {
@@ -32,7 +32,7 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Messa
                       Reason::kPromptMissing, {{"field", "request"}});
   }
   {
-    grpc::ByteBuffer unread = bytes;  // counted, not copied; the reader wants one that may change
+    grpc::ByteBuffer unread = bytes;  // shares the bytes; the reader needs a mutable ByteBuffer
     grpc::ProtoBufferReader reader(&unread);
     if (!reader.status().ok()) return absl::InternalError(reader.status().error_message());
     if (message->ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
@@ -86,7 +86,7 @@ CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, const Identity& c
   info.metadata_request_id = MetadataValue(call, "x-request-id");
   info.accept_time = clock.Now();
   const std::chrono::system_clock::time_point deadline = call.deadline();
-  // gRPC writes "no deadline" as the greatest time.
+  // gRPC represents "no deadline" by the greatest time.
   if (deadline != std::chrono::system_clock::time_point::max()) {
     info.grpc_deadline = clock.FromWall(absl::FromChrono(deadline));
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the gRPC handlers share: messages as bytes, metadata, names.
+// Functions that the gRPC handlers share: messages as bytes, metadata and authorization.
 //
 // Place:      grpc/ only.
 // Threads:    any.
@@ -27,26 +27,28 @@ class Message;
 
 namespace quire::server {
 
-// Parses `bytes`; the error names a text field that is not UTF-8 (api/wire_check.h).
+// Parses `bytes`. The error names a text field that is not UTF-8 (api/wire_check.h).
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 
-// The first value of metadata `key`, or "".
+// Returns the first value of metadata `key`, or "".
 std::string MetadataValue(const grpc::CallbackServerContext& call, const char* key);
 
-// Who calls, if he may: every handler asks before it does anything else. Refusals are logged.
+// Returns the authenticated caller if it holds `scope`. Every handler calls this before it does
+// anything else. Refusals are logged.
 absl::StatusOr<Identity> Authorize(const HandlerContext& context,
                                    const grpc::CallbackServerContext& call,
                                    absl::string_view method, Scope scope);
 
-// Principal, tenant, ids and times of a call that arrives now.
+// Returns principal, tenant, ids and times of a call that arrives now.
 CallInfo ReadCallInfo(const grpc::CallbackServerContext& call, const Identity& caller,
                       const Clock& clock);
 
-// For alarms and the server's shutdown: gRPC takes wall time and waits on a monotonic clock.
+// Converts a monotonic time for alarms and the server's shutdown. gRPC takes wall time and waits on
+// a monotonic clock.
 std::chrono::system_clock::time_point ToGrpcTime(absl::Time monotonic);
 
-// Puts quire-usage-bin into the trailers.
+// Adds quire-usage-bin to the trailing metadata.
 void AddUsageTrailer(grpc::CallbackServerContext* call, const engine::Usage& usage);
 
 }  // namespace quire::server

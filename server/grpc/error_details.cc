@@ -18,7 +18,7 @@ void AppendVarint(std::string* out, std::uint64_t value) {
   out->push_back(static_cast<char>(value));
 }
 
-// A zero is not written: it is the default of proto3.
+// Omits a zero, the default of proto3.
 void AppendInteger(std::string* out, std::uint32_t field, std::int64_t value) {
   if (value == 0) return;
   AppendVarint(out, field << 3);

@@ -1,7 +1,7 @@
 #pragma once
 
-// google.rpc error details as bytes, written by hand: Debian packages neither the .proto files nor
-// a library with them, and declaring the package again in our own files would clash with
+// Encodes google.rpc error details. They are encoded by hand because Debian packages neither the
+// .proto files nor a library with them. Declaring the package in our own files would clash with
 // googleapis-common-protos in Python clients.
 //
 // Messages, by field number (googleapis, google/rpc/status.proto and error_details.proto):
@@ -26,10 +26,11 @@
 
 namespace quire::server {
 
-// A serialized google.rpc.Status: ErrorInfo always, then what `error.detail` asks for.
+// Returns a serialized google.rpc.Status with ErrorInfo, then the details that `error.detail`
+// selects.
 std::string EncodeErrorDetails(const WireError& error);
 
-// OK stays OK; everything else gets its code, message and details.
+// Converts an error with its code, message and details. OK stays OK.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 grpc::Status ToGrpcStatus(const WireError& error);
 

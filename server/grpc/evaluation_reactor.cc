@@ -39,12 +39,12 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
 
   void OnDone() override {
     call_.context.probe->StreamClosed();
-    // Drops the reactor, unless the evaluation is just returning from its end.
+    // Destroys the reactor, unless the evaluation is just returning from its last callback.
     const std::shared_ptr<EvaluationReactor> self = std::move(self_);
   }
 
  private:
-  // An error is the end of the call; what happens behind Refuse and Start is theirs.
+  // The caller ends the call with a returned error. After Refuse or Start, the evaluation ends it.
   absl::Status TryBegin() {
     QUIRE_ASSIGN_OR_RETURN(const Identity caller,
                            Authorize(call_.context, *call_.call, call_.method, call_.scope));
@@ -86,7 +86,7 @@ class EvaluationReactor final : public grpc::ServerUnaryReactor {
       evaluation_.reset();
     }
     if (!status.ok()) return Close(status);
-    // A job is copied, results should not be.
+    // Jobs of the worker are copied. The shared pointer avoids copying the results.
     const auto shared = std::make_shared<std::vector<EvaluationResult>>(std::move(results));
     const auto write = [self = self_, shared] { self->Write(std::move(*shared)); };
     if (!worker_->Run(write).ok()) write();

@@ -1,12 +1,12 @@
 #pragma once
 
-// An Embed or a Score call: one message in, an Evaluation, one message out.
+// Serves an Embed or a Score call: one request message, an Evaluation, one response message.
 //
-// Place:      made by a service for each call.
-// Invariants: Finish exactly once, after the engine has let go of everything of the call.
-// Threads:    gRPC's callback threads and the engine's output workers. The answer, which may be
-//             megabytes, is written by `worker`.
-// Lifetime:   keeps itself alive until OnDone; the worker outlives it.
+// Place:      the service makes a reactor for each call.
+// Invariants: Finish is called exactly once, after the engine has released everything of the call.
+// Threads:    gRPC's callback threads and the engine's output workers. The response may be
+//             megabytes, so `worker` serializes it.
+// Lifetime:   the reactor keeps itself alive until OnDone. The worker outlives it.
 
 #include <grpcpp/support/server_callback.h>
 

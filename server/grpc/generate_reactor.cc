@@ -62,7 +62,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
       cancelled_ = true;
       if (!ended_) request = request_;
     }
-    // Without the lock: the engine may end the request, and so call Pump, before Cancel returns.
+    // Called without the lock: the engine may end the request and call Pump before Cancel returns.
     if (request != nullptr) request->Cancel();
   }
 
@@ -74,7 +74,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
     }
     context_.probe->StreamClosed();
     context_.probe->CountRpc(format_.method, code_);
-    // Drops the reactor, unless a callback of the stream is just returning from Pump.
+    // Destroys the reactor, unless a callback of the stream is just returning from Pump.
     const std::shared_ptr<GenerateReactor> self = std::move(self_);
   }
 
@@ -147,12 +147,12 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   std::shared_ptr<GenerateReactor> self_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
 
-  // Of the pumping thread.
+  // Used by the thread in Pump.
   grpc::ByteBuffer outgoing_;
   bool peer_gone_ = false;
 
   Mutex mutex_;
-  // Set before the first Pump and taken away after the last one; Pump itself needs no lock for it.
+  // Set before the first Pump and reset after the last one, so Pump reads it without the lock.
   std::shared_ptr<Generation> request_;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
   bool again_ ABSL_GUARDED_BY(mutex_) = false;

@@ -28,8 +28,8 @@ namespace quire::server {
 namespace {
 
 using Base = v1::GenerationService;
-// Requests come as bytes, so that only those of a known caller are parsed (unary_call.h), bad UTF-8
-// gets an answer that says where, and a message for which there is no memory gets one at all.
+// Requests arrive as bytes, so that only those of an authorized caller are parsed (unary_call.h),
+// and the error for invalid UTF-8 names the field.
 using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMethod_BatchGenerate<
     Base::WithRawCallbackMethod_Tokenize<Base::WithRawCallbackMethod_Detokenize<
         Base::WithRawCallbackMethod_RenderChat<Base::WithRawCallbackMethod_Embed<
@@ -43,7 +43,7 @@ constexpr std::int32_t kMaxPageSize = 1000;
 void FillDevice(const models::DeviceDescription& description, v1::Device* device) {
   const Device& used = description.device;
   device->set_kind(used.is_cpu() ? "cpu" : "cuda");
-  device->set_ordinal(0);  // the index among those in use, of which there is one
+  device->set_ordinal(0);  // the index among the devices in use; there is one
   device->set_name(description.name);
   device->set_architecture(description.architecture);
   device->set_unproven_kernels(description.unproven_kernels);
@@ -150,7 +150,7 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
   const std::string& text = rendered.text;
   QUIRE_RETURN_IF_ERROR(CheckBytes(static_cast<std::int64_t>(text.size()), max_bytes));
   const text::EncodeOptions options{
-      // The template prints what the tokenizer would add.
+      // A chat template contains the special tokens that the tokenizer would add.
       .add_special_tokens =
           !request.has_chat() &&
           (request.has_add_special_tokens() ? request.add_special_tokens() : true),
@@ -298,7 +298,7 @@ class GenerationService::Impl final : public RawService {
     return absl::OkStatus();
   }
 
-  // There is one model, so there is one page.
+  // There is one model, so the list has one page.
   absl::Status FillListModels(const v1::ListModelsRequest& request,
                               v1::ListModelsResponse* response) {
     QUIRE_RETURN_IF_ERROR(CheckPage(request.page_size(), request.page_token()));
@@ -309,11 +309,12 @@ class GenerationService::Impl final : public RawService {
 
   static absl::Status CheckPage(std::int32_t page_size, const std::string& page_token) {
     if (page_size < 0) {
-      return BadParameter("page_size", absl::StrCat(page_size),
-                          absl::StrCat("0 to ", kMaxPageSize, ", larger is cut"));
+      return BadParameter(
+          "page_size", absl::StrCat(page_size),
+          absl::StrCat("at least 0; values above ", kMaxPageSize, " are reduced to it"));
     }
     if (!page_token.empty()) {
-      return BadParameter("page_token", page_token, "empty, or as an answer gave it");
+      return BadParameter("page_token", page_token, "empty or the next_page_token of a response");
     }
     return absl::OkStatus();
   }

@@ -2,11 +2,10 @@
 
 // quire.v1.GenerationService: the data plane.
 //
-// Place:      registered with the data listener; hands generations to reactors (generate_reactor.h)
-//             and answers the rest from the served model.
-// Invariants: methods of later stages answer UNIMPLEMENTED / FEATURE_UNSUPPORTED.
-// Threads:    gRPC's callback threads, and workers of its own for the tokenizer.
-// Lifetime:   outlives the gRPC server that it is registered with; the context's objects outlive
+// Place:      registered with the data listener. Starts a reactor for each generation
+//             (generate_reactor.h) and answers other calls from the served model.
+// Threads:    gRPC's callback threads, and its own worker for the tokenizer.
+// Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.
 
 #include <cstdint>
@@ -22,10 +21,10 @@ class Service;
 
 namespace quire::server {
 
-// What GetServerInfo says beside the state and the model.
+// The fields of GetServerInfo that belong neither to the state nor to the model.
 struct ServerDescription {
   std::string version, git_commit, build_type;
-  absl::Time start_time;  // of the monotonic timeline
+  absl::Time start_time;  // on the monotonic timeline
   std::int64_t max_receive_message_bytes = 0;
 };
 

@@ -27,17 +27,17 @@
 namespace quire::server {
 namespace {
 
-// From the connection to the client's HTTP/2 settings, TLS included. gRPC's default of two minutes
-// lets connections that say nothing pile up.
+// The time from the connection to the client's HTTP/2 preface, TLS included, and from there to its
+// SETTINGS. gRPC's default of two minutes lets silent connections pile up.
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
-// A message of 16 MiB needs 280 KiB/s to come in time.
+// A message of 16 MiB needs 280 KiB/s to arrive in time.
 constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
-// For a client to take 64 KiB at most. Streams whose reader is slow are bounded by gRPC's windows
-// and stream.slow_client_timeout; this is for clients that are gone without a word.
+// The time for a client to read at most 64 KiB. Slow readers of streams are bounded by gRPC's
+// windows and stream.slow_client_timeout. This limit is for clients that vanished without closing.
 constexpr absl::Duration kWriteStall = absl::Seconds(60);
-// For clients to take what gRPC has sent them when it ends.
-constexpr absl::Duration kLastWords = absl::Seconds(2);
-// In a row, with no answer sent between them.
+// The time for clients to read what gRPC has sent them when it shuts down.
+constexpr absl::Duration kFlushTime = absl::Seconds(2);
+// The number of pings in a row, with no answer sent between them, that a client may send.
 int MaxIdlePings(const KeepaliveOptions& keepalive) {
   return keepalive.permit_without_calls ? 100 : 2;
 }
@@ -51,8 +51,7 @@ int Milliseconds(absl::Duration duration) {
 void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(options.max_receive_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(options.max_send_message_bytes));
-  // What gRPC holds of messages and headers: above it, it closes connections that are idle, then
-  // others.
+  // Bounds the memory of messages and headers. Above it gRPC closes idle connections, then others.
   builder->SetResourceQuota(
       grpc::ResourceQuota("quire").Resize(static_cast<std::size_t>(options.memory_bytes)));
   // A message is refused before it is inflated: gRPC 1.51 inflates all of it before it looks at
@@ -80,21 +79,17 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
   for (const auto& [name, value] : arguments) builder->AddChannelArgument(name, value);
 }
 
-// In a second a client that works hard makes hundreds of calls and some thousand window updates; an
-// attack makes a hundred times as many.
+// A busy client makes hundreds of calls and some thousand window updates in a second. An attack
+// makes a hundred times as many.
 FrameLimits LimitsOf(const GrpcTransportOptions& options) {
   return {.max_streams = options.max_concurrent_streams,
           // gRPC itself refuses calls with more than max_metadata_bytes, one by one.
           .max_header_block_bytes = 4 * options.max_metadata_bytes,
-          // Of calls that are open, and more than the pace lets begin; Unix sockets have none.
-          .max_resets = 4000 + std::int64_t{options.max_concurrent_streams},
+          // A client may cancel all its open calls at once.
+          .max_resets = 1000 + std::int64_t{options.max_concurrent_streams},
           .max_control_frames = 1000,
           .max_window_updates = 50'000,
           .max_header_bytes = 16 << 20,
-          .max_pings = MaxIdlePings(options.keepalive),
-          .ping_interval = options.keepalive.permit_without_calls
-                               ? options.keepalive.min_ping_interval
-                               : absl::Hours(2),  // as gRPC has it
           .max_unfinished_bytes = 4 * options.max_receive_message_bytes,
           .message_timeout = kMessageTimeout};
 }
@@ -105,37 +100,33 @@ GrpcAcceptorOptions AcceptorOptions(const GrpcListenerOptions& options) {
           .reuse_port = options.transport.reuse_port,
           .max_connections = options.transport.max_connections,
           .max_connections_per_address = options.transport.max_connections_per_address,
-          .max_descriptors = options.transport.max_descriptors,
-          // The rest is for what gRPC reads and writes besides: it slows all connections down when
-          // little is left.
+          // gRPC needs the other half to read and write, and slows all connections down when little
+          // of it is left.
           .max_unfinished_bytes = options.transport.memory_bytes / 2,
-          .max_metadata_bytes = options.transport.max_metadata_bytes,
           .frames = LimitsOf(options.transport),
-          .times = {.preface = kHandshakeTimeout,
-                    .write_stall = kWriteStall,
-                    .age = options.transport.max_connection_age},
+          .times = {.preface = kHandshakeTimeout, .write_stall = kWriteStall},
           .certificates = options.certificates,
           .peers = options.peers,
-          .probe = options.probe};
+          .registry = options.registry};
 }
 
-// What gRPC has to say goes through our log; its levels are debug, info and error.
+// Writes gRPC's log lines to our log. gRPC's levels are debug, info and error.
 void LogGrpc(gpr_log_func_args* line) {
   const log::Level level =
       line->severity == GPR_LOG_SEVERITY_ERROR ? log::Level::kWarn : log::Level::kDebug;
   log::Write(level, "grpc", "library", {{"text", line->message}});
 }
 
-// Protobuf complains about every message that does not parse; the client gets that answer anyway.
+// Protobuf logs every message that does not parse. The client gets that error anyway.
 void LogProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& text) {
   log::Debug("protobuf", "library", {{"text", text}});
 }
 
-// Settings of the process, not of one server.
+// Applies settings of the process, which all servers share.
 void InitLibraries(bool reflection) {
   static std::once_flag once;
   std::call_once(once, [reflection] {
-    // Debian's Abseil looks for deadlocks in every lock that gRPC takes, and has one lock for that.
+    // Debian's Abseil checks every lock that gRPC takes for deadlocks, under one global lock.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     gpr_set_log_function(&LogGrpc);
     google::protobuf::SetLogHandler(&LogProtobuf);
@@ -149,9 +140,9 @@ void InitLibraries(bool reflection) {
 struct GrpcListener::State {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> hand_over;
-  std::unique_ptr<GrpcAcceptor> acceptor;  // ends before what it hands connections to
+  std::unique_ptr<GrpcAcceptor> acceptor;  // destroyed before hand_over and server
   std::shared_ptr<grpc::Channel> self;
-  Reachability reachability;  // as CheckReachable found it
+  Reachability reachability;  // updated by CheckReachable
   HealthCalls calls;
 };
 
@@ -194,7 +185,7 @@ void GrpcListener::SetServing(const std::string& name, bool serving) {
 }
 
 void GrpcListener::KeepPolling() {
-  // No code looks at the answer.
+  // The answer is ignored.
   state_->calls.Begin(state_->self, absl::Seconds(1), [](const grpc::Status&) {});
 }
 
@@ -203,7 +194,7 @@ void GrpcListener::CheckReachable() {
   if (!fd.ok()) return;
   state_->calls.Begin(grpc::CreateInsecureChannelFromFd("self", *fd), absl::Seconds(5),
                       [state = state_.get()](const grpc::Status& status) {
-                        // Any answer but that none came.
+                        // Any status of the server counts as an answer.
                         if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
                             status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
                           state->reachability.RecordAnswer();
@@ -222,8 +213,7 @@ void GrpcListener::Shutdown(absl::Time deadline) {
   state_->acceptor->StopAccepting();
   state_->server->Shutdown(ToGrpcTime(deadline));
   state_->server->Wait();
-  // gRPC has said its last words; clients that do not take them are not waited for.
-  state_->acceptor->WaitClosed(MonotonicNow() + kLastWords);
+  state_->acceptor->WaitClosed(MonotonicNow() + kFlushTime);
 }
 
 }  // namespace quire::server

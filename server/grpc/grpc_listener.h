@@ -1,14 +1,15 @@
 #pragma once
 
-// One gRPC server: addresses, transport settings, health, reflection.
+// Runs one gRPC server with its addresses, transport settings, health service and reflection.
 //
-// Place:      the daemon makes two, for data and for control. Connections come from a GrpcAcceptor.
-// Invariants: a port that another process holds is an error, never shared, unless reuse_port says
-//             otherwise. Every health name is NOT_SERVING when Start returns. Compressed messages
-//             are refused, UNIMPLEMENTED.
-// Threads:    Start and Shutdown from one thread; SetServing, KeepPolling, CheckReachable
-//             and is_reachable from one thread.
-// Lifetime:   the services and what the options name outlive it.
+// Place:      the daemon makes two, for data and for control. A GrpcAcceptor accepts the
+//             connections.
+// Invariants: a port on which another process listens is an error, unless reuse_port is set. Every
+//             health name is NOT_SERVING when Start returns. Compressed messages are refused with
+//             UNIMPLEMENTED.
+// Threads:    Start and Shutdown from one thread. SetServing, KeepPolling, CheckReachable and
+//             is_reachable from one thread.
+// Lifetime:   the services and the objects in the options outlive it.
 
 #include <cstdint>
 #include <memory>
@@ -17,10 +18,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/api/peer_table.h"
-#include "server/api/server_probe.h"
+#include "base/probe.h"
 #include "server/auth/certificate_store.h"
 #include "server/config/options.h"
+#include "server/edge/peer_table.h"
 
 namespace grpc {
 class Service;
@@ -30,11 +31,11 @@ namespace quire::server {
 
 struct GrpcListenerOptions {
   std::vector<std::string> addresses;  // host:port (port 0: any free one) or unix:PATH
-  std::uint32_t socket_mode = 0660;    // of Unix sockets
+  std::uint32_t socket_mode = 0660;    // mode of Unix sockets
   GrpcTransportOptions transport;
-  const CertificateStore* certificates = nullptr;  // of TCP addresses; null: plain text
+  const CertificateStore* certificates = nullptr;  // for TCP addresses; null: plain text
   PeerTable* peers = nullptr;
-  ServerProbe* probe = nullptr;
+  probe::Registry* registry = nullptr;
 };
 
 class GrpcListener {
@@ -44,24 +45,23 @@ class GrpcListener {
       const GrpcListenerOptions& options, const std::vector<grpc::Service*>& services);
   ~GrpcListener();
 
-  // With the ports that port 0 became.
+  // Port 0 is replaced by the port that the system chose.
   const std::vector<std::string>& addresses() const;
 
-  // Turns one name of grpc.health.v1.
+  // Sets the status of one name of grpc.health.v1.
   void SetServing(const std::string& name, bool serving);
 
-  // A call that does nothing, through the server itself. On an idle server of few cores all of
-  // gRPC's callback threads may sleep 100 ms at once; a call every 250 ms keeps one awake.
+  // Makes an empty call through the in-process channel. On an idle server with few cores all of
+  // gRPC's callback threads may sleep for 100 ms at once. A call every 250 ms keeps one awake.
   void KeepPolling();
 
-  // Makes a call through the front door: a connection to the first address, accepted and relayed as
-  // a client's is, and a health check on it. See is_reachable.
+  // Starts a health check over a new connection to the first address, which is accepted and relayed
+  // like that of any client. See is_reachable.
   void CheckReachable();
-  // A call of CheckReachable has been answered in the last 20 s, or none is that old.
+  // Returns true if a check was answered in the last 20 s, or if the listener is not that old.
   bool is_reachable() const;
 
-  // New calls fail at once; open ones may end until `deadline`, then they are cancelled. Waits for
-  // them.
+  // Rejects new calls. Waits for open ones and cancels them at `deadline`.
   void Shutdown(absl::Time deadline);
 
  private:

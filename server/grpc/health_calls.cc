@@ -28,10 +28,10 @@ HealthCalls::~HealthCalls() {
 
 void HealthCalls::Begin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout,
                         Answer answer) {
-  GiveUpAnswered();
+  DestroyAnswered();
   calls_.push_back(std::make_unique<Call>(std::move(channel)));
   Call* const call = calls_.back().get();
-  const grpc::Slice empty("");  // a request for "" has no fields
+  const grpc::Slice empty("");  // the serialized request for "" has no bytes
   call->request = grpc::ByteBuffer(&empty, 1);
   call->context.set_deadline(ToGrpcTime(MonotonicNow() + timeout));
   call->stub.UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
@@ -44,12 +44,12 @@ void HealthCalls::Begin(std::shared_ptr<grpc::Channel> channel, absl::Duration t
                        });
 }
 
-void HealthCalls::GiveUpAnswered() {
-  std::list<std::unique_ptr<Call>> given_up;  // behind the lock
+void HealthCalls::DestroyAnswered() {
+  std::list<std::unique_ptr<Call>> answered;  // destroyed after the lock is released
   MutexLock lock(&mutex_);
   for (auto next = calls_.begin(); next != calls_.end();) {
     const auto call = next++;
-    if ((*call)->is_answered) given_up.splice(given_up.end(), calls_, call);
+    if ((*call)->is_answered) answered.splice(answered.end(), calls_, call);
   }
 }
 

@@ -2,12 +2,12 @@
 
 // Calls of grpc.health.v1 that a listener makes to itself.
 //
-// Place:      a GrpcListener's own.
-// Invariants: channels and calls are given up on the threads of Begin and End only, after their
-//             answers. In a callback it would end the process: the last channel takes gRPC's
-//             callback threads with it, and the one that runs the callback is among them (gRPC
-//             1.51: "assertion failed: prior > 0").
-// Threads:    Begin and End from one thread at a time; answers come on threads of gRPC.
+// Place:      inside GrpcListener.
+// Invariants: channels and calls are destroyed only by Begin and End, after they were answered.
+//             Destroying them in a callback would abort the process: with the last channel gRPC
+//             destroys its callback threads, also the one that runs the callback (gRPC 1.51:
+//             "assertion failed: prior > 0").
+// Threads:    Begin and End from one thread at a time. Answers arrive on threads of gRPC.
 
 #include <functional>
 #include <list>
@@ -28,9 +28,9 @@ class HealthCalls {
   using Answer = std::function<void(const grpc::Status&)>;
 
   HealthCalls();
-  ~HealthCalls();  // as End
+  ~HealthCalls();  // calls End
 
-  // Asks for the health of "". `answer` is called once, at the latest after `timeout` or in End.
+  // Requests the health of "". `answer` is called once, at the latest after `timeout` or in End.
   void Begin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout, Answer answer);
 
   // Cancels the calls under way and waits for their answers.
@@ -39,7 +39,7 @@ class HealthCalls {
  private:
   struct Call;
 
-  void GiveUpAnswered();
+  void DestroyAnswered();
 
   Mutex mutex_;
   CondVar answered_;

@@ -12,7 +12,8 @@ HealthService::HealthService(const ServingState* state, std::vector<GrpcListener
 }
 
 void HealthService::Update() {
-  // One by one: a call for all names would also turn liveness, which must survive a drain.
+  // Names are set one by one. A call for all names would also set liveness, which stays SERVING
+  // during a drain.
   Set(ready_names_, state_->is_ready(), &last_ready_);
   Set({"liveness"}, state_->is_live(), &last_live_);
   Set({"startup"}, state_->is_started(), &last_started_);

@@ -8,22 +8,22 @@
 
 namespace quire::server {
 
-// Carries ServingState into grpc.health.v1 of both listeners.
+// Publishes ServingState in grpc.health.v1 of all listeners.
 //
-// Place:      called by the daemon at every change and a few times a second.
-// Invariants: a name is set only when its answer changes, so Watch streams every change once.
+// Place:      the daemon calls it at every change and a few times a second.
+// Invariants: a name is set only when its status changes, so Watch streams every change once.
 // Threads:    one at a time.
 // Lifetime:   state and listeners outlive it.
 class HealthService {
  public:
-  // `ready_names`: names beside "" and "readiness" that say whether requests are welcome.
+  // `ready_names`: names beside "" and "readiness" whose status is that of readiness.
   HealthService(const ServingState* state, std::vector<GrpcListener*> listeners,
                 std::vector<std::string> ready_names);
 
   void Update();
 
  private:
-  // `last`: what was set before; -1: nothing.
+  // `last` is the value that was set last, or -1 before the first.
   void Set(const std::vector<std::string>& names, bool serving, int* last);
 
   const ServingState* const state_;

@@ -1,10 +1,10 @@
 #pragma once
 
-// The ways in which a call with one answer ends: at once, on a worker, or as not served. All ask
-// first whether the caller may, so a handler that answers through here cannot forget it.
+// Serves unary calls: at once, on a worker, or by refusing the method. All functions authorize the
+// caller first, so a handler that uses them cannot forget it.
 //
 // Place:      grpc/ and vllm/.
-// Invariants: messages are bytes to gRPC, and only those of a caller who holds the scope are
+// Invariants: gRPC passes messages as bytes, and only those of a caller that holds the scope are
 //             parsed. A message that does not parse ends the call with the reason.
 // Threads:    any.
 
@@ -25,12 +25,12 @@
 
 namespace quire::server {
 
-// What gRPC hands to a handler, and what the handler is.
+// The arguments that gRPC passes to a handler, and the handler's name and scope.
 struct UnaryCall {
-  const HandlerContext& context;  // outlives the call, and a worker that it runs on
+  const HandlerContext& context;  // outlives the call and the worker
   grpc::CallbackServerContext* call;
   const grpc::ByteBuffer* request;
-  grpc::ByteBuffer* response;  // valid, as the request is, until the call has ended
+  grpc::ByteBuffer* response;  // like the request, valid until the call has ended
   absl::string_view method;    // a constant
   Scope scope;
 };
@@ -43,7 +43,8 @@ inline void FinishCall(const HandlerContext& context, grpc::ServerUnaryReactor* 
   reactor->Finish(answer);
 }
 
-// The messages of a call around `compute(caller, const Request&, Response*)`, an absl::Status.
+// Parses the request, calls `compute(caller, const Request&, Response*)`, which returns an
+// absl::Status, and serializes the response.
 template <typename Request, typename Response, typename Fn>
 absl::Status ComputeBytes(const Identity& caller, const grpc::ByteBuffer& in, grpc::ByteBuffer* out,
                           const Fn& compute) {
@@ -55,7 +56,8 @@ absl::Status ComputeBytes(const Identity& caller, const grpc::ByteBuffer& in, gr
   return absl::OkStatus();
 }
 
-// Ends the call with `compute(const Identity& caller, const Request&, Response*)`, an absl::Status.
+// Runs `compute(const Identity& caller, const Request&, Response*)`, which returns an absl::Status,
+// and ends the call with its result.
 template <typename Request, typename Response, typename Fn>
 grpc::ServerUnaryReactor* Answer(const UnaryCall& call, const Fn& compute) {
   grpc::ServerUnaryReactor* reactor = call.call->DefaultReactor();
@@ -68,7 +70,7 @@ grpc::ServerUnaryReactor* Answer(const UnaryCall& call, const Fn& compute) {
   return reactor;
 }
 
-// The same on a thread of `worker`.
+// Like Answer, but runs `compute` on a thread of `worker`.
 template <typename Request, typename Response, typename Fn>
 grpc::ServerUnaryReactor* AnswerOnWorker(const UnaryCall& call, CallWorker* worker, Fn compute) {
   grpc::ServerUnaryReactor* reactor = call.call->DefaultReactor();
@@ -85,7 +87,7 @@ grpc::ServerUnaryReactor* AnswerOnWorker(const UnaryCall& call, CallWorker* work
   return reactor;
 }
 
-// Ends a call of a method that is not served; what it carries is never parsed.
+// Ends a call of a method that is not implemented, without parsing its message.
 inline grpc::ServerUnaryReactor* RefuseUnsupported(const UnaryCall& call,
                                                    absl::string_view feature) {
   grpc::ServerUnaryReactor* reactor = call.call->DefaultReactor();

@@ -19,8 +19,8 @@ namespace quire::server {
 namespace {
 
 constexpr absl::Duration kMinInterval = absl::Milliseconds(100);
-// The timer wakes this often to see whether the caller has gone or the process ends.
-constexpr absl::Duration kLongestSleep = absl::Milliseconds(250);
+// The timer fires at least this often to check whether the caller has gone or the process ends.
+constexpr absl::Duration kMaxSleep = absl::Milliseconds(250);
 
 absl::StatusOr<absl::Duration> ReadInterval(const v1::WatchStatsRequest& request) {
   if (!request.has_interval()) return absl::Seconds(1);
@@ -64,16 +64,15 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer
     const absl::StatusOr<const ServedModel*> served = context_.state->ModelOrError();
     if (!served.ok()) return End(served.status());
     v1::WatchStatsResponse response;
-    FillStats(*context_.state, **served, response.mutable_stats());
+    FillStats(*context_.state, **served, *context_.clock, response.mutable_stats());
     response_ = SerializeMessage(response);
     next_ = MonotonicNow() + interval_;
     StartWrite(&response_);
   }
 
-  // One link of write -> timer -> timer -> write; each starts the next, so nothing runs side by
-  // side.
+  // Writes and timers alternate. Each starts the next one, so no two run concurrently.
   void Sleep() {
-    if (cancelled_) return End(absl::CancelledError("the caller has gone"));
+    if (cancelled_) return End(absl::CancelledError("the client cancelled the call"));
     if (context_.state->exiting()) {
       return End(
           WithReason(absl::UnavailableError("the process is exiting"), Reason::kServerShutdown));
@@ -82,7 +81,7 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer
       return End(RevokedError());
     const absl::Time now = MonotonicNow();
     if (now >= next_) return Send();
-    alarm_.Set(ToGrpcTime(std::min(next_, now + kLongestSleep)), [this](bool) { Sleep(); });
+    alarm_.Set(ToGrpcTime(std::min(next_, now + kMaxSleep)), [this](bool) { Sleep(); });
   }
 
   void End(const absl::Status& status) {
@@ -103,8 +102,9 @@ class WatchStatsReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer
 
 }  // namespace
 
-void FillStats(const ServingState& state, const ServedModel& served, v1::Stats* stats) {
-  ToProto(served.engine->GetStats(), stats);
+void FillStats(const ServingState& state, const ServedModel& served, const Clock& clock,
+               v1::Stats* stats) {
+  ToProto(served.engine->GetStats(), clock, stats);
   stats->set_state(ToProto(state.state()));
   (*stats->mutable_memory_bytes())["weights"] = served.description.weight_bytes;
   (*stats->mutable_memory_bytes())["kv"] = served.description.pool_bytes;

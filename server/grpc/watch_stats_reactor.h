@@ -1,13 +1,13 @@
 #pragma once
 
-// AdminService.WatchStats: the same numbers again and again until the caller cancels or the server
-// ends.
+// Serves AdminService.WatchStats: streams statistics at an interval until the caller cancels or the
+// server shuts down.
 //
-// Place:      made by admin_service.cc for each call.
-// Invariants: ends with UNAUTHENTICATED once the caller's token is revoked; Finish exactly once,
-//             when no write and no timer is under way.
+// Place:      admin_service.cc makes a reactor for each call.
+// Invariants: the call ends with UNAUTHENTICATED once the caller's token is revoked. Finish is
+//             called exactly once, when no write and no timer is under way.
 // Threads:    gRPC's callback threads.
-// Lifetime:   deletes itself in OnDone.
+// Lifetime:   the reactor deletes itself in OnDone.
 
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
@@ -23,7 +23,8 @@ class Stats;
 
 namespace quire::server {
 
-void FillStats(const ServingState& state, const ServedModel& served, v1::Stats* stats);
+void FillStats(const ServingState& state, const ServedModel& served, const Clock& clock,
+               v1::Stats* stats);
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchStats(const HandlerContext& context,
                                                             const grpc::CallbackServerContext& call,

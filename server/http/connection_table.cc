@@ -28,27 +28,27 @@ std::string ConnectionTable::MakeRoom(const PeerAddress& peer) {
     is_peer_full = places_.size(peer.network) >= max_of_peer;
   }
   if (is_peer_full) {
-    if (CloseOneOf(peer.network)) return "";
+    if (EvictOneOf(peer.network)) return "";
     return absl::StrCat(peer.network, " uses all ", max_of_peer,
                         " connections that one address may have");
   }
-  if (!is_full || CloseOne()) return "";
+  if (!is_full || EvictOne()) return "";
   return absl::StrCat("all ", max_connections_, " connections are in use");
 }
 
-// Without the lock where they end: a session that ends speaks to the table.
-bool ConnectionTable::CloseOneOf(const std::string& network) {
+// Sessions are evicted without the lock, since a session that closes calls the table.
+bool ConnectionTable::EvictOneOf(const std::string& network) {
   for (;;) {
     std::shared_ptr<HttpSession> session;
-    Phase was = Phase::kSilent;
+    std::optional<ConnectionPlaces::Evicted> evicted;
     {
       MutexLock lock(&mutex_);
-      const std::optional<std::uint64_t> number = places_.TakeOne(network, MonotonicNow(), &was);
-      if (!number) return false;
-      session = sessions_.at(*number).lock();
+      evicted = places_.EvictOne(network, MonotonicNow());
+      if (!evicted) return false;
+      session = sessions_.at(evicted->number).lock();
     }
-    // Else its request has come meanwhile, and it is about to say so here.
-    if (session == nullptr || session->Yield(was)) return true;
+    // A session that is not evicted has received a request meanwhile and will set its phase.
+    if (session == nullptr || session->Evict(evicted->phase)) return true;
   }
 }
 
@@ -86,7 +86,7 @@ void ConnectionTable::Remove(std::uint64_t number) {
   places_.Remove(number);
   surplus_.erase(number);
   sessions_.erase(number);
-  left_.NotifyAll();
+  removed_.NotifyAll();
 }
 
 std::size_t ConnectionTable::size() const {
@@ -106,7 +106,7 @@ std::vector<std::shared_ptr<HttpSession>> ConnectionTable::Sessions() const {
 
 bool ConnectionTable::WaitUntilEmpty(absl::Time deadline) {
   MutexLock lock(&mutex_);
-  while (!sessions_.empty() && MonotonicNow() < deadline) left_.WaitUntil(&mutex_, deadline);
+  while (!sessions_.empty() && MonotonicNow() < deadline) removed_.WaitUntil(&mutex_, deadline);
   return sessions_.empty();
 }
 

@@ -1,15 +1,14 @@
 #pragma once
 
-// The connections of one HTTP server: how many there may be, in total and of one address, and which
-// of them gives way to a new one.
+// The connections of one HTTP server: limits of their number, and eviction.
 //
-// Place:      inside HttpServer, above its sessions, which are numbers by their coming;
-//             ConnectionPlaces has their order.
-// Invariants: no more than max_connections have a place, and no more than max_per_address of one
-//             address; kReserved more are surplus, and answered only where they ask for a probe.
-//             One that gives way is not counted any more, though it closes a moment later.
-// Threads:    MakeRoom, MakeReservedRoom and Add: one at a time; everything else from any.
-// Lifetime:   outlives its sessions; holds none of them.
+// Place:      inside HttpServer. Sessions are numbered in the order in which they were accepted.
+//             ConnectionPlaces has the order of eviction.
+// Invariants: at most max_connections count, and at most max_per_address of one address. kReserved
+//             more are surplus, and only their requests for probes are answered. An evicted
+//             connection does not count any more, although it is still closing.
+// Threads:    MakeRoom, MakeReservedRoom and Add from one at a time, the others from any.
+// Lifetime:   outlives its sessions and does not keep them alive.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +22,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "server/edge/connection_places.h"
-#include "server/edge/peer_address.h"
+#include "server/net/connection_places.h"
+#include "server/net/peer_address.h"
 
 namespace quire::server {
 
@@ -32,20 +31,19 @@ class HttpSession;
 
 class ConnectionTable {
  public:
-  // Surplus connections at once.
-  static constexpr std::size_t kReserved = 64;
+  static constexpr std::size_t kReserved = 64;  // surplus connections
 
-  // `max_per_address` absent: half of all for an address, all of them for loopback, where a proxy
-  // of this machine may stand for many clients.
+  // `max_per_address` absent: half of max_connections, or all for loopback, because a proxy on this
+  // machine may represent many clients.
   ConnectionTable(std::size_t max_connections, std::optional<std::size_t> max_per_address);
 
-  // Makes room for one more connection of `peer` if there is none, where one gives way. Empty when
-  // there is a place now, else why there is none.
+  // Makes room for one more connection of `peer`, evicting another one if necessary. Returns "", or
+  // the reason why there is no room.
   std::string MakeRoom(const PeerAddress& peer);
-  // The same without regard to its limit: whether one gave way, though there is a place.
-  bool CloseOne() { return CloseOneOf(""); }
-  // Makes room for a surplus connection; the oldest of them closes. False while too many are about
-  // to close.
+  // Evicts a connection although no limit is reached. Returns false if none can be evicted.
+  bool EvictOne() { return EvictOneOf(""); }
+  // Makes room for a surplus connection, closing the oldest one if necessary. Returns false if too
+  // many are closing already.
   bool MakeReservedRoom();
 
   void Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,
@@ -55,21 +53,21 @@ class ConnectionTable {
 
   std::size_t size() const;
   std::vector<std::shared_ptr<HttpSession>> Sessions() const;
-  // False when `deadline` passes before the last one has gone.
+  // Returns false if connections are left at `deadline`.
   bool WaitUntilEmpty(absl::Time deadline);
 
  private:
   std::size_t MaxOf(const PeerAddress& peer) const;
-  bool CloseOneOf(const std::string& network);
+  bool EvictOneOf(const std::string& network);
 
   const std::size_t max_connections_;
   const std::optional<std::size_t> max_per_address_;
 
   mutable Mutex mutex_;
-  CondVar left_;
+  CondVar removed_;
   std::map<std::uint64_t, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
-  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);          // of those but the surplus
-  std::set<std::uint64_t> surplus_ ABSL_GUARDED_BY(mutex_);  // but those that are about to close
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);          // the sessions that count
+  std::set<std::uint64_t> surplus_ ABSL_GUARDED_BY(mutex_);  // those that are not closing
 };
 
 }  // namespace quire::server

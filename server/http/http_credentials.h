@@ -1,7 +1,7 @@
 #pragma once
 
-// What a caller over HTTP presents: authorization, quire-tenant, and the certificate of the
-// connection.
+// Reads the credentials of a caller over HTTP: the headers authorization and quire-tenant, and the
+// client certificate of the connection.
 //
 // Place:   shared by the handlers of both HTTP listeners.
 // Threads: any.

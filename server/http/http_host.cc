@@ -13,7 +13,7 @@
 namespace quire::server {
 namespace {
 
-// A reg-name of RFC 3986, section 3.2.2, which is not empty. An IPv4 address is one too.
+// Returns true for a non-empty reg-name of RFC 3986, section 3.2.2. An IPv4 address is one too.
 bool IsHostName(absl::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
@@ -93,9 +93,7 @@ bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port) {
 
 HttpAnswer WrongHostAnswer() {
   return {.status = 403,
-          .body =
-              "without authentication a loopback address is asked by address or as localhost "
-              "only\n"};
+          .body = "without authentication the header Host must be an IP address or localhost\n"};
 }
 
 }  // namespace quire::server

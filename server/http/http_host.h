@@ -1,13 +1,14 @@
 #pragma once
 
-// Whom a request believes to speak to: defence against DNS rebinding.
+// Checks the header Host as a defence against DNS rebinding.
 //
-// A page of another site can make its own name lead to 127.0.0.1 and then read what a listener on
-// loopback answers, since for the browser it is still that site. The header Host tells: it has the
-// name that the page was opened with.
+// A web site can resolve its own name to 127.0.0.1 and then read the answers of a listener on
+// loopback, because for the browser they have the origin of that site. The header Host shows it: it
+// contains the name with which the page was opened.
 //
-// Place:   shared by the handlers of both HTTP listeners, where being on loopback is all that
-//          guards them. Not for other addresses: those are asked by names, as of a container.
+// Place:   used by the handlers of both HTTP listeners if nothing but their loopback address
+//          protects them. It is not used for other addresses, which clients may reach by any name,
+//          for example that of a container.
 // Threads: any.
 
 #include <optional>
@@ -17,8 +18,8 @@
 
 namespace quire::server {
 
-// An address, or this machine's own name (localhost and below): another name could be made to lead
-// here by the owner of that name.
+// Returns true for an IP address, localhost, and names below localhost. The owner of any other name
+// could resolve it to this machine.
 bool IsLocalName(absl::string_view host);
 
 // The value of the header Host, or the part of an Origin behind its scheme: `host`, `host:port`,
@@ -27,18 +28,18 @@ struct Authority {
   absl::string_view host;  // without brackets, not empty
   std::optional<int> port;
 };
-// Returns nothing when `text` is not a host and port of RFC 3986, section 3.2, with a host that is
-// not empty (RFC 9110, section 4.2.1) and a port below 65536.
+// Returns nothing unless `text` is a host and port of RFC 3986, section 3.2, with a non-empty host
+// (RFC 9110, section 4.2.1) and a port below 65536.
 std::optional<Authority> ParseAuthority(absl::string_view text);
 
-// Whether the header Host is absent or IsLocalName, with any port.
+// Returns true if the header Host is absent, or IsLocalName with any port.
 bool NamesThisMachine(const HttpRequest& request);
 
-// Whether `origin` is a page at `port` of the host that the request names itself, and that host is
-// IsLocalName.
+// Returns true if `origin` has the host of the request's header Host and the port `port`, and that
+// host is IsLocalName.
 bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port);
 
-// What operators' pages answer when it does not.
+// Returns the answer of the operators' pages to a request whose Host names another machine.
 HttpAnswer WrongHostAnswer();
 
 }  // namespace quire::server

@@ -22,15 +22,15 @@ HttpAnswer AnswerOf(const HttpHandlers& handlers, const HttpRequest& request) {
   return handler->second(request);
 }
 
-// What supervisors, balancers and scrapers ask.
+// Returns true for paths that supervisors, load balancers and scrapers request.
 bool IsProbe(const HttpRequest& head) {
   constexpr absl::string_view kProbes[] = {"/livez", "/readyz", "/startupz", "/metrics"};
   return std::find(std::begin(kProbes), std::end(kProbes), head.path) != std::end(kProbes);
 }
 
-// Nothing that is served here takes a body, so none is waited for.
+// No handler of this listener takes a body, so a request with one is refused before it is read.
 std::optional<HttpAnswer> RefuseBody(const HttpRequest&) {
-  return HttpAnswer{.status = 413, .body = "the request has a body, none is read here\n"};
+  return HttpAnswer{.status = 413, .body = "the request has a body: send it without one\n"};
 }
 
 }  // namespace

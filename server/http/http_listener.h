@@ -1,13 +1,14 @@
 #pragma once
 
-// The operators' HTTP listener: GET requests that are answered from memory, one a connection.
+// The operators' HTTP listener. It answers GET requests from memory, one per connection.
 //
-// Place:      made by the daemon; handlers come from ops_handlers.h.
-// Invariants: other methods than GET and HEAD answer 405, unknown paths 404, bodies 413 before any
-//             of them is read. Health and metrics are answered while all connections are in use.
-// Threads:    handlers run on the listener's own threads, several at once. A connection holds no
-//             thread, so slow ones cannot keep probes from being answered.
-// Lifetime:   what the handlers use outlives it.
+// Place:      the daemon makes it, with the handlers of ops_handlers.h and status_handlers.h.
+// Invariants: methods other than GET and HEAD are answered 405, unknown paths 404, and requests
+//             with a body 413 before the body is read. Health and metrics are answered although all
+//             connections are in use.
+// Threads:    handlers run concurrently on the listener's own threads. A connection occupies no
+//             thread, so slow ones do not delay probes.
+// Lifetime:   objects that the handlers use outlive it.
 
 #include <functional>
 #include <map>
@@ -33,12 +34,12 @@ struct HttpListenerOptions {
 
 class HttpListener {
  public:
-  // ALREADY_EXISTS when the port is taken. `certificates` null: plain text.
+  // Errors are those of HttpServer::Start. `certificates` null: plain text.
   static absl::StatusOr<std::unique_ptr<HttpListener>> Start(
       const HttpListenerOptions& options, HttpHandlers handlers,
       const CertificateStore* certificates = nullptr);
 
-  // With the port that port 0 became.
+  // Port 0 is replaced by the port that the system chose.
   const std::string& address() const { return server_->address(); }
 
  private:

@@ -24,13 +24,13 @@
 #include "base/logging.h"
 #include "base/status.h"
 #include "base/thread_name.h"
-#include "server/edge/peer_address.h"
-#include "server/edge/tcp_listening.h"
-#include "server/edge/tls_context.h"
-#include "server/edge/transport.h"
 #include "server/http/connection_table.h"
 #include "server/http/http_session.h"
 #include "server/http/self_call.h"
+#include "server/net/peer_address.h"
+#include "server/net/tcp_listening.h"
+#include "server/net/tls_context.h"
+#include "server/net/transport.h"
 
 namespace quire::server {
 namespace {
@@ -39,18 +39,18 @@ namespace net = boost::asio;
 using net::ip::tcp;
 using Error = boost::system::error_code;
 
-// Of the system for each connection, so that one that does not read holds little; left alone it
-// would grow to megabytes.
+// The system's send buffer of a connection. Without a limit it grows to megabytes while the client
+// does not read.
 constexpr int kSendBufferBytes = 128 << 10;
-// After a failed accept, such as for want of descriptors.
+// The pause after a failed accept, for example for want of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{20};
-// Connections that are closed in one go then.
+// The number of connections that are closed at once when there are no descriptors.
 constexpr int kMaxClosedAtOnce = 16;
 constexpr absl::Duration kWarningInterval = absl::Seconds(10);
 
-// A descriptor for the time when there is no other: given back, it allows to accept a connection,
-// so that the connection can be closed and its client learns at once. None where another thread was
-// faster; the next time tries again.
+// Opens a spare descriptor. When there are no others it is closed, so that a connection can be
+// accepted and closed and its client learns that at once. Returns none if another thread has taken
+// the last descriptor; the next call tries again.
 FileDescriptor OpenSpare() {
   return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
@@ -87,7 +87,7 @@ class HttpServer::Impl final : public HttpSessionHost {
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handler_(exchange); }
   bool closing() const override { return is_closing_.load(std::memory_order_acquire); }
   void SetPhase(std::uint64_t number, Phase phase) override { table_.SetPhase(number, phase); }
-  void Left(std::uint64_t number) override { table_.Remove(number); }
+  void Remove(std::uint64_t number) override { table_.Remove(number); }
 
  private:
   struct Listening {
@@ -101,7 +101,7 @@ class HttpServer::Impl final : public HttpSessionHost {
   Error AcceptOne(tcp::acceptor& acceptor);
   void OnFailure(const Error& error, tcp::acceptor& acceptor);
   void OnAccept(tcp::socket socket);
-  void CloseUnheard(tcp::acceptor& acceptor);
+  void CloseWaiting(tcp::acceptor& acceptor);
 
   const HttpServerOptions options_;
   const HttpHandler handler_;
@@ -112,14 +112,14 @@ class HttpServer::Impl final : public HttpSessionHost {
   const std::unique_ptr<TlsContext> tls_;  // null: plain text
   ConnectionTable table_;
   net::executor_work_guard<net::io_context::executor_type> work_;
-  net::strand<net::io_context::executor_type> strand_;  // of acceptors
+  net::strand<net::io_context::executor_type> strand_;  // runs the handlers of acceptors
   std::list<Listening> listening_;
   std::vector<std::thread> threads_;
 
-  // Of that sequence.
+  // Used in the strand.
   SelfCall self_call_;
   FileDescriptor spare_ = OpenSpare();
-  std::uint64_t next_number_ = 0;  // of sessions
+  std::uint64_t next_number_ = 0;  // number of the next session
   std::int64_t failures_ = 0;      // since the last warning
   absl::Time next_warning_ = absl::InfinitePast();
 };
@@ -130,7 +130,7 @@ absl::Status HttpServer::Impl::Listen() {
   for (tcp::acceptor& acceptor : listening.acceptors) {
     Error error;
     acceptor.non_blocking(true, error);
-    // Else accepting would wait for the next connection where one was aborted.
+    // Without this option accept would skip an aborted connection and block for the next one.
     if (!error) acceptor.set_option(tcp::acceptor::enable_connection_aborted(true), error);
     if (error) return BindError(options_.address, error);
     listening_.push_back({std::move(acceptor), net::steady_timer(strand_)});
@@ -148,7 +148,8 @@ void HttpServer::Impl::Run() {
   }
 }
 
-// Sessions catch what they and their handlers throw, and so does what accepts.
+// Sessions catch exceptions of their own and of their handlers. Exceptions of accepting are caught
+// here.
 void HttpServer::Impl::Serve() {
   SetThreadName(options_.thread_name);
   for (;;) {
@@ -179,7 +180,7 @@ void HttpServer::Impl::OnConnection(Listening* listening) {
   });
 }
 
-// OK too when there is no connection any more.
+// Returns OK too if the connection has gone meanwhile.
 Error HttpServer::Impl::AcceptOne(tcp::acceptor& acceptor) {
   Error error;
   tcp::socket socket(net::make_strand(io_));
@@ -202,12 +203,12 @@ void HttpServer::Impl::OnFailure(const Error& error, tcp::acceptor& acceptor) {
   }
   if (error.value() != EMFILE && error.value() != ENFILE) return;
   int closed = 0;
-  while (closed < kMaxClosedAtOnce && table_.CloseOne()) ++closed;
-  if (closed == 0) CloseUnheard(acceptor);
+  while (closed < kMaxClosedAtOnce && table_.EvictOne()) ++closed;
+  if (closed == 0) CloseWaiting(acceptor);
 }
 
-// Those that wait, while there is no descriptor for them.
-void HttpServer::Impl::CloseUnheard(tcp::acceptor& acceptor) {
+// Accepts and closes waiting connections, for which there are no descriptors.
+void HttpServer::Impl::CloseWaiting(tcp::acceptor& acceptor) {
   spare_ = FileDescriptor();
   Error error;
   for (int i = 0; i < kMaxClosedAtOnce && !error; ++i) {
@@ -218,12 +219,12 @@ void HttpServer::Impl::CloseUnheard(tcp::acceptor& acceptor) {
 }
 
 void HttpServer::Impl::OnAccept(tcp::socket socket) {
-  Error gone;  // then it has no address, and its first read ends it
+  Error gone;  // if the client has gone, the address is empty and the first read fails
   const PeerAddress peer = PeerAddressOf(socket.remote_endpoint(gone).address());
   std::string surplus = table_.MakeRoom(peer);
   const bool is_surplus = !surplus.empty();
   if (is_surplus && !table_.MakeReservedRoom()) return;
-  Error ignored;  // tuning, not meaning
+  Error ignored;  // these options only affect performance
   socket.set_option(tcp::no_delay(true), ignored);
   socket.set_option(tcp::socket::send_buffer_size(kSendBufferBytes), ignored);
   std::unique_ptr<Transport> transport;

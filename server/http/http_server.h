@@ -1,19 +1,19 @@
 #pragma once
 
-// An HTTP/1.1 server: connections, framing, limits and times. What requests mean is the handler's.
+// An HTTP/1.1 server: connections, framing, limits and timeouts. A handler interprets the requests.
 //
-// No connection holds a thread, so one that is slow, idle or long holds memory and a descriptor
-// only; the bytes of a message are read by Boost.Beast's parser.
+// No connection occupies a thread, so a slow, idle or long one takes only memory and a descriptor.
+// Boost.Beast parses the messages.
 //
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
-// Invariants: every accepted connection has a time by which its next step must be done: handshake,
-//             head, the next bytes of a body and all of it, each write. ConnectionTable says how
-//             many there are and which gives way to a new one; where none does, the new one is
-//             answered 503 and closed, unless it asks for a probe. A handler that throws ends its
-//             connection only. Without descriptors or memory connections are closed unheard, and
-//             the server goes on accepting.
+// Invariants: every accepted connection has a deadline for its next step: handshake, head, the next
+//             bytes of a body, the whole body, each write. ConnectionTable limits the number of
+//             connections and evicts one for a new one. If it can evict none, the new one is
+//             answered 503 and closed, unless it requests a probe. An exception of a handler closes
+//             only its connection. Without descriptors, new connections are closed without an
+//             answer, and the server continues to accept.
 // Threads:    `num_threads` of its own run handlers; see HttpExchange.
-// Lifetime:   the destructor waits for all exchanges, whose handlers must end them once the peer is
+// Lifetime:   the destructor waits for all exchanges. Handlers must end theirs once the peer has
 //             gone.
 
 #include <cstdint>
@@ -37,51 +37,52 @@ struct HttpServerOptions {
   int num_threads = 1;
   int max_connections = 256;
   std::optional<int> max_connections_per_address;  // absent: see ConnectionTable
-  bool keep_alive = true;                          // false: one request a connection
+  bool keep_alive = true;                          // false: one request per connection
   std::uint32_t max_head_bytes = 16 << 10;
   std::function<std::int64_t()> max_body_bytes = [] { return std::int64_t{0}; };
-  absl::Duration head_time = absl::Seconds(10);  // and of the handshake
+  absl::Duration head_time = absl::Seconds(10);  // for the handshake, and for a head
   absl::Duration body_time = absl::Seconds(60);
   absl::Duration body_silence_time = absl::Seconds(10);  // between two pieces of a body
   absl::Duration idle_time = absl::Seconds(60);          // between requests of a connection
-  // Of one answer, or one piece of a stream.
+  // For the client to read one answer, or one piece of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
-  // Called with the head alone when the request has a body. An answer refuses the request before
-  // its body is read, so that a client without permission fills no memory. The handler decides
-  // again about the whole request. Null: all bodies are read.
+  // Called with the head of a request that has a body. A returned answer refuses the request before
+  // its body is read, so that a client without permission fills no memory. The handler checks the
+  // whole request again. Null: all bodies are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
-  // Whether a request without body is answered though there is no place for its connection. Null:
-  // none is.
+  // Returns true for requests without body that are answered although all connections are in use.
+  // Null: none.
   std::function<bool(const HttpRequest& head)> is_probe;
-  // Answers that the server gives itself, for a reason that HTTP alone gives, kInputTooLarge or
-  // kFeatureUnsupported. The request is empty where not even its head is known. Null: plain text.
+  // Makes the answers to requests that the server itself refuses, for reasons of HTTP,
+  // kInputTooLarge or kFeatureUnsupported. The request is empty if its head is not known. Null:
+  // answers are plain text.
   std::function<HttpAnswer(Reason reason, absl::string_view message, const HttpRequest& request)>
       refuse;
   const CertificateStore* certificates = nullptr;  // null: plain text
-  // False: a client certificate is checked if it is shown, whatever tls.require_client_cert says.
+  // False: clients need no certificate, whatever tls.require_client_cert is. One that is presented
+  // is verified.
   bool requires_client_certificate = true;
 };
 
 class HttpServer {
  public:
-  // ALREADY_EXISTS when the port is taken, INVALID_ARGUMENT for an address that is none of this
-  // machine.
+  // Returns ALREADY_EXISTS if the port is in use, INVALID_ARGUMENT if the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpServerOptions options,
                                                            HttpHandler handler);
   ~HttpServer();
 
-  // With the port that port 0 became.
+  // Port 0 is replaced by the port that the system chose.
   const std::string& address() const;
   int num_connections() const;
 
-  // Makes a call of /health through the front door. Where is_probe takes that for a probe, it needs
-  // no place among the connections. See is_reachable.
+  // Starts a request of /health over a new connection to the own address. If is_probe accepts it,
+  // it is answered although all connections are in use. See is_reachable.
   void CheckReachable();
-  // A call of CheckReachable has been answered in the last 20 s, or none is that old.
+  // Returns true if a check was answered in the last 20 s, or if the server is not that old.
   bool is_reachable() const;
 
-  // Takes no more connections, closes idle ones, lets answers under way end until `deadline`, then
-  // closes the remaining connections and waits for its handlers.
+  // Stops accepting and closes idle connections. Waits until `deadline` for answers under way, then
+  // closes the remaining connections and waits for their handlers.
   void Shutdown(absl::Time deadline);
 
  private:

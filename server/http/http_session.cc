@@ -3,28 +3,24 @@
 #include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/beast/http/error.hpp>
-#include <boost/beast/http/rfc7230.hpp>
-#include <boost/beast/http/status.hpp>
 #include <chrono>
 #include <exception>
-#include <new>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/strings/string_view.h"
 #include "base/clock.h"
+#include "base/error_reason.h"
 #include "base/logging.h"
+#include "base/status.h"
 #include "server/http/request_head.h"
 
 namespace quire::server {
 namespace {
 
 namespace net = boost::asio;
-namespace http = boost::beast::http;
 
-// What a peer may still send after an answer that ends the connection, and how long.
+// Limits for what a peer may still send after the last answer of a connection.
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
 
@@ -39,11 +35,12 @@ absl::string_view HttpRequest::Header(absl::string_view name) const {
 
 HttpSession::HttpSession(HttpSessionHost* host, std::uint64_t number,
                          std::unique_ptr<Transport> transport, std::string surplus)
-    : departure_{host, number},
+    : closer_{host, number},
       host_(host),
       transport_(std::move(transport)),
       surplus_(std::move(surplus)),
-      timer_(transport_->executor()) {}
+      timer_(transport_->executor()),
+      reader_(host->options().certificates != nullptr) {}
 
 // quire throws nothing, but libraries may. The state of the session is unknown then, so the
 // connection is closed.
@@ -60,13 +57,13 @@ void HttpSession::Guard(const Work& work) {
 void HttpSession::Begin() {
   net::dispatch(transport_->executor(), [self = shared_from_this()] {
     self->Guard([&] {
-      // The server may have begun to end before it knew of this session.
+      // The server may have begun to shut down before this session was in its table.
       if (self->host_->closing()) return self->Close();
       self->Arm(self->host_->options().head_time);
       self->transport_->Handshake([self](Error error) {
         self->Guard([&] {
           if (error) return self->Close();
-          self->request_.certificate_name = self->transport_->CertificateName();
+          self->exchange_.mutable_request()->certificate_name = self->transport_->CertificateName();
           self->BeginRequest();
         });
       });
@@ -80,19 +77,19 @@ void HttpSession::FinishSoon() {
   });
 }
 
-bool HttpSession::Yield(Phase phase) {
-  if (!phase_.compare_exchange_strong(phase, Phase::kLeaving)) return false;
+bool HttpSession::Evict(Phase phase) {
+  if (!phase_.compare_exchange_strong(phase, Phase::kClosing)) return false;
   Abort();
   return true;
 }
 
-// One that gives way is about to close, whatever comes meanwhile.
+// A session that is being evicted keeps its phase, whatever arrives meanwhile.
 void HttpSession::Enter(Phase phase) {
   Phase before = phase_.load();
   do {
-    if (before == Phase::kLeaving) return;
+    if (before == Phase::kClosing) return;
   } while (!phase_.compare_exchange_weak(before, phase));
-  host_->SetPhase(departure_.number, phase);
+  host_->SetPhase(closer_.number, phase);
 }
 
 void HttpSession::Abort() {
@@ -104,46 +101,28 @@ void HttpSession::Post(std::function<void()> work) {
             [self = shared_from_this(), work = std::move(work)] { self->Guard(work); });
 }
 
-void HttpSession::OnGone(std::function<void()> callback) {
-  if (state_ == State::kHandling) {
-    on_gone_ = std::move(callback);
-  } else if (callback) {
-    callback();
-  }
-}
-
 void HttpSession::BeginRequest() {
   if (host_->closing()) return Close();
   const HttpServerOptions& options = host_->options();
   state_ = State::kReading;
-  parser_.emplace();
-  // The parser stops behind the head, so that trailers are not taken for headers.
-  parser_->eager(false);
-  parser_->header_limit(options.max_head_bytes);
-  parser_->body_limit(static_cast<std::uint64_t>(options.max_body_bytes()));
-  has_begun_ = SkipEmptyLines();
-  is_head_parsed_ = false;
-  has_answer_ = false;
-  std::string certificate_name = std::move(request_.certificate_name);
-  request_ = HttpRequest();
-  request_.certificate_name = std::move(certificate_name);
-  Arm(served_ == 0 || has_begun_ ? options.head_time : options.idle_time);
-  if (served_ > 0) Enter(has_begun_ ? Phase::kStalled : Phase::kIdle);
-  if (has_begun_) return Parse();
+  exchange_.Reset();
+  reader_.Begin(
+      {.max_head_bytes = options.max_head_bytes, .max_body_bytes = options.max_body_bytes()},
+      exchange_.mutable_request());
+  const bool has_begun = reader_.has_begun();
+  Arm(num_served_ == 0 || has_begun ? options.head_time : options.idle_time);
+  if (num_served_ > 0) Enter(has_begun ? Phase::kStalled : Phase::kIdle);
+  if (has_begun) return Parse();
   ReadMore();
 }
 
-// Drops empty lines before a request line (RFC 9112, section 2.2) and returns whether anything else
-// has arrived. Empty lines do not begin a request: some clients send one after a body.
-bool HttpSession::SkipEmptyLines() {
-  std::size_t size = 0;
-  while (input_.compare(size, 2, "\r\n") == 0) size += 2;
-  input_.erase(0, size);
-  return !input_.empty() && input_ != "\r";
-}
-
+// While a handler runs, reading goes on until the buffered bytes reach their limit.
 void HttpSession::ReadMore() {
   if (is_reading_) return;
+  if (state_ == State::kHandling &&
+      reader_.num_buffered_bytes() >= host_->options().max_head_bytes) {
+    return;
+  }
   is_reading_ = true;
   transport_->ReadSome(net::buffer(chunk_),
                        [self = shared_from_this()](Error error, std::size_t size) {
@@ -151,75 +130,92 @@ void HttpSession::ReadMore() {
                        });
 }
 
-// While a handler works: the end of the peer is seen behind early bytes too, up to a bound.
-void HttpSession::ReadAhead() {
-  if (input_.size() < host_->options().max_head_bytes) ReadMore();
-}
-
 void HttpSession::OnRead(Error error, std::size_t size) {
   is_reading_ = false;
-  if (phase_.load() == Phase::kStalled) Enter(Phase::kStalled);  // it has not stopped
-  switch (state_) {
-    case State::kReading:
-      if (error) return Close();
-      input_.append(chunk_.data(), size);
-      if (!has_begun_) {
-        has_begun_ = SkipEmptyLines();
-        if (!has_begun_) return ReadMore();
-        if (served_ > 0) Enter(Phase::kStalled);
-        Arm(host_->options().head_time);
-      } else if (is_head_parsed_) {
-        ArmForBody();
-      }
-      if (is_continuing_) return;  // its end parses
-      return Parse();
-    case State::kHandling:
-      // The peer has gone, or has sent its next request early, of which only some is kept.
-      if (error) return Close();
-      input_.append(chunk_.data(), size);
-      return ReadAhead();
-    case State::kLingering:
-      lingered_bytes_ += size;
-      if (error || lingered_bytes_ > kMaxLingerBytes) return Close();
-      return ReadMore();
-    default:
-      return;
+  // Bytes have arrived, so the time of a stalled request begins anew.
+  if (phase_.load() == Phase::kStalled) Enter(Phase::kStalled);
+  if (state_ == State::kLingering) {
+    lingered_bytes_ += size;
+    if (error || lingered_bytes_ > kMaxLingerBytes) return Close();
+    return ReadMore();
   }
+  if (state_ != State::kReading && state_ != State::kHandling) return;
+  if (error) return Close();
+  const bool had_begun = reader_.has_begun();
+  reader_.Append(absl::string_view(chunk_.data(), size));
+  if (state_ == State::kHandling || !reader_.has_begun()) return ReadMore();
+  if (!had_begun) {
+    if (num_served_ > 0) Enter(Phase::kStalled);
+    Arm(host_->options().head_time);
+  } else if (reader_.is_head_parsed()) {
+    ArmForBody();
+  }
+  if (!is_continuing_) Parse();  // otherwise the end of that write parses
 }
 
 void HttpSession::Parse() {
-  while (!input_.empty()) {
-    Error error;
-    const std::size_t used = parser_->put(net::buffer(input_), error);
-    input_.erase(0, used);
-    if (error && error != http::error::need_more) return Refuse(error);
-    if (!is_head_parsed_ && parser_->is_header_done()) {
-      is_head_parsed_ = true;
-      if (!TakeHead()) return;
-      parser_->eager(true);
-      if (!parser_->is_done()) {
-        body_deadline_ = MonotonicNow() + host_->options().body_time;
-        ArmForBody();
-        if (AwaitsContinue()) return SendContinue();
-      }
-    }
-    if (parser_->is_done()) return Handle();
-    if (used == 0) break;
+  for (;;) {
+    const absl::StatusOr<RequestReader::Event> event = reader_.Next();
+    if (!event.ok()) return Refuse(RefusalOf(event.status()));
+    if (*event == RequestReader::Event::kNeedsMore) return ReadMore();
+    if (*event == RequestReader::Event::kRequest) return Handle();
+    std::optional<HttpAnswer> refusal = TakeHead();
+    if (refusal) return Refuse(*std::move(refusal));
+    if (reader_.is_complete()) continue;
+    body_deadline_ = MonotonicNow() + host_->options().body_time;
+    ArmForBody();
+    if (reader_.awaits_continue()) return SendContinue();
   }
-  // The parser takes the head of a chunk, and all trailers, only once they are whole.
-  if (input_.size() > host_->options().max_head_bytes) return Refuse(http::error::header_limit);
-  ReadMore();
 }
 
-// A body has a time as a whole, and its next bytes have one.
+// Returns the answer that refuses the request for its head, or nothing.
+std::optional<HttpAnswer> HttpSession::TakeHead() {
+  const HttpServerOptions& options = host_->options();
+  const HttpRequest& request = exchange_.request();
+  Enter(Phase::kStalled);
+  exchange_.SetFraming(reader_.keep_alive() && options.keep_alive && surplus_.empty(),
+                       reader_.is_http_1_1());
+  if (!surplus_.empty()) {
+    if (options.is_probe && reader_.is_complete() && options.is_probe(request)) {
+      return std::nullopt;
+    }
+    return RefusalOf(WithReason(absl::UnavailableError(surplus_), Reason::kTooManyConnections));
+  }
+  if (reader_.is_complete()) return std::nullopt;
+  std::optional<HttpAnswer> refusal = options.admit ? options.admit(request) : std::nullopt;
+  if (refusal) return refusal;
+  const absl::Status encoding = CheckContentEncoding(request);
+  if (!encoding.ok()) return RefusalOf(encoding);
+  return std::nullopt;
+}
+
+// REQUIRES: `error` has a reason.
+HttpAnswer HttpSession::RefusalOf(const absl::Status& error) const {
+  const Reason reason = GetErrorReason(error)->reason;
+  const auto& refuse = host_->options().refuse;
+  HttpAnswer answer = refuse ? refuse(reason, error.message(), exchange_.request())
+                             : HttpAnswer{.status = RowOf(reason).http_status,
+                                          .body = absl::StrCat(error.message(), "\n")};
+  // RFC 9110, section 12.5.3.
+  if (reason == Reason::kUnsupportedEncoding) {
+    answer.headers.emplace_back("Accept-Encoding", "identity");
+  }
+  return answer;
+}
+
+// Sends the answer and closes the connection. Further bytes on it belong to the refused request or
+// cannot be parsed.
+void HttpSession::Refuse(HttpAnswer answer) {
+  reader_.Clear();
+  state_ = State::kHandling;
+  exchange_.SetFraming(/*keep_alive=*/false, /*is_chunked=*/false);
+  exchange_.Open();
+  exchange_.Answer(std::move(answer));
+}
+
+// A body has a deadline as a whole, and one for its next bytes.
 void HttpSession::ArmForBody() {
   Arm(std::min(body_deadline_ - MonotonicNow(), host_->options().body_silence_time));
-}
-
-// RFC 9110, section 10.1.1: no 100 is sent to HTTP/1.0, or once part of the body has arrived.
-bool HttpSession::AwaitsContinue() const {
-  return parser_->get().version() >= 11 && input_.empty() &&
-         absl::EqualsIgnoreCase(request_.Header("expect"), "100-continue");
 }
 
 void HttpSession::SendContinue() {
@@ -234,187 +230,40 @@ void HttpSession::SendContinue() {
                     });
 }
 
-void HttpSession::Refuse(Error error) {
-  if (error == http::error::body_limit) {
-    // The head alone may tell that the body is too large; it is whole then.
-    if (!is_head_parsed_) {
-      const absl::Status head = ReadHead();
-      if (!head.ok()) return RefuseWith(head);
-    }
-    return RefuseWith(
-        Reason::kInputTooLarge,
-        absl::StrCat("the body has more than ", host_->options().max_body_bytes(), " bytes"));
-  }
-  if (error == http::error::header_limit) {
-    const absl::string_view what =
-        is_head_parsed_ ? "the head of a chunk or the trailers" : "request line and headers";
-    return RefuseWith(
-        Reason::kHeadersTooLarge,
-        absl::StrCat(what, " have more than ", host_->options().max_head_bytes, " bytes"));
-  }
-  RefuseWith(Reason::kBadRequest, absl::StrCat("no HTTP request: ", error.message()));
-}
-
-// Answers what never became a request.
-void HttpSession::RefuseWith(Reason reason, absl::string_view message) {
-  const auto& refuse = host_->options().refuse;
-  HttpAnswer answer =
-      refuse ? refuse(reason, message, request_)
-             : HttpAnswer{.status = RowOf(reason).http_status, .body = absl::StrCat(message, "\n")};
-  // RFC 9110, section 12.5.3.
-  if (reason == Reason::kUnsupportedEncoding) {
-    answer.headers.emplace_back("Accept-Encoding", "identity");
-  }
-  RefuseWith(std::move(answer));
-}
-
-// REQUIRES: `error` has a reason.
-void HttpSession::RefuseWith(const absl::Status& error) {
-  RefuseWith(GetErrorReason(error)->reason, error.message());
-}
-
-// What follows on the connection belongs to the refused request or cannot be understood.
-void HttpSession::RefuseWith(HttpAnswer answer) {
-  input_.clear();
-  keep_alive_ = false;
-  state_ = State::kHandling;
-  Answer(std::move(answer));
-}
-
-// Reads the head that the parser has; false when the request was refused for it.
-bool HttpSession::TakeHead() {
-  const absl::Status head = ReadHead();
-  if (!head.ok()) {
-    RefuseWith(head);
-    return false;
-  }
-  if (!surplus_.empty()) {
-    const auto& is_probe = host_->options().is_probe;
-    keep_alive_ = false;
-    if (is_probe && parser_->is_done() && is_probe(request_)) return true;
-    RefuseWith(Reason::kTooManyConnections, surplus_);
-    return false;
-  }
-  return parser_->is_done() || TakeHeadOfBody();
-}
-
-// Decides about a request with a body; false when it was refused.
-bool HttpSession::TakeHeadOfBody() {
-  const auto& admit = host_->options().admit;
-  std::optional<HttpAnswer> refusal = admit ? admit(request_) : std::nullopt;
-  if (refusal) {
-    RefuseWith(*std::move(refusal));
-    return false;
-  }
-  const absl::Status encoding = CheckContentEncoding(request_);
-  if (!encoding.ok()) RefuseWith(encoding);
-  return encoding.ok();
-}
-
-absl::Status HttpSession::ReadHead() {
-  Enter(Phase::kStalled);
-  const auto& message = parser_->get();
-  is_chunked_ = message.version() >= 11;
-  keep_alive_ = message.keep_alive() && host_->options().keep_alive;
-  return ReadRequestHead(
-      message,
-      {.has_tls = host_->options().certificates != nullptr, .is_chunked = parser_->chunked()},
-      &request_);
-}
-
 void HttpSession::Handle() {
-  request_.body = std::move(parser_->get().body());
-  parser_.reset();
-  ++served_;
+  ++num_served_;
   Enter(Phase::kBusy);
   state_ = State::kHandling;
-  Disarm();
-  ReadAhead();
-  host_->Handle(shared_from_this());
+  is_armed_ = false;
+  ReadMore();
+  exchange_.Open();
+  // The exchange is a member, so the handler shares ownership of the session.
+  host_->Handle(std::shared_ptr<HttpExchange>(shared_from_this(), &exchange_));
 }
 
-std::string HttpSession::Head(const HttpAnswer& answer, bool has_length) const {
-  const auto reason = http::obsolete_reason(static_cast<http::status>(answer.status));
-  std::string head = absl::StrCat(
-      "HTTP/1.1 ", answer.status, " ", absl::string_view(reason.data(), reason.size()),
-      "\r\nDate: ", absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()),
-      "\r\nContent-Type: ", answer.content_type, "\r\nCache-Control: no-store\r\n");
-  for (const auto& [name, value] : answer.headers)
-    absl::StrAppend(&head, name, ": ", value, "\r\n");
-  if (has_length) {
-    absl::StrAppend(&head, "Content-Length: ", answer.body.size(), "\r\n");
-  } else if (is_chunked_) {
-    absl::StrAppend(&head, "Transfer-Encoding: chunked\r\n");
-  }
-  absl::StrAppend(&head, "Connection: ", keep_alive_ ? "keep-alive" : "close", "\r\n\r\n");
-  return head;
-}
-
-void HttpSession::Answer(HttpAnswer answer) {
-  if (state_ != State::kHandling || has_answer_) return;
-  if (host_->closing()) keep_alive_ = false;
-  std::string bytes = Head(answer, /*has_length=*/true);
-  if (request_.method != "HEAD") bytes += answer.body;
-  Send(std::move(bytes), [this] { EndExchange(); });
-}
-
-void HttpSession::BeginStream(HttpAnswer head) {
-  if (state_ != State::kHandling || has_answer_) return;
-  // Without chunks only the end of the connection ends the body.
-  if (!is_chunked_ || host_->closing()) keep_alive_ = false;
-  stream_head_ = Head(head, /*has_length=*/false);
-}
-
-void HttpSession::Write(std::string bytes, std::function<void()> on_written) {
-  if (state_ != State::kHandling) return;
-  std::string piece = std::exchange(stream_head_, "");
-  if (is_chunked_) {
-    absl::StrAppend(&piece, absl::Hex(bytes.size()), "\r\n", bytes, "\r\n");
-  } else {
-    piece += bytes;
-  }
-  Send(std::move(piece), std::move(on_written));
-}
-
-void HttpSession::EndStream(bool whole) {
-  if (state_ != State::kHandling) return;
-  std::string piece = std::exchange(stream_head_, "");
-  if (whole && is_chunked_) {
-    piece += "0\r\n\r\n";
-  } else {
-    keep_alive_ = false;
-  }
-  if (piece.empty()) return EndExchange();
-  Send(std::move(piece), [this] { EndExchange(); });
-}
-
-// `done` runs only if all was sent and the session is still open.
 void HttpSession::Send(std::string bytes, std::function<void()> done) {
   Enter(Phase::kBusy);
-  has_answer_ = true;
   outgoing_ = std::move(bytes);
   Arm(host_->options().write_time());
   transport_->Write(net::buffer(outgoing_),
                     [self = shared_from_this(), done = std::move(done)](Error error, std::size_t) {
                       if (self->state_ == State::kClosed) return;
                       if (error) return self->Close();
-                      self->Disarm();
+                      self->is_armed_ = false;
                       self->Guard(done);
                     });
 }
 
-void HttpSession::EndExchange() {
-  on_gone_ = nullptr;
-  TakeBody();
-  if (keep_alive_ && !host_->closing()) return BeginRequest();
+void HttpSession::OnAnswered() {
+  if (exchange_.keep_alive() && !host_->closing()) return BeginRequest();
   Linger();
 }
 
-// Closing while the peer still sends would make its system drop the answer.
+// Closing the connection while the peer still sends would make its system discard the answer.
 void HttpSession::Linger() {
   state_ = State::kLingering;
   Enter(Phase::kStalled);
-  input_.clear();
+  reader_.Clear();
   transport_->ShutdownSend();
   Arm(kLingerTime);
   ReadMore();
@@ -423,11 +272,10 @@ void HttpSession::Linger() {
 void HttpSession::Close() {
   if (state_ == State::kClosed) return;
   state_ = State::kClosed;
-  Disarm();
+  is_armed_ = false;
   timer_.cancel();
   transport_->Close();
-  const std::function<void()> gone = std::exchange(on_gone_, nullptr);
-  if (gone) gone();
+  exchange_.Abandon();
 }
 
 void HttpSession::Arm(absl::Duration time) {
@@ -439,11 +287,13 @@ void HttpSession::Arm(absl::Duration time) {
 }
 
 void HttpSession::OnTimer() {
-  // The timer may have been set again, or not be needed any more, while this call was on its way.
+  // The timer may have been set again or disarmed after it expired.
   if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
-  // A client that does not even read the 100 of a body would not read this either.
-  if (state_ == State::kReading && has_begun_ && !is_continuing_) {
-    return RefuseWith(Reason::kRequestTimeout, "the request did not arrive in time");
+  // A client that does not read "100 Continue" would not read this answer either.
+  if (state_ == State::kReading && reader_.has_begun() && !is_continuing_) {
+    return Refuse(
+        RefusalOf(WithReason(absl::DeadlineExceededError("the request did not arrive in time"),
+                             Reason::kRequestTimeout)));
   }
   Close();
 }

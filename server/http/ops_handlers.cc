@@ -36,7 +36,7 @@ std::string DoesNotAnswer(const char* port) {
 }
 
 HttpAnswer Liveness(const ServingState& state) {
-  std::string reason = "work waits, but no step has ended in time";
+  std::string reason = "requests are waiting, but no step has ended in time";
   if (state.state() == LifeState::kFailed) {
     reason = "the engine has failed";
   } else if (const char* const port = state.unresponsive_listener()) {

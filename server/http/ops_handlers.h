@@ -1,10 +1,10 @@
 #pragma once
 
-// GET /metrics, /livez, /readyz, /startupz: what operators and their machines ask.
+// Handlers of GET /metrics, /livez, /readyz and /startupz.
 //
 // Place:      between ServingState, the metric registry and HttpListener.
-// Invariants: answers come from memory; nothing waits for the engine. Health needs no token,
-//             /metrics the scope `metrics`.
+// Invariants: handlers answer from memory and never wait for the engine. Health needs no token,
+//             /metrics needs the scope `metrics`.
 // Threads:    any.
 // Lifetime:   state, registry and authenticator outlive the handlers.
 
@@ -15,11 +15,11 @@
 
 namespace quire::server {
 
-// 200 or 503 with the reason.
+// Returns 200, or 503 with the reason.
 HttpAnswer ReadinessAnswer(const ServingState& state);
 
-// `registry` null: no /metrics.
-// `checks_host`: /metrics only for a client that names this machine in Host (http_host.h).
+// `registry` null: no /metrics. `checks_host` true: /metrics is served only if the header Host
+// names this machine (http_host.h).
 HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* registry,
                              const Authenticator* authenticator, bool checks_host = false);
 

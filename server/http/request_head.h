@@ -1,7 +1,7 @@
 #pragma once
 
-// The head of a request as RFC 9110 and RFC 9112 define it, beyond the grammar that Beast's parser
-// checks: the forms of the request target, the header Host, and transfer and content codings.
+// Checks the head of a request beyond the grammar that Beast's parser checks: the forms of the
+// request target, the header Host, and transfer and content codings (RFC 9110 and RFC 9112).
 //
 // Place:   between Beast's parser and HttpRequest, called by HttpSession.
 // Threads: pure.

@@ -1,10 +1,10 @@
 #pragma once
 
-// A call of an HTTP server to itself, through the front door.
+// A request of an HTTP server to its own address.
 //
-// Place:    inside HttpServer; on its own threads, so that no answer comes where they stand still.
-// Threads:  one at a time, in the sequence of `executor`.
-// Lifetime: its operations keep what they need; End cancels them.
+// Place:    inside HttpServer. It runs on the server's threads, so it fails if they are blocked.
+// Threads:  the strand `executor`.
+// Lifetime: its operations keep what they need. End cancels them.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -18,8 +18,8 @@ class SelfCall {
  public:
   explicit SelfCall(boost::asio::any_io_executor executor) : executor_(std::move(executor)) {}
 
-  // Ends the call before it. Any answer counts, an end of the connection too, which is that of a
-  // server that wants TLS: what it takes is a thread that accepts and reads.
+  // Cancels the previous request and sends a new one. Any answer counts, because it shows that a
+  // thread accepts and reads. A server with TLS answers by closing the connection.
   void Begin(boost::asio::ip::tcp::endpoint to);
   void End();
   bool is_reachable() const { return reachability_->is_reachable(); }

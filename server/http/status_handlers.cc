@@ -32,7 +32,7 @@ ordered_json RunsOf(const std::vector<std::int32_t>& pages) {
   return runs;
 }
 
-// Requests by tenant and by what they are doing or waiting for.
+// Returns the number of requests by tenant and state.
 ordered_json QueueOf(const std::vector<engine::RequestInfo>& requests) {
   std::map<std::string, std::map<std::string, int>> counts;
   for (const engine::RequestInfo& request : requests) {
@@ -56,12 +56,13 @@ ordered_json ModelOf(const ServedModel& model) {
           {"kv_dtype", description.kv_dtype}};
 }
 
-// Nothing while another request waits for it: the listener's threads are for probes too.
+// Returns nothing while another request waits for a snapshot, so that a thread stays free for
+// probes.
 std::optional<engine::PageSnapshot> SnapshotOf(const StatusSources& sources,
                                                engine::Engine* engine) {
   if (sources.is_asking->exchange(true)) return std::nullopt;
   struct Asking {
-    ~Asking() { flag->store(false); }  // also when memory is short
+    ~Asking() { flag->store(false); }
     std::atomic<bool>* flag;
   } const asking{sources.is_asking.get()};
   absl::StatusOr<engine::PageSnapshot> snapshot = engine->GetPageSnapshot();

@@ -1,18 +1,18 @@
 #pragma once
 
-// GET / and /status.json: the status page and what it shows.
+// Handlers of GET / and /status.json: the status page and its data.
 //
-// The page is one file without anything from elsewhere; it asks for /status.json and /metrics again
-// and again and draws them. Its playground speaks to the OpenAI-compatible listener, so that an
-// answer that streams for minutes holds nothing that probes need.
+// The page is one file that loads nothing from other sites. It polls /status.json and /metrics and
+// draws them. Its playground uses the OpenAI-compatible listener, so that answers that stream for
+// minutes take no connection that probes need.
 //
 // Place:      beside ops_handlers.h, on the operators' listener.
-// Invariants: the page itself tells nothing. /status.json needs the scope `metrics`; without any
-//             authentication it is answered on loopback addresses only, 403 elsewhere.
-//             Where loopback is what guards it, Host has to name this machine (http_host.h).
-// Threads:    any. One request at a time waits for the end of the step that runs, a second at most;
-//             the others, and it after that second, are answered without `pages`.
-// Lifetime:   what StatusSources points to outlives the handlers.
+// Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without
+//             authentication it is served on loopback addresses only, 403 elsewhere, and the header
+//             Host has to name this machine (http_host.h).
+// Threads:    any. One request at a time waits for the end of the current step, for a second at
+//             most. Other requests, and that one after a second, are answered without `pages`.
+// Lifetime:   the objects in StatusSources outlive the handlers.
 
 #include <atomic>
 #include <cstdint>
@@ -32,18 +32,19 @@ struct StatusSources {
   const Authenticator* authenticator = nullptr;
   absl::string_view version;
   absl::Time start_time;
-  bool is_open = false;        // served without authentication: the listener is on loopback
-  bool checks_host = false;    // loopback is all that guards it
+  bool is_open = false;        // serves without authentication: the listener is on loopback
+  bool checks_host = false;    // the header Host has to name this machine
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
-  // A request waits for the snapshot of the pages.
+  // True while a request waits for the snapshot of the pages.
   std::shared_ptr<std::atomic<bool>> is_asking = std::make_shared<std::atomic<bool>>(false);
 };
 
-// Adds both to `handlers`.
+// Adds the handlers of both paths to `handlers`.
 void AddStatusHandlers(const StatusSources& sources, HttpHandlers* handlers);
 
-// Every run of equal pages as [value, length]; values are those of engine::PageSnapshot.
+// Returns the body of /status.json. Each run of equal pages is [value, length], with the values of
+// engine::PageSnapshot.
 std::string StatusJson(const StatusSources& sources, const ServedModel* model, absl::Time now);
 
 }  // namespace quire::server

@@ -1,6 +1,6 @@
 #pragma once
 
-// The status page, as the build embeds it.
+// The status page, which the build embeds.
 //
 // Threads:    any.
 // Lifetime:   static.
@@ -17,7 +17,7 @@ struct EmbeddedFile {
   std::span<const std::byte> bytes;
 };
 
-// One entry: status_page.html.
+// Returns one entry, status_page.html.
 std::vector<EmbeddedFile> StatusPageFiles();
 
 }  // namespace quire::server

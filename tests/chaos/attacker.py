@@ -1,7 +1,8 @@
-"""One attacker, which test_neighbours.py and measure.py start as a process: attacker.py NAME TARGET.
+"""One attacker. test_neighbours.py and measure.py start it as a process: attacker.py NAME TARGET.
 
-TARGET is JSON: the addresses, a token, and messages in hexadecimal. It says `begun` after the first round and goes on
-until its standard input ends; then it says how many rounds there were. A round is one connection, or one look at many.
+TARGET is JSON with the addresses, a token, and messages in hexadecimal. The attacker prints `begun` after the first
+round and continues until its standard input ends. Then it prints the number of rounds. A round handles one connection,
+or polls many.
 """
 
 import contextlib
@@ -17,13 +18,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "e2e"), str(HERE.parent / "testing")]
 
 import attacks  # noqa: E402
-from attacks import MIB, begin, begin_known, connect, send_quietly  # noqa: E402
+from attacks import MIB, begin, connect, send_quietly  # noqa: E402
 from http2_client import (ACK, INITIAL_WINDOW_SIZE, PREFACE, SETTINGS, Http2Client, frame)  # noqa: E402
 from waiting import pace  # noqa: E402
 
-ROUND = 0.02  # seconds between two looks of an attacker whose threads or connections do the work
-# What the listener of gRPC takes of one address, server.grpc.max_connections_per_address.
-NUM_SILENT = 5000
+ROUND = 0.02  # seconds between two rounds of an attacker whose threads or connections do the work
+NUM_SILENT = 5000  # the default of server.grpc.max_connections_per_address
 
 
 class Target:
@@ -37,7 +37,7 @@ class Target:
 
     @property
     def headers(self):
-        """Of a call that is let in."""
+        """The headers of a call that is authorized."""
         return attacks.GRPC_HEADERS + attacks.literal(b"authorization", b"Bearer " + self.token.encode())
 
     def post(self, path, body):
@@ -45,7 +45,7 @@ class Target:
 
 
 def hold(opened, count):
-    """Opens connections until there are `count`; then each one that comes takes the place of the oldest."""
+    """Opens connections until there are `count`. Then each new one replaces the oldest."""
     held = []
     try:
         while True:
@@ -62,7 +62,7 @@ def hold(opened, count):
 
 
 def one_by_one(opened, attack):
-    """An attack by one connection, again and again; the server ends each."""
+    """Repeats an attack with one connection at a time. The server closes each connection."""
     while True:
         with contextlib.suppress(OSError), opened() as connection:
             attack(connection)
@@ -71,7 +71,7 @@ def one_by_one(opened, attack):
 
 
 def side_by_side(target, count, work):
-    """`count` threads that do the same again and again."""
+    """Runs `count` threads that repeat `work`."""
     def run():
         while not target.is_over:
             with contextlib.suppress(OSError):
@@ -89,17 +89,12 @@ def silent_connections(target):
 
 
 def idle_connections(target):
-    """They are HTTP/2 and have no call, so gRPC never hears of them."""
+    """HTTP/2 connections without a call. Each takes three descriptors of the daemon."""
     return hold(lambda: begin(target.grpc), 1500)
 
 
-def known_connections(target):
-    """Without a call, too, but gRPC knows them; each takes three descriptors of the daemon."""
-    return hold(lambda: begin_known(target.grpc), 1500)
-
-
 def disconnects(target):
-    """In the middle of an answer, with RST."""
+    """Connections that are reset (RST) in the middle of an answer."""
     while True:
         with contextlib.suppress(OSError):
             connection = begin(target.grpc)
@@ -131,7 +126,7 @@ def rapid_resets(target):
 
 
 def unfinished_messages(target):
-    """The connection is ended when its messages have 64 MiB."""
+    """The daemon closes the connection when its unfinished messages take 64 MiB."""
     while True:
         with contextlib.suppress(OSError), Http2Client(target.grpc) as client:
             senders = attacks.begin_messages(client, 16, 15 * MIB)
@@ -141,7 +136,7 @@ def unfinished_messages(target):
 
 
 def compressed_messages(target):
-    """64 MiB that gzip made small, in 32 calls side by side."""
+    """32 concurrent calls, each with a message of 64 MiB that gzip made small."""
     headers, payload = attacks.compressed_call()
     while True:
         with contextlib.suppress(OSError), Http2Client(target.grpc) as client:
@@ -152,7 +147,7 @@ def compressed_messages(target):
 
 
 def chunked_heads(target):
-    """To the probe port: bodies of chunks that do not come, and a head of a chunk without end."""
+    """Sends the probe port chunked bodies without chunks, and a chunk header that does not end."""
     def opened():
         connection = connect(target.http)
         send_quietly(connection, attacks.CHUNKED_HEAD)
@@ -165,7 +160,7 @@ def chunked_heads(target):
 
 
 def large_json(target):
-    """Bodies just below the limit of their size that are all nesting, keys or numbers."""
+    """Bodies just below the size limit that consist of nesting, keys or numbers."""
     tools = {"type": "function", "function": {"name": "f", "parameters": {f"k{i}": i for i in range(200_000)}}}
     bodies = [
         target.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [tools]}),
@@ -183,7 +178,7 @@ def large_json(target):
 
 
 def unread_answers(target):
-    """Calls with more output than a window holds, over connections that open no window and read nothing."""
+    """Calls with more output than a window holds, on connections that read nothing and send no WINDOW_UPDATE."""
     def opened():
         connection = begin(target.grpc)
         send_quietly(connection, b"".join(
@@ -197,8 +192,8 @@ def unread_answers(target):
 
 
 def unread_short_answers(target):
-    """900 on each of three connections without a window: nothing of an answer can be sent, and
-    stream.slow_client_timeout (2 s here) ends each. The connections stay open."""
+    """900 calls on each of three connections with a window of 0. No byte of an answer can be sent, so
+    stream.slow_client_timeout (2 s here) cancels each call. The connections stay open."""
     def opened():
         connection = connect(target.grpc)
         window = struct.pack(">HI", INITIAL_WINDOW_SIZE, 0)
@@ -217,7 +212,7 @@ def unread_short_answers(target):
 
 
 def large_prompts(target):
-    """24 at once, each as long as the context allows and each another one."""
+    """24 concurrent prompts. All differ, and each is as long as the context allows."""
     numbers = iter(range(1 << 30))
 
     def work():
@@ -230,7 +225,7 @@ def large_prompts(target):
 
 
 def urgent_priorities(target):
-    """Twelve callers of one tenant who always ask for the most urgent priority."""
+    """Twelve concurrent callers of one tenant, all with the most urgent priority."""
     def work():
         body = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "priority": -100}
         with connect(target.openai, timeout=30) as connection:
@@ -241,7 +236,7 @@ def urgent_priorities(target):
 
 
 def overload(target):
-    """120 callers, five times what a daemon with 8 running and 16 waiting requests takes."""
+    """120 concurrent callers, five times the capacity of a daemon with 8 running and 16 waiting requests."""
     def work():
         body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True}
         with connect(target.openai, timeout=60) as connection:
@@ -254,7 +249,7 @@ def overload(target):
 
 ATTACKS = {
     attack.__name__: attack
-    for attack in (silent_connections, idle_connections, known_connections, disconnects, unacknowledged_streams,
+    for attack in (silent_connections, idle_connections, disconnects, unacknowledged_streams,
                    large_headers, header_references, endless_headers, rapid_resets, unfinished_messages,
                    compressed_messages, chunked_heads, large_json, unread_answers, unread_short_answers,
                    large_prompts, urgent_priorities)
@@ -264,9 +259,11 @@ LONG = {"overload": overload}
 
 
 def main():
-    os.nice(19)  # an attacker has a machine of its own; here it gets what the daemon and its neighbour leave
+    # A real attacker runs on another machine. At this priority it takes only the processor time that the daemon and
+    # the neighbour leave.
+    os.nice(19)
     target = Target(sys.argv[2])
-    # What an attack meets later is its own affair; that it meets the daemon at all is not.
+    # Attacks ignore errors of their connections, so this fails if the daemon cannot be reached at all.
     for address in (target.grpc, target.http, target.openai):
         connect(address).close()
     rounds = 0

@@ -11,5 +11,5 @@ from generated_api import make_api  # noqa: E402
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory):
-    """The modules that protoc makes of the published protos."""
+    """The modules that protoc generates from the published protos."""
     return make_api(tmp_path_factory.mktemp("generated"))

@@ -1,8 +1,8 @@
-"""Measures what test_neighbours.py bounds, with more calls, and what takes longer; prints it and writes JSON.
+"""Measures what test_neighbours.py bounds, with more calls, and cases that take minutes. Prints rows and writes JSON.
 
     QUIRE_BUILD=$PWD/build/ci build/venv/bin/python tests/chaos/measure.py [--calls N] [--json FILE] [CASE...]
 
-A case is one of test_neighbours.py, or of LONG below. Default: all.
+A case is one of test_neighbours.py or of LONG below. The default is all cases.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-sys.dont_write_bytecode = True  # the source folder stays as it is
+sys.dont_write_bytecode = True  # writes nothing into the source folder
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "e2e"), str(HERE.parent / "testing")]
 
@@ -36,19 +36,19 @@ def attack_row(api, folder, case, num_calls):
 
 
 def look(scene, what, when, with_calls=True):
-    """One row."""
+    """Returns one row of the long cases."""
     taken = round(1000 * percentile(scene.calls(100), 0.99), 1) if with_calls else None
     return [what, when, round(resident_bytes(scene.pid) / MIB, 1), len(os.listdir(f"/proc/{scene.pid}/fd")),
             int(scene.metric("quire_grpc_connections_active")), taken]
 
 
 def settle(scene, before):
-    """Until memory is as before, half a minute at most."""
+    """Waits until memory is within 10 % of `before`, for half a minute at most."""
     comes_true(lambda: resident_bytes(scene.pid) < 1.1 * before, 30)
 
 
 def held(api, folder, what, opened):
-    """8000 connections from two addresses, each half."""
+    """Opens 8000 connections, half of them from each of two addresses."""
     with Scene(api, folder, what).running() as scene:
         yield look(scene, what, "before")
         before = resident_bytes(scene.pid)
@@ -69,7 +69,7 @@ def idle(api, folder):
 
 
 def gone(api, folder):
-    """Each of 10 000 connections ends with RST, every fifth in the middle of an answer."""
+    """Resets (RST) 10 000 connections in a row, every fifth in the middle of an answer."""
     what = "disconnects"
     with Scene(api, folder, what).running() as scene:
         yield look(scene, what, "before")
@@ -88,7 +88,7 @@ def gone(api, folder):
 
 
 def overload(api, folder):
-    """For two minutes."""
+    """Overloads the daemon for two minutes."""
     what = "five times the capacity"
     settings = ["scheduler.max_running_sequences=8", "limits.max_queued_requests=16"]
     with Scene(api, folder, "overload", settings).running() as scene:

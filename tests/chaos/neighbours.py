@@ -1,4 +1,4 @@
-"""A daemon under one attack, and what a neighbour and the machine notice of it."""
+"""Runs a daemon under one attack and measures the latency of a neighbour's calls, memory and processor time."""
 
 import collections
 import contextlib
@@ -19,13 +19,14 @@ from daemon import Daemon, becomes_serving  # noqa: E402
 from process_figures import peak_memory, processor_seconds, resident_bytes  # noqa: E402
 from waiting import comes_true, pace  # noqa: E402
 
-# Two attacks need another daemon: one that speaks TLS, and one whose log has no reader.
+# Two more cases run an attack against a different daemon: one with TLS, and one whose log nobody reads.
 CASES = {name: name for name in attacker.ATTACKS}
 CASES |= {"silent_tls_connections": "silent_connections", "unread_log": "silent_connections"}
 
 SETTINGS = {"unread_short_answers": ["stream.slow_client_timeout=2s", "limits.max_queued_requests=4096"]}
 
-SECONDS_BETWEEN_CALLS = 0.05  # with an attack and without: a machine that slept in between answers later
+# The same with an attack and without one, because calls take longer after the processor has slept.
+SECONDS_BETWEEN_CALLS = 0.05
 SECONDS_TO_CALM_DOWN = 30
 IDLE_SHARE = 0.1  # of a core, over a second
 
@@ -36,12 +37,12 @@ class Figures:
 
     quiet: list  # of each call
     attacked: list
-    before: int  # resident memory before the attack, at its peak, and when it is as before or time is up
+    before: int  # resident memory: before the attack, at its peak, and once it is as before or time is up
     peak: int
     after: int
     seconds_until_back: float
-    processor_share: float  # of the daemon meanwhile, 1: one core
-    is_idle: bool  # soon afterwards
+    processor_share: float  # cores that the daemon uses during the attack
+    is_idle: bool  # the daemon uses less than IDLE_SHARE soon after the attack
     rounds: int
 
 
@@ -55,7 +56,7 @@ def percentile(values, share):
 
 
 class Scene:
-    """The daemon and its neighbour. Attackers come from the same address, but are another tenant."""
+    """The daemon and the neighbour. The attacker has the same address but belongs to another tenant."""
 
     def __init__(self, api, folder, case, settings=(), prefix=()):
         self.api, self.folder, self.case = api, folder, case
@@ -80,14 +81,14 @@ class Scene:
             assert self.daemon.process.poll() is None, "quired died:\n" + self.daemon.log[-4000:]
 
     def metric(self, name, label=""):
-        """The sum over the other labels."""
+        """Returns the sum over all series of `name` that have `label`."""
         lines = http_get(self.daemon.http_address, "/metrics", "Authorization: Bearer n\r\n")[1].decode().splitlines()
         found = [line for line in lines if line.startswith((name + " ", name + "{")) and label in line]
         assert found, name
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
     def fill_pool(self):
-        """Prompts until each page of the KV pool has been written: its memory counts before the attack and after."""
+        """Writes each page of the KV pool, so that its memory is resident before the attack too."""
         with self.channel() as channel:
             for number in range(1000):
                 if self.metric("quire_kv_cache_pages", 'state="free"') == 0:
@@ -100,7 +101,7 @@ class Scene:
         return tls_channel(self.daemon, self.authority) if self.authority else self.daemon.channel()
 
     def calls(self, count, gap=0.0):
-        """The seconds that each of `count` short calls took; all have to succeed, and so have probes beside them."""
+        """Returns the seconds that each of `count` short calls took. All calls and probes must succeed."""
         taken = []
         with self.channel() as channel:
             for number in range(count):
@@ -128,7 +129,7 @@ class Scene:
 
     @contextlib.contextmanager
     def attack(self):
-        """It has begun; `rounds` of what this gives are there when it is over. Then the log is read again."""
+        """Runs the attack, which has begun when the block does. Sets `rounds` in the yielded dict at its end."""
         command = [sys.executable, str(HERE / "attacker.py"), CASES.get(self.case, self.case), self.target()]
         if self.case == "unread_log":
             self.daemon.may_read_log.clear()
@@ -157,7 +158,7 @@ class Scene:
 
 
 def run_case(api, folder, case, num_calls=20, slack=0, settings=()):
-    """`slack` bytes beyond 10 % count as memory that is back."""
+    """Memory counts as returned if at most `slack` bytes beyond 10 % stay."""
     with Scene(api, folder, case, settings).running() as scene:
         quiet = scene.calls(num_calls, SECONDS_BETWEEN_CALLS)
         before = resident_bytes(scene.pid)
@@ -167,14 +168,14 @@ def run_case(api, folder, case, num_calls=20, slack=0, settings=()):
                 attacked = scene.calls(num_calls, SECONDS_BETWEEN_CALLS)
                 share = (processor_seconds(scene.pid) - used) / (time.monotonic() - start)
         end = time.monotonic()
-        looks = [resident_bytes(scene.pid)]
+        samples = [resident_bytes(scene.pid)]
 
-        def has_come_back():
-            looks.append(resident_bytes(scene.pid))
-            return looks[-1] <= memory_bound(before, slack)
+        def is_returned():
+            samples.append(resident_bytes(scene.pid))
+            return samples[-1] <= memory_bound(before, slack)
 
-        comes_true(has_come_back, SECONDS_TO_CALM_DOWN)
-        after, seconds = looks[-1], time.monotonic() - end
+        comes_true(is_returned, SECONDS_TO_CALM_DOWN)
+        after, seconds = samples[-1], time.monotonic() - end
         is_idle = scene.becomes_idle()
     return Figures(quiet=quiet, attacked=attacked, before=before, peak=peak.bytes, after=after,
                    seconds_until_back=seconds, processor_share=share, is_idle=is_idle, rounds=attack["rounds"])

@@ -1,19 +1,19 @@
-"""Each attack runs in a process of its own beside a neighbour, who is served; what it took comes back."""
+"""Runs each attack in a process of its own. A neighbour is served meanwhile, and memory is returned afterwards."""
 
 import pytest
 from neighbours import CASES, memory_bound, percentile, run_case
 from process_figures import MIB
 
-# Seconds: half of the calls, and the latest. A machine that is busy with other tests serves some calls late without
-# any attack, so less is not looked at; measure.py tells how late they are on a machine of its own.
+# Bounds in seconds for the median and the 99th percentile. A machine that is busy with other tests serves some calls
+# late without any attack, so lower values pass. measure.py measures them on a machine that does nothing else.
 LATE = (0.1, 1)
-# What a process may keep beyond a tenth: threads of gRPC, and what it keeps for each connection that it has known.
+# Bytes that the daemon may keep beyond a tenth: threads of gRPC, and blocks that it keeps for each connection it had.
 SLACK = 4 * MIB
 MOST_MEMORY = 512 * MIB  # four bodies of JSON at their limit
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_neighbour_is_served_and_all_comes_back(api, tmp_path, case):
+def test_a_neighbour_is_served_and_memory_is_returned(api, tmp_path, case):
     figures = run_case(api, tmp_path, case, slack=SLACK)
     assert figures.rounds > 0, "there was an attack"
     for share, seconds in zip((0.5, 0.99), LATE):

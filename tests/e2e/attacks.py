@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 
-from http2_client import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, PRIORITY, RST_STREAM, SETTINGS,
+from http2_client import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS,
                           frame)
 
 MIB = 1 << 20
@@ -80,13 +80,6 @@ def begin(address, **options):
     """A connection of a client that never acknowledges the server's settings."""
     connection = connect(address, **options)
     send_quietly(connection, PREFACE + frame(SETTINGS))
-    return connection
-
-
-def begin_known(address, **options):
-    """One that gRPC itself knows: only gRPC has to do with priorities."""
-    connection = begin(address, **options)
-    send_quietly(connection, frame(PRIORITY, 0, 1, bytes(5)))
     return connection
 
 

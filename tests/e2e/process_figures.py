@@ -26,12 +26,6 @@ def processor_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def thread_seconds(pid, name):
-    """Processor time of its threads of this name."""
-    return sum(int(pathlib.Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[0])
-               for tid in threads_named(pid, name)) / 1e9
-
-
 def threads_named(pid, name):
     """Ids of its threads of this name (docs/architecture.md, section 5)."""
     found = []

@@ -312,7 +312,7 @@ def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, w
 
 @pytest.mark.parametrize("which", ["http", "openai"])
 def test_bodies_that_do_not_come_keep_nobody_out(daemon, neighbour, which):
-    """As many heads of chunked bodies as there may be connections: probes at once, all else as soon as one gives way."""
+    """As many heads of chunked bodies as there may be connections: probes at once, all else as soon as one is evicted."""
     address = daemon.http_address if which == "http" else daemon.openai_address
     probe, other = ("/livez", "/status.json") if which == "http" else ("/health", "/v1/models")
     held = []

@@ -14,12 +14,12 @@ import time
 import grpc
 import pytest
 from attack_tools import Neighbour, failure, generate, http_get
-from attacks import (GRPC_HEADERS, begin, begin_known, begin_messages, compressed_call, connect, is_closed,
+from attacks import (GRPC_HEADERS, begin, begin_messages, compressed_call, connect, is_closed,
                      send_endless_headers, send_large_headers, send_quietly, send_references, send_resets,
                      send_streams)
 from daemon import Daemon
-from http2_client import ACK, GOAWAY, PING, SETTINGS, Http2Client, frame
-from process_figures import MIB, peak_memory, process_status, processor_seconds, resident_bytes, thread_seconds, threads_named
+from http2_client import ACK, GOAWAY, PREFACE, SETTINGS, Http2Client, frame
+from process_figures import MIB, peak_memory, process_status, resident_bytes, threads_named
 from stopped_threads import stopped_threads
 from test_attacks import streams
 from waiting import wait_until
@@ -119,18 +119,11 @@ def test_header_blocks_without_end_are_refused(daemon, neighbour, bounded):
         assert code == ENHANCE_YOUR_CALM and "the headers of a call have" in text
 
 
-def test_rapid_resets_are_slowed_down(daemon, neighbour, bounded):
-    last, answers = b"the last", b""
+def test_rapid_resets_are_bounded(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
-        start = time.monotonic()
-        send_resets(connection, 5000)
-        send_quietly(connection, frame(PING, 0, 0, last))
-        connection.settimeout(30)
-        while frame(PING, ACK, 0, last) not in answers:
-            piece = connection.recv(65536)
-            assert piece, answers[-200:]
-            answers += piece
-        assert time.monotonic() - start > 2, "2000 a second, and 256 at once"
+        send_resets(connection)
+        code, text = goaway_of(connection)
+        assert code == ENHANCE_YOUR_CALM and "2025 resets of streams in a second, limit 2024" in text
 
 
 def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, neighbour, bounded):
@@ -192,7 +185,7 @@ def answer(api, daemon):
         return generate(api, channel)
 
 
-def test_silent_connections_give_way_the_oldest_first(api, small):
+def test_silent_connections_are_evicted_the_oldest_first(api, small):
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(small.grpc_address)) for _ in range(5)]
         assert answer(api, small)
@@ -200,18 +193,18 @@ def test_silent_connections_give_way_the_oldest_first(api, small):
         assert closed_connections(small, "silent") == 1
 
 
-def test_connections_without_calls_give_way_the_oldest_first(api, small):
+def test_connections_without_calls_are_evicted_the_oldest_first(api, small):
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
         assert all(client.wait_begun() for client in idle)
         assert answer(api, small)
         assert idle[0].wait_closed()
-        assert idle[0].goaway == (0, ""), "a client that did no wrong may come again"
+        assert idle[0].goaway == (0, ""), "no error: the client may connect again"
         assert closed_connections(small, "idle") == 1
 
 
 def test_connections_that_begin_at_once_are_no_more_than_the_limit(tmp_path):
-    """Also those that have to give way on their way from the thread that accepts to those that serve."""
+    """Also while many threads connect at the same time."""
     with Daemon(tmp_path, settings=["server.grpc.max_connections=2"]) as daemon:
         daemon.wait_serving()
         for _ in range(6):  # not every round has one at that moment
@@ -227,7 +220,7 @@ def test_connections_that_begin_at_once_are_no_more_than_the_limit(tmp_path):
                     thread.start()
                 for thread in threads:
                     thread.join()
-                wait_until(lambda: connections(daemon) <= 2, "the others have given way")
+                wait_until(lambda: connections(daemon) <= 2, "the others are evicted")
 
 
 def test_connections_in_use_stay_and_the_next_is_refused(api, small):
@@ -241,13 +234,13 @@ def test_connections_in_use_stay_and_the_next_is_refused(api, small):
         assert code == ENHANCE_YOUR_CALM
         assert "5 connections of this address are open, server.grpc.max_connections_per_address is 5" in text
         busy.pop().close()
-        wait_until(lambda: connections(small) == 4, "a place is free again")
+        wait_until(lambda: connections(small) == 4, "one more may connect")
         assert answer(api, small)
         assert all(client.goaway is None for client in busy)
 
 
 def test_a_flood_of_connects_loses_no_call(api, tmp_path):
-    """Silent connections come by the hundred at the limit; a client with pauses between its calls goes on."""
+    """Silent connections arrive by the hundred at the limit; the calls of a client with pauses between them succeed."""
     with Daemon(tmp_path, settings=["server.grpc.max_connections_per_address=100"]) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel, contextlib.ExitStack() as stack:
@@ -258,9 +251,9 @@ def test_a_flood_of_connects_loses_no_call(api, tmp_path):
             wait_until(lambda: closed_connections(daemon, "silent") > 1000, "most are closed")
 
 
-@pytest.mark.parametrize("opened", [connect, begin, begin_known])
+@pytest.mark.parametrize("opened", [connect, begin])
 def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, opened):
-    """Silent ones, or HTTP/2 that stays when it is asked to go, known to gRPC or not; more than there are descriptors."""
+    """More silent connections, or clients of HTTP/2 that ignore GOAWAY, than there are descriptors."""
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
         daemon.wait_serving()
         with contextlib.ExitStack() as stack:
@@ -288,74 +281,46 @@ def test_the_table_of_descriptors_does_not_grow_while_clients_wait(daemon):
     assert size >= min(resource.prlimit(process, resource.RLIMIT_NOFILE)[0], 65536)
 
 
-def test_a_connection_takes_nothing_of_grpc_before_its_first_call(api, daemon):
-    assert answer(api, daemon)  # so that the guard has seen how gRPC begins
+def test_a_connection_takes_nothing_of_grpc_before_its_preface(api, daemon):
+    assert answer(api, daemon)
     wait_until(lambda: connections(daemon) == 0, "that connection is closed")
     before = num_descriptors(daemon)
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(Http2Client(daemon.grpc_address)) for _ in range(20)]
-        assert all(client.wait_begun() for client in idle)
-        for client in idle:
-            assert client.send(frame(PING, 0, 0, b"12345678"))
-        wait_until(lambda: all(client.pongs == [b"12345678"] for client in idle), "pings are answered")
+        clients = [stack.enter_context(connect(daemon.grpc_address)) for _ in range(20)]
+        wait_until(lambda: connections(daemon) == 20, "all are accepted")
         # Besides, at any time: four of a call from inside, one of the figures' own.
         assert num_descriptors(daemon) <= before + 20 + 5
-        for client in idle:
-            assert client.open(1, BATCH_HEADERS)
-        wait_until(lambda: streams(daemon) == 20, "a call is open on each")
-        assert num_descriptors(daemon) >= before + 60 - 5
-        assert all(client.goaway is None for client in idle)
+        for client in clients:
+            client.sendall(PREFACE + frame(SETTINGS))
+            assert client.recv(9)[3] == SETTINGS
+        assert before + 60 - 5 <= num_descriptors(daemon) <= before + 60 + 5
 
 
-def test_connections_that_begin_to_call_share_what_descriptors_there_are(api, tmp_path):
-    """Idle ones give way to those that call. Where all others have calls, one that begins is told so; they go on."""
-    share = 65  # descriptors of the data listener: 21 connections with a call, and two without
-    with Daemon(tmp_path, prefix=["prlimit", f"--nofile={512 + 256 + 2 * share}"]) as daemon:
+def test_there_are_no_more_connections_than_descriptors_for_them(api, tmp_path):
+    """An idle connection is evicted for a new one. Where all others have calls the new one is refused; they go on."""
+    with Daemon(tmp_path, prefix=["prlimit", f"--nofile={512 + 256 + 2 * 3 * 21}"]) as daemon:
         daemon.wait_serving()
         assert answer(api, daemon)
         wait_until(lambda: connections(daemon) == 0, "that connection is closed")
         with contextlib.ExitStack() as stack:
             idle = []
-            for _ in range(50):
+            for _ in range(30):
                 idle.append(stack.enter_context(Http2Client(daemon.grpc_address)))
                 assert idle[-1].wait_begun()
-            busy = idle[29:]
-            for count, client in enumerate(reversed(busy), 1):
+            wait_until(lambda: all(client.goaway == (0, "") for client in idle[:9]), "the oldest are evicted")
+            busy = idle[9:]
+            assert all(client.goaway is None for client in busy)
+            for client in busy:
                 assert client.open(1, BATCH_HEADERS)
-                wait_until(lambda count=count: streams(daemon) == count, "the call is open")
-                if count == 10:
-                    assert answer(api, daemon), "a neighbour is served"
-            wait_until(lambda: all(client.goaway == (0, "") for client in idle[:27]), "the oldest are asked to go")
-            assert all(client.goaway is None for client in idle[27:])
-            assert idle[28].open(1, BATCH_HEADERS)
-            wait_until(lambda: idle[28].goaway, "it is told why it has no place")
-            code, text = idle[28].goaway
+            wait_until(lambda: streams(daemon) == 21, "a call is open on each")
+            with connect(daemon.grpc_address) as connection:
+                code, text = goaway_of(connection)
             assert code == ENHANCE_YOUR_CALM
-            assert text == f"connections with calls take all {share} descriptors that the listener may have"
-            assert streams(daemon) == 21 and all(client.goaway is None for client in (idle[27], *busy))
+            assert "21 connections are open, the limit is 21" in text
+            assert streams(daemon) == 21 and all(client.goaway is None for client in busy)
             busy[0].close()
             wait_until(lambda: streams(daemon) == 20, "a call is over")
             assert answer(api, daemon)
-
-
-def test_silent_connections_take_no_time_of_the_threads_that_serve_calls(tmp_path):
-    """Thousands come, are closed for newer ones, and go: no call waits behind that work."""
-    with Daemon(tmp_path, settings=["server.grpc.max_connections_per_address=200"]) as daemon:
-        daemon.wait_serving()
-        wait_until(lambda: connections(daemon) == 0, "the connection of the start is gone")
-        pid = daemon.process.pid
-        edge, all_before = thread_seconds(pid, "grpc-edge"), processor_seconds(pid)
-        held = []
-        while processor_seconds(pid) < all_before + 0.5:
-            held += [connect(daemon.grpc_address) for _ in range(100)]
-            for old in held[:-400]:
-                old.close()
-            del held[:-400]
-        spent = processor_seconds(pid) - all_before
-        for connection in held:
-            connection.close()
-        assert closed_connections(daemon, "silent") > 1000
-        assert thread_seconds(pid, "grpc-edge") - edge < 0.1 * spent
 
 
 def test_a_client_that_says_goodbye_is_closed(daemon):

@@ -12,7 +12,7 @@ from waiting import wait_until
 
 ROW = re.compile(r"^\| (\d+) \| `([\w:]+)` \| ([\w/.]+) \| ([\w ]+) \|", re.MULTILINE)
 # All others are gRPC's.
-OWN_THREADS = {"engine", "text", "output", "compute", "calls", "http", "grpc-accept", "grpc-edge", "loader", "housekeeper", "reloader",
+OWN_THREADS = {"engine", "text", "output", "compute", "calls", "http", "grpc-edge", "loader", "housekeeper", "reloader",
                "log", "file"}
 MAX_FILES = 12
 

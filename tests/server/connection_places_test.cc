@@ -1,12 +1,11 @@
-#include "server/edge/connection_places.h"
+#include "server/net/connection_places.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
-#include <tuple>
-#include <vector>
 
 namespace quire::server {
 namespace {
@@ -17,99 +16,62 @@ absl::Time At(double seconds) {
   return kStart + absl::Seconds(seconds);
 }
 
-TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGiveWay) {
+std::optional<std::uint64_t> Evict(ConnectionPlaces& places, const std::string& ip, double at) {
+  const auto evicted = places.EvictOne(ip, At(at));
+  if (!evicted) return std::nullopt;
+  return evicted->number;
+}
+
+TEST(ConnectionPlacesTest, TheLongestIdleIsEvictedFirst) {
   ConnectionPlaces places;
-  for (std::uint64_t number = 0; number < 6; ++number) {
+  for (std::uint64_t number = 0; number < 5; ++number) {
     places.Add(number, "a", At(0.01 * static_cast<double>(number)));
   }
-  places.SetPhase(1, Phase::kIdle, At(0.09));
-  places.SetPhase(2, Phase::kIdle, At(0.08));
-  places.SetPhase(3, Phase::kBusy, At(0.08));
-  EXPECT_EQ(places.TakeOne("", At(0.105)), 0u) << "silent for 0.1 s";
-  EXPECT_EQ(places.TakeOne("", At(0.105)), 4u) << "1 and 2 are between two calls";
-  EXPECT_EQ(places.TakeOne("", At(0.105)), 5u);
-  places.Add(6, "a", At(1.05));
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 2u) << "6 may still speak";
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 1u);
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 6u) << "none is idle any more";
-  EXPECT_EQ(places.TakeOne("", At(0.105)), std::nullopt) << "in use";
+  places.SetPhase(1, Phase::kBusy, At(0.05));
+  places.SetPhase(3, Phase::kBusy, At(0.06));
+  places.SetPhase(1, Phase::kIdle, At(0.07));
+  EXPECT_EQ(Evict(places, "", 0.08), 0u);
+  EXPECT_EQ(Evict(places, "", 0.08), 2u);
+  EXPECT_EQ(Evict(places, "", 0.08), 4u);
+  EXPECT_EQ(Evict(places, "", 0.08), 1u) << "idle again since 0.07";
+  EXPECT_EQ(Evict(places, "", 9), std::nullopt) << "3 is busy";
   EXPECT_EQ(places.size(), 1u);
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
 
-TEST(ConnectionPlacesTest, ThoseThatMayStillSpeakGiveWayToAFirstCallLast) {
-  ConnectionPlaces places;
-  for (std::uint64_t number = 0; number < 4; ++number) places.Add(number, "a", At(0));
-  places.SetPhase(1, Phase::kIdle, At(0.15));
-  places.SetPhase(2, Phase::kBusy, At(0.15));
-  places.Add(4, "a", At(0.16));
-  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 0u) << "silent for 0.1 s";
-  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 3u);
-  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 1u);
-  EXPECT_EQ(places.TakeOneForCall(At(0.2)), 4u);
-  EXPECT_EQ(places.TakeOneForCall(At(0.2)), std::nullopt);
-}
-
-TEST(ConnectionPlacesTest, OneThatIsBusyAfterAllStays) {
+TEST(ConnectionPlacesTest, AConnectionThatIsBusyAfterItsEvictionStays) {
   ConnectionPlaces places;
   places.Add(1, "a", At(0));
-  EXPECT_EQ(places.TakeOne("a", At(5)), 1u);
+  EXPECT_EQ(Evict(places, "a", 5), 1u);
   EXPECT_EQ(places.size("a"), 0u);
   places.SetPhase(1, Phase::kBusy, At(5));
   EXPECT_EQ(places.size("a"), 1u);
   places.SetPhase(1, Phase::kIdle, At(6));
-  EXPECT_EQ(places.TakeOne("b", At(7)), std::nullopt);
-  EXPECT_EQ(places.TakeOne("a", At(7)), 1u);
+  EXPECT_EQ(Evict(places, "b", 7), std::nullopt);
+  EXPECT_EQ(Evict(places, "a", 7), 1u);
 }
 
-TEST(ConnectionPlacesTest, TheOneThatStandsStillForLongestGivesWayLast) {
+TEST(ConnectionPlacesTest, TheLongestStalledIsEvictedLast) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
   places.SetPhase(0, Phase::kStalled, At(1));
   places.SetPhase(1, Phase::kStalled, At(1.1));
   places.SetPhase(2, Phase::kIdle, At(2));
-  places.SetPhase(0, Phase::kStalled, At(1.5));  // more of it came
-  EXPECT_EQ(places.TakeOne("", At(2)), 2u);
-  EXPECT_EQ(places.TakeOne("", At(2)), std::nullopt) << "both may still go on";
-  EXPECT_EQ(places.TakeOne("", At(2.2)), 1u);
-  EXPECT_EQ(places.TakeOne("", At(2.2)), std::nullopt);
+  places.SetPhase(0, Phase::kStalled, At(1.5));  // more of its request arrived
+  EXPECT_EQ(places.EvictOne("", At(2))->phase, Phase::kIdle);
+  EXPECT_EQ(Evict(places, "", 2), std::nullopt) << "none has been stalled for a second";
+  const auto evicted = places.EvictOne("", At(2.2));
+  ASSERT_TRUE(evicted.has_value());
+  EXPECT_EQ(evicted->number, 1u);
+  EXPECT_EQ(evicted->phase, Phase::kStalled);
+  EXPECT_EQ(Evict(places, "", 2.2), std::nullopt);
   EXPECT_TRUE(places.CheckIntegrity().ok());
-}
-
-TEST(ConnectionPlacesTest, TheOneThatLeavesForLongestIsKnown) {
-  ConnectionPlaces places;
-  for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
-  EXPECT_EQ(places.TakeOne("", At(1)), 0u);
-  EXPECT_EQ(places.TakeOne("", At(2)), 1u);
-  places.SetPhase(2, Phase::kLeaving, At(3));
-  places.SetPhase(1, Phase::kBusy, At(3));
-  EXPECT_EQ(places.TakeLeaving(At(0.9)), std::nullopt);
-  EXPECT_EQ(places.TakeLeaving(At(9)), 0u);
-  EXPECT_EQ(places.TakeLeaving(At(9)), 2u) << "1 stays after all";
-  EXPECT_EQ(places.TakeLeaving(At(9)), std::nullopt);
-  EXPECT_TRUE(places.CheckIntegrity().ok());
-}
-
-TEST(ConnectionPlacesTest, DescriptorsCountWhileTheirConnectionStays) {
-  ConnectionPlaces places;
-  for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
-  EXPECT_EQ(places.descriptors(), 3);
-  places.SetDescriptors(1, 3);
-  EXPECT_EQ(places.descriptors(), 5);
-  places.SetPhase(1, Phase::kLeaving, At(1));
-  EXPECT_EQ(places.descriptors(), 2);
-  places.SetPhase(1, Phase::kBusy, At(2));
-  places.SetPhase(1, Phase::kIdle, At(3));
-  EXPECT_EQ(places.descriptors(), 5) << "it stays after all";
-  places.Remove(1);
-  EXPECT_EQ(places.descriptors(), 2);
 }
 
 struct Listed {
   std::string ip;
   Phase phase;
   absl::Time since;
-  int descriptors = 1;
 };
 using List = std::map<std::uint64_t, Listed>;
 
@@ -122,30 +84,24 @@ List::iterator First(List& list, const std::string& ip, Phase phase) {
   return best;
 }
 
-List::iterator GivesWay(List& list, const std::string& ip, absl::Time now) {
-  const auto is_for = [&](List::iterator entry, absl::Duration time) {
-    return entry != list.end() && now - entry->second.since >= time;
-  };
-  const auto silent = First(list, ip, Phase::kSilent);
-  if (is_for(silent, absl::Milliseconds(100))) return silent;
+List::iterator ToEvict(List& list, const std::string& ip, absl::Time now) {
   const auto idle = First(list, ip, Phase::kIdle);
-  if (is_for(idle, absl::Seconds(1))) return idle;
-  if (silent != list.end()) return silent;
   if (idle != list.end()) return idle;
   const auto stalled = First(list, ip, Phase::kStalled);
-  return is_for(stalled, absl::Seconds(1)) ? stalled : list.end();
+  return stalled != list.end() && now - stalled->second.since >= absl::Seconds(1) ? stalled
+                                                                                  : list.end();
 }
 
 void ExpectCounts(const ConnectionPlaces& places, const List& list) {
-  std::size_t staying = 0;
-  std::int64_t descriptors = 0;
+  std::size_t open = 0;
+  std::map<std::string, std::size_t> by_ip;
   for (const auto& [number, listed] : list) {
-    if (listed.phase == Phase::kLeaving) continue;
-    ++staying;
-    descriptors += listed.descriptors;
+    if (listed.phase == Phase::kClosing) continue;
+    ++open;
+    ++by_ip[listed.ip];
   }
-  ASSERT_EQ(places.size(), staying);
-  ASSERT_EQ(places.descriptors(), descriptors);
+  ASSERT_EQ(places.size(), open);
+  for (const auto& [ip, count] : by_ip) ASSERT_EQ(places.size(ip), count);
   ASSERT_TRUE(places.CheckIntegrity().ok()) << places.CheckIntegrity();
 }
 
@@ -161,48 +117,35 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
     now += absl::Milliseconds(random() % 40);
     const std::string ip(1, "abc"[random() % 3]);
     const std::uint64_t any = number == 0 ? 0 : random() % number;
-    switch (random() % 7) {
+    switch (random() % 6) {
       case 0:
       case 1:
         places.Add(number, ip, now);
-        list[number] = {ip, Phase::kSilent, now};
+        list[number] = {ip, Phase::kIdle, now};
         break;
       case 2:
         places.Remove(any);
         list.erase(any);
         break;
       case 3: {
-        const auto phase = static_cast<Phase>(random() % 5);
+        const auto phase = static_cast<Phase>(random() % 4);
         places.SetPhase(any, phase, now);
         if (!list.contains(any)) break;
         if (list[any].phase == phase && phase != Phase::kStalled) break;
-        list[any] = {list[any].ip, phase, now, list[any].descriptors};
-        break;
-      }
-      case 5:
-        places.SetDescriptors(any, 3);
-        if (list.contains(any)) list[any].descriptors = 3;
-        break;
-      case 4: {
-        const absl::Time since = now - absl::Milliseconds(random() % 400);
-        const auto wanted = First(list, "", Phase::kLeaving);
-        const std::optional<std::uint64_t> taken = places.TakeLeaving(since);
-        ASSERT_EQ(taken.has_value(), wanted != list.end() && wanted->second.since <= since);
-        if (!taken) break;
-        ASSERT_EQ(list.at(*taken).since, wanted->second.since);
-        list.erase(*taken);
+        list[any] = {list[any].ip, phase, now};
         break;
       }
       default: {
         const std::string of = random() % 2 == 0 ? ip : "";
-        const auto wanted = GivesWay(list, of, now);
-        const std::optional<std::uint64_t> taken = places.TakeOne(of, now);
-        ASSERT_EQ(taken.has_value(), wanted != list.end());
-        if (!taken) break;
-        Listed& given_way = list.at(*taken);  // several may be equally old
-        ASSERT_EQ(given_way.since, wanted->second.since);
-        ASSERT_EQ(given_way.phase, wanted->second.phase);
-        given_way = {given_way.ip, Phase::kLeaving, now, given_way.descriptors};
+        const auto wanted = ToEvict(list, of, now);
+        const auto evicted = places.EvictOne(of, now);
+        ASSERT_EQ(evicted.has_value(), wanted != list.end());
+        if (!evicted) break;
+        Listed& listed = list.at(evicted->number);  // several may be equally old
+        ASSERT_EQ(listed.since, wanted->second.since);
+        ASSERT_EQ(listed.phase, wanted->second.phase);
+        ASSERT_EQ(listed.phase, evicted->phase);
+        listed = {listed.ip, Phase::kClosing, now};
       }
     }
     ASSERT_NO_FATAL_FAILURE(ExpectCounts(places, list));

@@ -29,16 +29,12 @@ TEST_F(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
 
 TEST_F(DescriptorLimitTest, AllListenersShareWhatThereIs) {
   Lower(1024);
-  const auto expect = [](const GrpcConnectionLimit& limit, int connections, int descriptors) {
-    EXPECT_EQ(limit.max_connections, connections);
-    EXPECT_EQ(limit.max_descriptors, descriptors);
-  };
-  expect(LimitGrpcConnections(100, /*num_listeners=*/1, /*http_connections=*/0), 100, 512);
-  expect(LimitGrpcConnections(300, 1, 0), 300, 512);
-  expect(LimitGrpcConnections(10'000, 1, 0), 512, 512);
-  expect(LimitGrpcConnections(10'000, 2, 0), 256, 256);
-  expect(LimitGrpcConnections(10'000, 2, 300), 106, 106);
-  expect(LimitGrpcConnections(10'000, 2, 1000), 48, 48);  // a few at least
+  EXPECT_EQ(LimitGrpcConnections(100, /*num_listeners=*/1, /*http_connections=*/0), 100);
+  EXPECT_EQ(LimitGrpcConnections(170, 1, 0), 170);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 1, 0), 170);  // 1024 - 512, three for each
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 0), 85);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 300), 35);
+  EXPECT_EQ(LimitGrpcConnections(10'000, 2, 1000), 16);  // the minimum
 }
 
 }  // namespace

@@ -26,11 +26,10 @@ GrpcListenerOptions Options(const std::string& address) {
   const auto config = LayeredConfig::Load({}, &errors);
   static PeerTable peers;
   static probe::Registry registry;
-  static ServerProbe probe(&registry, "story");
   return {.addresses = {address},
           .transport = ToOptions(*config).transport,
           .peers = &peers,
-          .probe = &probe};
+          .registry = &registry};
 }
 
 bool Connects(const std::string& address) {

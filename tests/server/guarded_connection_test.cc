@@ -1,5 +1,4 @@
-// A connection between a client and what stands for gRPC; the test holds both far ends and the
-// time.
+// The test has the far ends of a connection, those of the client and of gRPC, and sets the time.
 
 #include "server/edge/guarded_connection.h"
 
@@ -15,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -32,16 +32,16 @@ using http2::kData;
 using http2::kEndHeaders;
 using http2::kHeaders;
 using http2::kPreface;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Local = boost::asio::local::stream_protocol;
 
 // A call whose message of 100 bytes is not complete.
-std::string Begun(std::uint32_t stream) {
+std::string UnfinishedCall(std::uint32_t stream) {
   return absl::StrCat(Frame(kHeaders, kEndHeaders, stream, "h"),
                       Frame(kData, 0, stream, absl::string_view("\0\0\0\0\x64half", 9)));
 }
-
-const std::string kGuardSettings = SettingsFrame(10, 1000);
 
 struct Pair {
   explicit Pair(boost::asio::io_context& io) : ours(io), theirs(io) {
@@ -55,60 +55,59 @@ class ConnectionFixture : public ::testing::Test {
  protected:
   ConnectionFixture() {
     host_.connect = [this](std::uint64_t, const boost::asio::any_io_executor&,
-                           Peer) -> absl::StatusOr<GuardedConnectionHost::ToGrpc> {
+                           const Peer&) -> absl::StatusOr<GuardedConnectionHost::ToGrpc> {
       if (!connect_.ok()) return connect_;
       is_connected_ = true;
-      phase_ = Phase::kBusy;
       to_grpc_ = FileDescriptor(dup(grpc_.theirs.native_handle()));
       return GuardedConnectionHost::ToGrpc{.socket = std::move(grpc_.theirs), .name = "name"};
     };
-    host_.settings = kGuardSettings;
     host_.add_unfinished_bytes = [this](std::int64_t bytes) { unfinished_ += bytes; };
-    host_.count_closed = [](const Peer&, CloseCause, absl::string_view) {};
-    host_.pace = [this](std::uint64_t, double) {
-      has_waited_ = true;
-      return absl::Hours(1);
+    host_.count_closed = [this](const Peer&, CloseCause cause, absl::string_view) {
+      causes_.push_back(cause);
     };
     host_.set_phase = [this](std::uint64_t, Phase phase) { phase_ = phase; };
-    host_.left = [this](std::uint64_t, const std::string&) { has_left_ = true; };
+    host_.may_linger = [this](std::uint64_t) { return may_linger_; };
+    host_.remove = [this](std::uint64_t, const std::string& name) {
+      is_removed_ = true;
+      EXPECT_EQ(name, is_connected_ ? "name" : "");
+    };
     FrameLimits limits = {.max_streams = 10,
                           .max_header_block_bytes = 1000,
                           .max_resets = 10,
                           .max_control_frames = 10,
                           .max_window_updates = 10,
                           .max_header_bytes = 1000,
-                          .max_pings = 4,
-                          .ping_interval = absl::Hours(1),
                           .max_unfinished_bytes = 1000,
                           .message_timeout = absl::Seconds(60)};
     connection_ = std::make_shared<GuardedConnection>(
         &host_, 1, NewPlainTransport(std::move(client_.theirs)), Peer{}, limits,
-        ConnectionTimes{.preface = absl::Seconds(10),
-                        .write_stall = absl::Minutes(10),
-                        .age = absl::Minutes(5)});
-    connection_->Begin(MonotonicNow());
+        ConnectionTimes{.preface = absl::Seconds(10), .write_stall = absl::Minutes(10)});
+    connection_->Begin();
   }
 
   ~ConnectionFixture() override {
     connection_->Abort();
     connection_.reset();
-    EXPECT_TRUE(Becomes([this] { return has_left_; }));
+    EXPECT_TRUE(Becomes([this] { return is_removed_; }));
     EXPECT_EQ(unfinished_, 0);
   }
 
   static void Send(Pair& pair, absl::string_view bytes) {
     EXPECT_EQ(pair.ours.write_some(boost::asio::buffer(bytes.data(), bytes.size())), bytes.size());
   }
-  // What the client sends, so that gRPC has it.
+  // Sends bytes of the client and waits until gRPC has them.
   void SendThrough(absl::string_view bytes) {
     Send(client_, bytes);
     EXPECT_TRUE(Becomes([&] { return absl::EndsWith(from_client_, bytes); }));
     from_client_.clear();
   }
+  void Poll() {
+    io_.restart();
+    io_.poll();
+  }
   bool Becomes(absl::FunctionRef<bool()> condition) {
     return testing::WaitUntil([&] {
-      io_.poll();
-      io_.restart();
+      Poll();
       has_grpc_ended_ |= Read(grpc_, &from_client_);
       has_client_ended_ |= Read(client_, &from_server_);
       return condition();
@@ -130,30 +129,28 @@ class ConnectionFixture : public ::testing::Test {
 
   boost::asio::io_context io_;
   Pair client_{io_}, grpc_{io_};
-  FileDescriptor to_grpc_;  // the guard's own socket
+  FileDescriptor to_grpc_;  // a duplicate of the connection's own socket
   GuardedConnectionHost host_;
   std::shared_ptr<GuardedConnection> connection_;
   std::string from_client_, from_server_;
-  bool has_grpc_ended_ = false, has_client_ended_ = false, has_left_ = false;
-  bool has_waited_ = false, is_connected_ = false;
+  bool has_grpc_ended_ = false, has_client_ended_ = false, is_removed_ = false;
+  bool is_connected_ = false, may_linger_ = true;
   absl::Status connect_;  // the host's answer
-  Phase phase_ = Phase::kSilent;
+  Phase phase_ = Phase::kIdle;
+  std::vector<CloseCause> causes_;
   std::int64_t unfinished_ = 0;
 };
 
 // gRPC has the connection.
 class GuardedConnectionTest : public ConnectionFixture {
  protected:
-  GuardedConnectionTest() {
-    // Only gRPC answers what does not begin with SETTINGS.
-    SendThrough(absl::StrCat(kPreface, Frame(http2::kPriority, 0, 1, "12345")));
-  }
+  GuardedConnectionTest() { SendThrough(kPreface); }
 };
 
 const std::string kReset = RstStreamFrame(1, Http2Code::kEnhanceYourCalm);
 
 TEST_F(GuardedConnectionTest, ALateMessageEndsItsCallAndNoOther) {
-  SendThrough(Begun(1));
+  SendThrough(UnfinishedCall(1));
   SendThrough(Frame(kHeaders, kEndHeaders, 3, "h"));
   TickLater();
   EXPECT_TRUE(Becomes([this] { return from_client_ == kReset && from_server_ == kReset; }))
@@ -166,7 +163,7 @@ TEST_F(GuardedConnectionTest, ALateMessageEndsItsCallAndNoOther) {
 }
 
 TEST_F(GuardedConnectionTest, AResetStandsBehindTheFrameOfTheServer) {
-  SendThrough(Begun(1));
+  SendThrough(UnfinishedCall(1));
   const std::string answer = Frame(kData, 0, 3, "answer");
   Send(grpc_, answer.substr(0, 11));
   ASSERT_TRUE(Becomes([this] { return from_server_.size() == 11; }));
@@ -177,7 +174,7 @@ TEST_F(GuardedConnectionTest, AResetStandsBehindTheFrameOfTheServer) {
 }
 
 TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
-  SendThrough(Begun(1));
+  SendThrough(UnfinishedCall(1));
   SendThrough(Frame(kData, 0, 1, "more").substr(0, 10));
   TickLater();
   EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
@@ -185,23 +182,9 @@ TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
   EXPECT_EQ(from_client_, "");
 }
 
-// What waits may begin in the middle of a frame that gRPC has a part of.
-TEST_F(GuardedConnectionTest, NothingComesBeforeBytesThatWait) {
-  SendThrough(Begun(1));
-  std::string calls;
-  for (std::uint32_t stream = 3; stream < 20; stream += 2) {
-    calls += Frame(kHeaders, kEndHeaders, stream, "h");
-  }
-  Send(client_, calls);
-  ASSERT_TRUE(Becomes([this] { return has_waited_; }));
-  TickLater();
-  EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
-  EXPECT_EQ(from_client_, "");
-}
-
 // gRPC does not read, and the next byte would wait for it.
 TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
-  SendThrough(Begun(1));
+  SendThrough(UnfinishedCall(1));
   const std::string junk(4096, 'x');
   for (std::size_t size : {std::size_t{4096}, std::size_t{1}}) {
     while (send(to_grpc_.fd, junk.data(), size, MSG_DONTWAIT) > 0) {
@@ -215,180 +198,155 @@ TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
   EXPECT_FALSE(absl::EndsWith(from_client_, kReset));
 }
 
-const std::string kSettings = EmptySettingsFrame();
-const std::string kGoAway = GoAwayFrame(0x7fffffff, Http2Code::kNoError, "");
-
-TEST_F(GuardedConnectionTest, AClientIsAskedToGoBehindTheFirstWordsOfTheServer) {
-  connection_->Yield();
-  Send(grpc_, kSettings);
-  EXPECT_TRUE(Becomes([this] { return from_server_ == kSettings + kGoAway; }));
-  SendThrough(Frame(kHeaders, kEndHeaders, 1, "h"));
-  connection_->Tick(MonotonicNow() + absl::Seconds(10));
-  const std::string answer = Frame(kData, 0, 1, "answer");
-  Send(grpc_, answer);
-  EXPECT_TRUE(Becomes([&] { return absl::EndsWith(from_server_, answer); }))
-      << "the call is served";
-}
-
-TEST_F(GuardedConnectionTest, OneThatHasBegunACallMeanwhileStays) {
-  connection_->Yield();
-  SendThrough(Frame(kHeaders, kEndHeaders, 1, "h"));
-  const std::string answer = Frame(kData, 0, 1, "answer");
-  Send(grpc_, kSettings + answer);
-  EXPECT_TRUE(Becomes([&] { return from_server_ == kSettings + answer; }));
-}
-
 const std::string kServerSettings = Frame(http2::kSettings, 0, 0, "abcdef");
-const std::string kClientSettings = Frame(http2::kSettings, 0, 0, "ghijkl");
-const std::string kAcknowledged = Frame(http2::kSettings, 1, 0, "");
 const std::string kCall = Frame(kHeaders, kEndHeaders, 1, "h");
+const std::string kAnswer = Frame(kHeaders, kEndHeaders | http2::kEndStream, 1, "h");
 
-class WaitingConnectionTest : public ConnectionFixture {
- protected:
-  void BeginWithoutACall() {
-    Send(client_, absl::StrCat(kPreface, kClientSettings));
-    EXPECT_TRUE(Becomes([this] { return from_server_ == kGuardSettings + kAcknowledged; }));
-    from_server_.clear();
-  }
-  // gRPC has the opening, and will have the call behind its own SETTINGS.
-  void Call() {
-    Send(client_, kAcknowledged + kCall);
-    EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kClientSettings); }));
-    EXPECT_EQ(from_client_, absl::StrCat(kPreface, kClientSettings));
-    from_client_.clear();
-  }
-};
-
-TEST_F(WaitingConnectionTest, AClientWithoutACallTakesNothingOfGrpc) {
-  BeginWithoutACall();
-  Send(client_, kAcknowledged + Frame(http2::kWindow, 0, 0, "more") + kClientSettings);
-  EXPECT_TRUE(Becomes([this] { return from_server_ == kAcknowledged; }));
-  TickLater();
-  EXPECT_TRUE(Becomes([this] { return phase_ == Phase::kIdle; }));
-  EXPECT_FALSE(is_connected_ || has_client_ended_);
+std::string GoAway(std::uint32_t last_stream) {
+  return GoAwayFrame(last_stream, Http2Code::kNoError, "");
 }
 
-std::string Ping(int flags, absl::string_view payload) {
-  return Frame(http2::kPing, flags, 0, payload);
+TEST_F(GuardedConnectionTest, EvictionBeforeTheServersSettingsSendsSettingsAndGoAway) {
+  to_grpc_ = FileDescriptor();
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_ && has_grpc_ended_; }));
+  EXPECT_EQ(from_server_, EmptySettingsFrame() + GoAway(0));
+  EXPECT_THAT(causes_, ElementsAre(CloseCause::kIdle));
+  EXPECT_EQ(phase_, Phase::kClosing);
 }
 
-TEST_F(WaitingConnectionTest, PingsAreAnsweredWithoutGrpc) {
-  BeginWithoutACall();
-  Send(client_, kAcknowledged + Ping(0, "12345678") + Ping(0, "abcdefgh"));
-  EXPECT_TRUE(
-      Becomes([this] { return from_server_ == Ping(1, "12345678") + Ping(1, "abcdefgh"); }));
-  from_server_.clear();
-  Send(client_, Ping(0, "ABCDEFGH") + kCall);
-  EXPECT_TRUE(Becomes([this] { return is_connected_; }));
+TEST_F(GuardedConnectionTest, EvictionNamesTheLastCallOfTheClient) {
   Send(grpc_, kServerSettings);
-  EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kCall); }));
-  EXPECT_EQ(from_client_,
-            absl::StrCat(kPreface, kClientSettings, kAcknowledged, Ping(0, "ABCDEFGH"), kCall))
-      << "the last one is gRPC's to answer";
-  EXPECT_EQ(from_server_, kServerSettings);
-}
-
-TEST_F(WaitingConnectionTest, PingsWithoutACallAreBounded) {
-  BeginWithoutACall();
-  std::string pings;
-  for (int i = 0; i < 5; ++i) pings += Ping(0, "12345678");
-  Send(client_, pings);
-  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
-  EXPECT_THAT(from_server_, HasSubstr("too_many_pings"));
-  EXPECT_FALSE(is_connected_);
-}
-
-TEST_F(WaitingConnectionTest, GrpcHearsOfItWithTheFirstCall) {
-  BeginWithoutACall();
-  Call();
-  const std::string answer = Frame(kData, 0, 1, "answer");
-  Send(grpc_, kServerSettings + kAcknowledged.substr(0, 3));
-  EXPECT_TRUE(Becomes([this] {
-    return from_server_ == kServerSettings && from_client_ == kAcknowledged + kCall;
-  })) << "acknowledged before the call";
-  Send(grpc_, kAcknowledged.substr(3) + answer.substr(0, 12));
-  EXPECT_TRUE(Becomes([&] { return from_server_ == kServerSettings + answer.substr(0, 12); }))
-      << "the client has had the acknowledgement";
-  Send(grpc_, answer.substr(12));
-  EXPECT_TRUE(Becomes([&] { return from_server_ == kServerSettings + answer; }));
-  from_client_.clear();
-  const std::string more = Frame(kData, 0, 1, absl::string_view("\0\0\0\0\x01x", 6));
-  Send(client_, kAcknowledged + more + kAcknowledged);
-  EXPECT_TRUE(Becomes([&] { return from_client_ == more + kAcknowledged; })) << "gRPC has had one";
+  SendThrough(kCall);
   EXPECT_EQ(phase_, Phase::kBusy);
+  Send(grpc_, kAnswer);
+  EXPECT_TRUE(Becomes([this] { return phase_ == Phase::kIdle; }));
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_, kServerSettings + kAnswer + GoAway(1));
 }
 
-TEST_F(WaitingConnectionTest, ALateAcknowledgementIsTheOneForGrpc) {
-  BeginWithoutACall();
-  Send(client_, kCall);
-  EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kClientSettings); }));
-  from_client_.clear();
-  Send(grpc_, kServerSettings);
-  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall; }));
-  Send(client_, kAcknowledged + kAcknowledged + kAcknowledged);
-  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall + kAcknowledged + kAcknowledged; }));
+TEST_F(GuardedConnectionTest, EvictionInTheMiddleOfAServersFrameSendsNothing) {
+  Send(grpc_, kServerSettings.substr(0, 11));
+  EXPECT_TRUE(Becomes([this] { return from_server_.size() == 11; }));
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_.size(), 11u);
 }
 
-// The client may send more than gRPC takes, until it knows better.
-TEST_F(WaitingConnectionTest, SmallerWindowsAreNotAcknowledgedForTheClient) {
-  BeginWithoutACall();
-  Call();
-  Send(grpc_, Frame(http2::kSettings, 0, 0, absl::string_view("\0\4\0\0\0\1", 6)));
-  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall; }));
-  Send(client_, kAcknowledged);
-  EXPECT_TRUE(Becomes([this] { return from_client_ == kCall + kAcknowledged; }));
+TEST_F(GuardedConnectionTest, AConnectionWithACallIsNotEvicted) {
+  SendThrough(kCall);
+  phase_ = Phase::kClosing;
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return phase_ == Phase::kBusy; }));
+  Send(grpc_, kServerSettings + kAnswer);
+  EXPECT_TRUE(Becomes([this] { return from_server_ == kServerSettings + kAnswer; }));
+  EXPECT_THAT(causes_, IsEmpty());
 }
 
-TEST_F(WaitingConnectionTest, ACallAtOnceGoesToGrpcWhole) {
-  Send(client_, absl::StrCat(kPreface, kClientSettings, kCall));
-  EXPECT_TRUE(
-      Becomes([this] { return from_client_ == absl::StrCat(kPreface, kClientSettings, kCall); }));
-  Send(grpc_, kServerSettings + kAcknowledged);
-  EXPECT_TRUE(Becomes([this] { return from_server_ == kServerSettings + kAcknowledged; }));
+TEST_F(GuardedConnectionTest, ALingeringConnectionClosesAfterASecond) {
+  const auto can_write = [this] {
+    boost::system::error_code error;
+    client_.ours.write_some(boost::asio::buffer("x", 1), error);
+    return !error;
+  };
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  TickAfter(absl::Milliseconds(900));
+  Poll();
+  EXPECT_TRUE(can_write());
+  TickAfter(absl::Milliseconds(1100));
+  EXPECT_TRUE(Becomes([&] { return !can_write(); }));
 }
 
-TEST_F(WaitingConnectionTest, OneWithoutSettingsEnds) {
-  Send(client_, kPreface);
-  Send(client_, kClientSettings.substr(0, 12));
+TEST_F(GuardedConnectionTest, WithoutRoomToLingerItClosesWithoutAFrame) {
+  to_grpc_ = FileDescriptor();
+  may_linger_ = false;
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_ && has_grpc_ended_; }));
+  EXPECT_EQ(from_server_, "");
+}
+
+TEST_F(GuardedConnectionTest, TheClientsEndReachesGrpcAndTheAnswerTheClient) {
+  SendThrough(kCall);
+  client_.ours.shutdown(Local::socket::shutdown_send);
+  EXPECT_TRUE(Becomes([this] { return has_grpc_ended_; }));
+  EXPECT_FALSE(has_client_ended_);
+  Send(grpc_, kServerSettings + kAnswer);
+  grpc_.ours.close();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_, kServerSettings + kAnswer);
+}
+
+TEST_F(GuardedConnectionTest, AClientThatDoesNotReadIsClosedInTime) {
+  const std::string frame = Frame(kData, 0, 1, std::string(16000, 'x'));
+  boost::system::error_code error;
+  while (!error) {
+    grpc_.ours.write_some(boost::asio::buffer(frame), error);
+    Poll();
+  }
+  TickAfter(absl::Minutes(9));
+  Poll();
+  EXPECT_THAT(causes_, IsEmpty());
+  TickAfter(absl::Minutes(11));
+  EXPECT_TRUE(Becomes([this] { return !causes_.empty(); }));
+  EXPECT_THAT(causes_, ElementsAre(CloseCause::kTimeout));
+}
+
+// Connections of which gRPC does not know yet.
+using OpeningConnectionTest = ConnectionFixture;
+
+TEST_F(OpeningConnectionTest, GrpcGetsTheConnectionWithTheWholePreface) {
+  const std::string bytes = absl::StrCat(kPreface, kServerSettings);
+  for (std::size_t i = 0; i + 1 < kPreface.size(); ++i) {
+    Send(client_, bytes.substr(i, 1));
+    Poll();
+    EXPECT_FALSE(is_connected_);
+  }
+  Send(client_, bytes.substr(kPreface.size() - 1));
+  EXPECT_TRUE(Becomes([&] { return from_client_ == bytes; }));
+  EXPECT_EQ(phase_, Phase::kIdle);
+}
+
+TEST_F(OpeningConnectionTest, ASilentClientIsClosedInTime) {
+  Send(client_, kPreface.substr(0, 10));
+  TickAfter(absl::Seconds(9));
+  Poll();
+  EXPECT_THAT(causes_, IsEmpty());
   TickAfter(absl::Seconds(11));
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_THAT(causes_, ElementsAre(CloseCause::kSilent));
+  EXPECT_FALSE(is_connected_);
+  EXPECT_EQ(from_server_, "");
+}
+
+TEST_F(OpeningConnectionTest, ASilentClientIsEvicted) {
+  connection_->Evict();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_THAT(causes_, ElementsAre(CloseCause::kSilent));
+}
+
+TEST_F(OpeningConnectionTest, ItClosesWhenTheProcessEnds) {
+  connection_->CloseIfOpening();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_THAT(causes_, IsEmpty());
+}
+
+TEST_F(OpeningConnectionTest, OtherProtocolsAreRefused) {
+  Send(client_, "GET / HTTP/1.1\r\n\r\n");
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_THAT(causes_, ElementsAre(CloseCause::kNotHttp2));
+  EXPECT_THAT(from_server_, HasSubstr("does not begin with the HTTP/2 preface"));
   EXPECT_FALSE(is_connected_);
 }
 
-TEST_F(WaitingConnectionTest, GivesWayUnlessItCalls) {
-  BeginWithoutACall();
-  connection_->Yield();
-  EXPECT_TRUE(Becomes([this] { return from_server_ == kGoAway; }));
-  Call();
-  TickAfter(absl::Seconds(10));
-  Send(grpc_,
-       kServerSettings + kAcknowledged + Frame(kHeaders, http2::kEndStream | kEndHeaders, 1, "h"));
-  EXPECT_TRUE(Becomes([this] { return phase_ == Phase::kLeaving; }));
-  TickAfter(absl::Seconds(10));
-  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
-}
-
-TEST_F(WaitingConnectionTest, OneOfAgeEnds) {
-  BeginWithoutACall();
-  TickAfter(absl::Minutes(6));
-  EXPECT_TRUE(Becomes([this] { return from_server_ == kGoAway; }));
-  TickAfter(absl::Minutes(7));
-  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
-}
-
-TEST_F(WaitingConnectionTest, TheEndOfTheProcessIsSaid) {
-  BeginWithoutACall();
-  connection_->FinishSoon();
-  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
-  EXPECT_EQ(from_server_, GoAwayFrame(0, Http2Code::kNoError, ""));
-}
-
-TEST_F(WaitingConnectionTest, ACallWithoutRoomIsToldWhy) {
-  BeginWithoutACall();
+TEST_F(OpeningConnectionTest, AClientWithoutDescriptorsForItGetsTheReason) {
   connect_ = absl::ResourceExhaustedError("no room");
-  Send(client_, kAcknowledged + kCall);
+  Send(client_, absl::StrCat(kPreface, kCall));
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
-  EXPECT_EQ(from_server_, GoAwayFrame(0, Http2Code::kEnhanceYourCalm, "no room"));
+  EXPECT_EQ(from_server_,
+            EmptySettingsFrame() + GoAwayFrame(0, Http2Code::kEnhanceYourCalm, "no room"));
+  EXPECT_THAT(causes_, ElementsAre(CloseCause::kNoResource));
 }
 
 }  // namespace

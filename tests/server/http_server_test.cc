@@ -302,7 +302,7 @@ TEST_F(HttpServerTest, ACallbackThatThrowsEndsItsConnectionAndTellsWhoWorksForIt
   EXPECT_TRUE(ConnectionsBecome(0));
 }
 
-TEST_F(HttpServerTest, SilentConnectionsGiveWayToNewOnes) {
+TEST_F(HttpServerTest, SilentConnectionsAreEvictedForNewOnes) {
   HttpServerOptions options = Options();
   options.max_connections = 8;
   Start(std::move(options));
@@ -323,19 +323,18 @@ TEST_F(HttpServerTest, SilentConnectionsGiveWayToNewOnes) {
   EXPECT_TRUE(site_.WaitGone(1));
 }
 
-TEST_F(HttpServerTest, TheLongestIdleConnectionGivesWayBehindSilentOnes) {
+TEST_F(HttpServerTest, TheLongestIdleConnectionIsEvictedFirst) {
   HttpServerOptions options = Options();
   options.max_connections = 3;
   Start(std::move(options));
   HttpClient idle(address()), half(address()), silent(address());
+  EXPECT_TRUE(ConnectionsBecome(3));
   EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
   EXPECT_EQ(half.Ask("GET", "/e").status, 200);
   ASSERT_TRUE(half.Send("GET /e HTTP/1.1\r\nHost: x\r\n"));
-  EXPECT_TRUE(ConnectionsBecome(3));
-  testing::Pace(absl::Milliseconds(150));  // silent for long enough
   HttpClient first(address());
   EXPECT_EQ(first.Ask("GET", "/first").status, 200);
-  EXPECT_EQ(silent.ReadAll(), "");  // though it came later than the idle one
+  EXPECT_EQ(silent.ReadAll(), "");  // the idle one has asked since
   EXPECT_EQ(idle.Ask("GET", "/e").status, 200);
   HttpClient second(address());
   EXPECT_EQ(second.Ask("GET", "/second").status, 200);
@@ -453,7 +452,7 @@ TEST_F(HttpServerTest, AnAddressHasALimitOfItsOwn) {
   EXPECT_EQ(neighbour.Ask("GET", "/e").status, 200);
   a.Close();
   EXPECT_TRUE(site_.WaitGone(1));
-  // What the address has idle gives way to its next one.
+  // An idle connection of the address is evicted for its next one.
   HttpClient idle(address());
   EXPECT_TRUE(testing::WaitUntil([&] {
     HttpClient fresh(address());
@@ -505,7 +504,7 @@ TEST_F(HttpServerTest, WithoutDescriptorsConnectionsAreClosedAtOnceAndLaterServe
   }));
 }
 
-TEST_F(HttpServerTest, WithoutDescriptorsSilentConnectionsGiveWay) {
+TEST_F(HttpServerTest, WithoutDescriptorsSilentConnectionsAreEvicted) {
   Start(Options());
   HttpClient silent(address());
   ASSERT_TRUE(ConnectionsBecome(1));

@@ -75,7 +75,7 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
   void Handle(const std::shared_ptr<HttpExchange>& exchange) override { handled_ = exchange; }
   bool closing() const override { return false; }
   void SetPhase(std::uint64_t, Phase) override {}
-  void Left(std::uint64_t) override { has_left_ = true; }
+  void Remove(std::uint64_t) override { is_removed_ = true; }
 
   void Begin() {
     std::make_shared<HttpSession>(this, /*number=*/0, std::make_unique<HeldTransport>(&io_, &peer_),
@@ -105,7 +105,7 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
   Peer peer_;
   HttpServerOptions options_;
   std::shared_ptr<HttpExchange> handled_;
-  bool has_left_ = false;
+  bool is_removed_ = false;
 };
 
 constexpr char kHeadOfThree[] =
@@ -120,7 +120,7 @@ TEST_F(HttpSessionTest, ATimeThatRunsOutDuringTheContinueWritesNothingMore) {
   io_.run_for(std::chrono::seconds(20));  // ends with the session
   EXPECT_EQ(peer_.max_writes_at_once, 1);
   EXPECT_TRUE(peer_.is_closed);
-  EXPECT_TRUE(has_left_);
+  EXPECT_TRUE(is_removed_);
 }
 
 TEST_F(HttpSessionTest, TheSameTimeBehindTheContinueIsAnswered) {

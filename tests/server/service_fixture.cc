@@ -102,7 +102,7 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
       GrpcListener::Start({.addresses = {"127.0.0.1:0"},
                            .transport = options.transport,
                            .peers = &peers_,
-                           .probe = probe_.get()},
+                           .registry = &registry_},
                           {generation_service_->service(), admin_service_->service()});
   EXPECT_TRUE(listener.ok()) << listener.status();
   listener_ = *std::move(listener);

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/error_reason.h"
-#include "server/api/access_log.h"
+#include "base/grpc_code.h"
 #include "tests/engine/harness.h"
 #include "tests/testing/paths.h"
 

@@ -33,7 +33,7 @@ THIRD_PARTY = [
     (r"grpc|google/|quire/(config/)?v\d", ["server/*", "tools/quire/*"]),
     (r"(vllm|smg)/", ["server/vllm/*"]),
     (r"yaml-cpp/", ["server/config/*"]),
-    (r"boost/", ["server/edge/*", "server/http/*"]),
+    (r"boost/", ["server/edge/*", "server/http/*", "server/net/*"]),
     (r"curl/", ["tools/quire/*"]),
     (r"CLI/", ["server/main.cc", "server/config/flags.cc", "tools/*"]),
     (r"spdlog/|fmt/", ["base/logging.cc"]),

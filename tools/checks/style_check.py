@@ -47,17 +47,16 @@ WALL_CLOCK = re.compile(r"\babsl::(Now|GetCurrentTimeNanos)\b|\bsystem_clock::no
 WALL_CLOCK_READERS = [
     "base/clock.cc",                         # the clock itself
     "base/logging.cc",                       # times of log lines
-    "server/api/response_translator.cc",     # sample_time of statistics
     "server/auth/certificate_store.cc", "server/main.cc",  # validity of certificates
     "server/config/layered_config.cc", "server/engine_stack.cc",  # load times that are shown
-    "server/http/http_session.cc",           # the Date header
+    "server/http/session_exchange.cc",       # the Date header
     "tests/*", "tools/*",
 ]
 
 # Files with two implementations of an interface (docs/style.md, section 2). Tests may declare virtual functions.
 VIRTUAL_FILES = ["base/clock.h", "engine/constraint/constraint.h", "kernels/comm/communicator.h",
                  "runtime/step/step_runner.h", "server/http/http_message.h", "server/http/http_session.h",
-                 "server/edge/transport.h", "tools/quire/bench_target.h"]
+                 "server/net/transport.h", "tools/quire/bench_target.h"]
 VIRTUAL = re.compile(r"\bvirtual\b")
 
 # Tests wait through the helpers of these files.

@@ -28,6 +28,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/grpc_code.h"
 #include "base/private_dir.h"
 
 namespace quire::client {
@@ -60,29 +61,7 @@ bool ForEachBytesField(const std::string& bytes, OnField on_field) {
 constexpr int kReconnectBackoffMs = 100;
 constexpr std::chrono::milliseconds kConnectTimeout{500};
 
-const char* CodeName(grpc::StatusCode code) {
-  static constexpr const char* kNames[] = {"OK",
-                                           "CANCELLED",
-                                           "UNKNOWN",
-                                           "INVALID_ARGUMENT",
-                                           "DEADLINE_EXCEEDED",
-                                           "NOT_FOUND",
-                                           "ALREADY_EXISTS",
-                                           "PERMISSION_DENIED",
-                                           "RESOURCE_EXHAUSTED",
-                                           "FAILED_PRECONDITION",
-                                           "ABORTED",
-                                           "OUT_OF_RANGE",
-                                           "UNIMPLEMENTED",
-                                           "INTERNAL",
-                                           "UNAVAILABLE",
-                                           "DATA_LOSS",
-                                           "UNAUTHENTICATED"};
-  const auto index = static_cast<std::size_t>(code);
-  return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
-}
-
-// Adds the token to the metadata of each call. gRPC's call credentials refuse channels without TLS.
+// Puts the token into the metadata of each call. gRPC's own call credentials refuse plain channels.
 class TokenSender final : public grpc::experimental::Interceptor {
  public:
   explicit TokenSender(const std::string& token) : header_(absl::StrCat("Bearer ", token)) {}
@@ -250,8 +229,9 @@ int Fail(const grpc::Status& status, absl::string_view address) {
                  status.error_message().c_str());
     return kCannotConnect;
   }
-  std::fprintf(stderr, "quire: %s%s%s: %s\n", CodeName(status.error_code()),
-               reason.empty() ? "" : "/", reason.c_str(), status.error_message().c_str());
+  std::fprintf(stderr, "quire: %s%s%s: %s\n",
+               std::string(GrpcCodeName(status.error_code())).c_str(), reason.empty() ? "" : "/",
+               reason.c_str(), status.error_message().c_str());
   return kRequestFailed;
 }
 

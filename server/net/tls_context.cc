@@ -1,4 +1,4 @@
-#include "server/edge/tls_context.h"
+#include "server/net/tls_context.h"
 
 #include <openssl/ssl.h>
 
@@ -65,7 +65,7 @@ std::shared_ptr<ssl::context> TlsContext::Current() {
     context_ = *std::move(context);
     version_ = certificates->version;
   } else {
-    log::Error("tls", "certificate not taken", {{"error", context.status().message()}});
+    log::Error("tls", "certificate refused by OpenSSL", {{"error", context.status().message()}});
   }
   return context_;
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-// Where a connection comes from, as far as limits tell peers apart.
+// The address that identifies a peer in the limits of connections per address.
 //
-// Place:   what both listeners count connections by.
+// Place:   below GrpcAcceptor and HttpServer.
 // Threads: pure.
 
 #include <boost/asio/ip/address.hpp>
@@ -11,7 +11,7 @@
 namespace quire::server {
 
 struct PeerAddress {
-  std::string network;  // an IPv4 address, or the /64 of an IPv6 one, all of which a host has
+  std::string network;  // an IPv4 address, or the /64 of an IPv6 one, which one host may own
   bool is_loopback = false;
 };
 

@@ -1,12 +1,12 @@
 #pragma once
 
-// OpenSSL's form of the certificate that is current, for the listeners.
+// The OpenSSL context of the current certificate, for the listeners.
 //
 // Place:      between CertificateStore and the connections of HttpServer and GrpcAcceptor.
 // Invariants: TLS 1.2 or newer, no renegotiation, no session resumption, so that a client
 //             certificate is checked anew with each connection.
 // Threads:    any.
-// Lifetime:   the store outlives it; contexts that were handed out stay valid.
+// Lifetime:   the store outlives it. Returned contexts stay valid.
 
 #include <boost/asio/ssl/context.hpp>
 #include <cstdint>
@@ -18,18 +18,18 @@
 
 namespace quire::server {
 
-// What is spoken inside. HTTP/2 is agreed on by ALPN (RFC 9113, section 3.3), which clients of gRPC
-// ask for; a client that offers other protocols only is refused.
+// The protocol inside TLS. HTTP/2 is negotiated by ALPN (RFC 9113, section 3.3), and a client that
+// offers only other protocols is refused. Clients of gRPC offer h2.
 enum class TlsProtocol : std::uint8_t { kHttp1, kHttp2 };
 
 class TlsContext {
  public:
-  // `may_require` false: clients need no certificate, whatever the store's options say.
+  // If `may_require` is false, clients need no certificate, whatever the store's options are.
   TlsContext(const CertificateStore* store, bool may_require, TlsProtocol protocol)
       : store_(store), may_require_(may_require), protocol_(protocol) {}
 
-  // For a new connection; made again when the store has new certificates. Null if OpenSSL does not
-  // take them, which is logged; the store has checked them, so that is a defect.
+  // Returns the context for a new connection, made again after the store has new certificates.
+  // Returns null and logs if OpenSSL refuses them. The store has checked them, so that is a defect.
   std::shared_ptr<boost::asio::ssl::context> Current();
 
  private:

@@ -1,4 +1,4 @@
-#include "server/edge/peer_address.h"
+#include "server/net/peer_address.h"
 
 #include <algorithm>
 #include <boost/asio/ip/address_v4.hpp>

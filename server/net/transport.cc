@@ -1,4 +1,4 @@
-#include "server/edge/transport.h"
+#include "server/net/transport.h"
 
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
@@ -45,7 +45,7 @@ class PlainTransport final : public Transport {
   StreamSocket socket_;
 };
 
-// The state of TLS takes more than 100 KiB, so it is made when the client's first bytes are there.
+// The TLS state takes more than 100 KiB, so it is made when the first bytes of the client arrive.
 class TlsTransport final : public Transport {
  public:
   TlsTransport(StreamSocket socket, std::shared_ptr<net::ssl::context> context)
@@ -87,8 +87,8 @@ class TlsTransport final : public Transport {
     return name;
   }
 
-  // Without close_notify, which would have to wait for a read that is under way; the framing of
-  // HTTP says where an answer ends.
+  // Sends no close_notify, which would have to wait for a pending read. The framing of HTTP marks
+  // the end of an answer.
   void ShutdownSend() override { ShutdownSocket(socket()); }
   void Close() override { CloseSocket(socket()); }
 
@@ -96,7 +96,7 @@ class TlsTransport final : public Transport {
   StreamSocket& socket() { return stream_ ? stream_->next_layer() : socket_; }
 
   const std::shared_ptr<net::ssl::context> context_;
-  StreamSocket socket_;  // until there is a stream
+  StreamSocket socket_;  // moves into stream_
   std::optional<net::ssl::stream<StreamSocket>> stream_;
 };
 

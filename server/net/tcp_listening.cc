@@ -1,4 +1,4 @@
-#include "server/edge/tcp_listening.h"
+#include "server/net/tcp_listening.h"
 
 #include <sys/socket.h>
 

@@ -1,10 +1,10 @@
 #pragma once
 
-// Peers of gRPC connections, by socket name.
+// The clients behind the socket pairs that gRPC sees as its connections.
 //
-// GrpcAcceptor (grpc/grpc_acceptor.h) terminates TLS and passes gRPC one end of a socket pair, so
-// gRPC knows neither the client's address nor its certificate. This table maps the name of the
-// other end (ServerContext::peer()) to both.
+// GrpcAcceptor terminates TLS and gives gRPC one end of a socket pair, so gRPC knows neither the
+// address nor the certificate of the client. It knows the name of the other end
+// (ServerContext::peer()), and this table maps that name to the client.
 //
 // Place:      written by GrpcAcceptor, read by the handlers through HandlerContext.
 // Invariants: a name is in the table while its connection is open, and belongs to one connection.
@@ -29,7 +29,7 @@ class PeerTable {
  public:
   void Add(const std::string& name, Peer peer);
   void Remove(const std::string& name);
-  // Returns an empty Peer if the name is not in the table, because its connection has just closed.
+  // Returns an empty Peer for an unknown name: its connection has just ended.
   Peer Find(absl::string_view name) const;
 
  private:

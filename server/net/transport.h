@@ -1,12 +1,12 @@
 #pragma once
 
-// The bytes of one connection, plain or through TLS.
+// Reads and writes the bytes of one connection, in plain text or through TLS.
 //
 // Place:      below HttpSession and GuardedConnection, which know no sockets.
-// Invariants: nothing is read or written before Handshake has succeeded, then at most one ReadSome
-//             and one Write are under way. After Close all end with an error.
-// Threads:    the sequence of the connection, on which callbacks run too.
-// Lifetime:   the owner keeps it until the last callback has run.
+// Invariants: nothing is read or written before Handshake has succeeded. Then at most one ReadSome
+//             and one Write are under way. Close ends all operations with an error.
+// Threads:    the connection's executor, on which callbacks run too.
+// Lifetime:   outlives its pending callbacks.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/buffer.hpp>
@@ -29,16 +29,16 @@ class Transport {
   virtual boost::asio::any_io_executor executor() = 0;
   virtual void Handshake(std::function<void(Error)> done) = 0;
   virtual void ReadSome(boost::asio::mutable_buffer buffer, Done done) = 0;
-  // All of it.
+  // Writes the whole buffer.
   virtual void Write(boost::asio::const_buffer buffer, Done done) = 0;
-  // The common name of the peer's certificate once the handshake has verified it, or "".
+  // Returns the common name of the peer's certificate once the handshake has verified it, or "".
   virtual std::string CertificateName() = 0;
-  // Tells the peer that nothing more comes; reading goes on.
+  // Closes the direction to the peer. Reading goes on.
   virtual void ShutdownSend() = 0;
   virtual void Close() = 0;
 };
 
-// Of TCP or a Unix socket.
+// A TCP or Unix socket.
 using StreamSocket = boost::asio::generic::stream_protocol::socket;
 std::unique_ptr<Transport> NewPlainTransport(StreamSocket socket);
 std::unique_ptr<Transport> NewTlsTransport(StreamSocket socket,

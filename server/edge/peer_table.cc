@@ -1,4 +1,4 @@
-#include "server/api/peer_table.h"
+#include "server/edge/peer_table.h"
 
 #include <utility>
 

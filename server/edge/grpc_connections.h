@@ -1,0 +1,72 @@
+#pragma once
+
+// The connections of one GrpcAcceptor: limits of their number, eviction and lingering.
+//
+// Place:      inside GrpcAcceptor; ConnectionPlaces has the order of eviction.
+// Invariants: at most max_connections count, and at most max_per_address of one address. At most
+//             kMaxLingering linger.
+// Threads:    MakeRoom and Add from one at a time, the others from any.
+// Lifetime:   outlives its connections and does not keep them alive.
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "server/edge/guarded_connection.h"
+#include "server/net/connection_places.h"
+
+namespace quire::server {
+
+class GrpcConnections {
+ public:
+  static constexpr int kMaxLingering = 64;
+
+  GrpcConnections(std::int32_t max_connections, std::int32_t max_per_address)
+      : max_connections_(max_connections), max_per_address_(max_per_address) {}
+
+  // Makes room for one more connection of `network` (peer_address.h; empty for a Unix socket),
+  // evicting another one if necessary. RESOURCE_EXHAUSTED names the limit if all have calls.
+  absl::Status MakeRoom(const std::string& network);
+  // Evicts an idle connection of `network`, or of all if that is empty. Returns false if none is
+  // idle.
+  bool EvictOne(const std::string& network);
+
+  // Without a network the connection does not count against the limits and is never evicted.
+  void Add(const std::shared_ptr<GuardedConnection>& connection,
+           const std::optional<std::string>& network);
+  void SetPhase(std::uint64_t number, Phase phase);
+  // Returns false if as many linger as may. Otherwise the connection lingers until Remove.
+  bool MayLinger(std::uint64_t number);
+  void Remove(std::uint64_t number);
+
+  // Returns at most `most` connections in the order of their numbers, from `first` on.
+  std::vector<std::shared_ptr<GuardedConnection>> List(
+      std::uint64_t first = 0, std::size_t most = std::numeric_limits<std::size_t>::max()) const;
+  // Returns at `deadline` at the latest.
+  void WaitUntilEmpty(absl::Time deadline);
+
+ private:
+  struct Entry {
+    std::weak_ptr<GuardedConnection> connection;
+    bool is_lingering = false;
+  };
+
+  const std::int64_t max_connections_;
+  const std::int64_t max_per_address_;
+
+  mutable Mutex mutex_;
+  CondVar removed_;
+  std::map<std::uint64_t, Entry> connections_ ABSL_GUARDED_BY(mutex_);  // by number
+  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);                     // those that count
+  int num_lingering_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace quire::server

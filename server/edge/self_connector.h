@@ -1,0 +1,34 @@
+#pragma once
+
+// Connections of the process to its own listener, which show that it still accepts and serves.
+//
+// Place:      inside GrpcAcceptor.
+// Invariants: the local address of a connection is registered before the listener can accept it.
+// Threads:    Connect from one at a time, IsOwn from any.
+
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+
+namespace quire::server {
+
+class SelfConnector {
+ public:
+  using Endpoint = boost::asio::generic::stream_protocol::endpoint;
+
+  // Returns a non-blocking socket that is connected to `listening`, the local address of a
+  // listener. UNAVAILABLE: the system has no descriptor, or does not connect within a second.
+  absl::StatusOr<int> Connect(const Endpoint& listening);
+  // Returns true if the accepted connection with this remote address came from Connect. The
+  // address is forgotten then.
+  bool IsOwn(const Endpoint& remote);
+
+ private:
+  Mutex mutex_;
+  std::vector<std::string> not_accepted_ ABSL_GUARDED_BY(mutex_);  // local addresses, as bytes
+};
+
+}  // namespace quire::server

@@ -1,0 +1,80 @@
+#pragma once
+
+// Counts the open connections of a listener, in total and per address, and chooses which one is
+// evicted for a new one: the connection that has been idle for longest, otherwise the one that has
+// been stalled for longest.
+//
+// Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which own the connections. Here
+//             a connection is a number.
+// Invariants: a connection that is not closing is counted once in total and once for its address,
+//             and an idle or stalled one is in one order of each. A closing one is not counted,
+//             unless it changes to another phase after all. Every operation takes time logarithmic
+//             in the number of connections.
+// Threads:    the owner's lock.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace quire::server {
+
+// The activity of a connection, as far as eviction depends on it.
+enum class Phase : std::uint8_t {
+  kIdle,     // no request is under way, or the first one has not arrived yet
+  kBusy,     // a request is being served
+  kStalled,  // a request has arrived in part
+  kClosing,  // the connection is closing, or was chosen for eviction
+};
+
+class ConnectionPlaces {
+ public:
+  struct Evicted {
+    std::uint64_t number;
+    Phase phase;  // before the eviction
+  };
+
+  // Adds an idle connection. An empty `ip` belongs to no address. REQUIRES: the number is new.
+  void Add(std::uint64_t number, const std::string& ip, absl::Time now);
+  // Setting kStalled again restarts its time. Ignores unknown numbers.
+  void SetPhase(std::uint64_t number, Phase phase, absl::Time now);
+  void Remove(std::uint64_t number);
+
+  // Chooses a connection of `ip`, or of all if that is empty, and sets its phase to kClosing.
+  // Returns nothing if none is idle or has been stalled for a second.
+  std::optional<Evicted> EvictOne(const std::string& ip, absl::Time now);
+
+  // Numbers of connections that are not closing.
+  std::size_t size() const { return all_.size; }
+  std::size_t size(const std::string& ip) const;
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  using Order = std::set<std::pair<absl::Time, std::uint64_t>>;  // start of the phase, number
+  struct Group {
+    std::size_t size = 0;
+    Order idle, stalled;
+  };
+  struct Entry {
+    std::string ip;
+    Phase phase = Phase::kIdle;
+    absl::Time since;  // start of the phase
+  };
+
+  static Order* OrderOf(Group& group, Phase phase);
+  void Enter(std::uint64_t number, const Entry& entry);
+  void Leave(std::uint64_t number, const Entry& entry);
+
+  std::map<std::uint64_t, Entry> entries_;
+  Group all_;
+  std::map<std::string, Group> by_ip_;  // addresses with at least one connection
+};
+
+}  // namespace quire::server
