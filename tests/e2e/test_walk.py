@@ -10,7 +10,7 @@ from attack_tools import request_of
 from daemon import ROOT, Daemon
 from waiting import wait_until
 
-ROW = re.compile(r"^\| (\d+) \| `([\w:]+)` \| ([\w/.]+) \| ([\w ]+) \|", re.MULTILINE)
+ROW = re.compile(r"^\| (\d+) \| `([\w:]+)` \| ([\w/.]+) \| ([\w -]+) \|", re.MULTILINE)
 # All others are gRPC's.
 OWN_THREADS = {"engine", "text", "output", "compute", "calls", "http", "grpc-edge", "loader", "housekeeper", "reloader",
                "log", "file"}

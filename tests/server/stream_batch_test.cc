@@ -235,7 +235,7 @@ TEST_F(TokenBatchTest, AnItemThatBeginsWhileItsTokenGoesHasAnEndToo) {
   const auto listener = GrpcListener::Start({.addresses = {"127.0.0.1:0"},
                                              .transport = config_->start_options().transport,
                                              .peers = &peers_,
-                                             .probe = probe_.get()},
+                                             .registry = &registry_},
                                             {service.service()});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const auto stub = v1::GenerationService::NewStub(ConnectTo((*listener)->addresses()[0]));

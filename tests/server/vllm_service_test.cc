@@ -72,7 +72,7 @@ class VllmServiceTest : public ServiceTest {
     auto listener = GrpcListener::Start({.addresses = {"127.0.0.1:0"},
                                          .transport = config_->start_options().transport,
                                          .peers = &peers_,
-                                         .probe = probe_.get()},
+                                         .registry = &registry_},
                                         {service_->service()});
     EXPECT_TRUE(listener.ok()) << listener.status();
     vllm_listener_ = *std::move(listener);
