@@ -270,7 +270,7 @@ void BatchReactor::CheckCaller(const std::shared_ptr<BatchReactor>& self) {
     if (ended_) return;
     const std::uint64_t version = context_.authenticator->version();
     if (version != checked_version_) {
-      is_authorized = context_.authenticator->StillHolds(principal_, Scope::kGenerate);
+      is_authorized = context_.authenticator->IsStillAllowed(principal_, Scope::kGenerate);
     }
     checked_version_ = version;
   }

@@ -72,7 +72,7 @@ class ReportTest(unittest.TestCase):
 
     def test_data_without_a_version_are_refused(self):
         self.session.machine = ["- a processor", "- 24 GiB", ""]
-        with self.assertRaisesRegex(SystemExit, "versions does not name that of quire"):
+        with self.assertRaisesRegex(SystemExit, "versions does not contain quire"):
             self.reports()
 
 

@@ -42,7 +42,7 @@ class SchemaTest(unittest.TestCase):
                               ({"program": "p"}, "exactly one"), ({"notes": "n"}, "notes"),
                               ({"columns": ["x", "x"]}, "distinct"), ({"rows": []}, "no rows"),
                               ({"rows": [["p"]]}, "row 1"), ({"rows": [["p", [1]]]}, "row 1"),
-                              ({"rows": [["p", True]]}, "row 1"), ({"speed": 1}, "no field")):
+                              ({"rows": [["p", True]]}, "row 1"), ({"speed": 1}, "is not a field")):
             faults = self.faults(**changes)
             self.assertTrue(any("f.json: a: " in fault and part in fault for fault in faults), (changes, faults))
 

@@ -5,8 +5,8 @@
 //
 // Masks follow the document of a case, and the same document with line breaks and indents. Counters
 // of Masks: microseconds, mean and 99th percentile over all passes except the first, and the
-// maximum of the first pass. Counters of Beside: milliseconds from a token of a cheap choice to its
-// next mask, median, 99th percentile and maximum, while other choices compute expensive masks.
+// maximum of the first pass. Counters of MaskDelay: milliseconds from a token of a cheap choice to
+// its next mask, median, 99th percentile and maximum, while other choices compute expensive masks.
 // `--export` writes vocabulary and cases for constraint_peers.py, which measures other libraries
 // with them.
 
@@ -64,7 +64,7 @@ ConstraintSpec SpecOf(absl::string_view schema) {
   return spec;
 }
 
-void Compile(benchmark::State& state, const ConstraintSpec& spec, const Build& build) {
+void MeasureCompile(benchmark::State& state, const ConstraintSpec& spec, const Build& build) {
   std::int64_t bytes = 0;
   for (auto _ : state) {
     const auto constraint = build(spec, {});
@@ -74,8 +74,8 @@ void Compile(benchmark::State& state, const ConstraintSpec& spec, const Build& b
   state.counters["KiB"] = static_cast<double>(bytes) / 1024;
 }
 
-void Masks(benchmark::State& state, const ConstraintSpec& spec, const Build& build,
-           const std::vector<std::int32_t>& document) {
+void MeasureMasks(benchmark::State& state, const ConstraintSpec& spec, const Build& build,
+                  const std::vector<std::int32_t>& document) {
   const auto constraint = build(spec, {});
   QUIRE_CHECK(constraint.ok());
   std::vector<std::uint32_t> words((*constraint)->mask_words());
@@ -107,8 +107,8 @@ class RandomChoice {
       : constraint_(std::move(constraint)), pool_(pool) {
     Begin();
   }
-  // Returns the time since the last token, if the mask is ready.
-  std::optional<double> GoOn() {
+  // Samples the next token if its mask is ready, and returns the time since the last token.
+  std::optional<double> SampleIfReady() {
     if (!mask_->is_ready()) return std::nullopt;
     const std::chrono::duration<double, std::milli> took = BenchClock::now() - since_;
     QUIRE_CHECK(mask_->status().ok());
@@ -140,28 +140,29 @@ class RandomChoice {
   BenchClock::time_point since_;
 };
 
-constexpr int kDearChoices = 8;
+constexpr int kExpensiveChoices = 8;
 constexpr int kCheapTokens = 500;
 constexpr absl::Duration kStep = absl::Milliseconds(5);
 
 // Simulates steps of an engine. At the end of a step, choices whose masks are ready continue.
-void Beside(benchmark::State& state, const std::string& dear_schema, const Build& build) {
+void MeasureMaskDelay(benchmark::State& state, const std::string& expensive_schema,
+                      const Build& build) {
   const auto cheap = build(SpecOf(ConstraintCases()[0].schema), {});
-  const auto dear = build(SpecOf(dear_schema), {});
-  QUIRE_CHECK(cheap.ok() && dear.ok());
+  const auto expensive = build(SpecOf(expensive_schema), {});
+  QUIRE_CHECK(cheap.ok() && expensive.ok());
   std::vector<double> waits;
   for (auto _ : state) {
     const MachineClock clock;
     MaskPool pool(static_cast<std::int32_t>(state.range(0)), &clock, {});
     RandomChoice watched(*cheap, &pool);
     std::vector<std::unique_ptr<RandomChoice>> others;
-    for (int i = 0; i < kDearChoices; ++i) {
-      others.push_back(std::make_unique<RandomChoice>(*dear, &pool));
+    for (int i = 0; i < kExpensiveChoices; ++i) {
+      others.push_back(std::make_unique<RandomChoice>(*expensive, &pool));
     }
     while (waits.size() < kCheapTokens) {
       absl::SleepFor(kStep);
-      if (const auto wait = watched.GoOn()) waits.push_back(*wait);
-      for (const auto& other : others) other->GoOn();
+      if (const auto wait = watched.SampleIfReady()) waits.push_back(*wait);
+      for (const auto& other : others) other->SampleIfReady();
     }
   }
   std::ranges::sort(waits);
@@ -203,23 +204,24 @@ absl::Status Run(const std::string& model_dir, const std::string& export_path) {
         ->Iterations(1);
     const std::string lines = nlohmann::ordered_json::parse(measured.document).dump(4);
     QUIRE_ASSIGN_OR_RETURN(const auto indented, tokenizer->Encode(lines, {}));
-    benchmark::RegisterBenchmark(("Masks indented/" + measured.name).c_str(), Masks,
+    benchmark::RegisterBenchmark(("Masks indented/" + measured.name).c_str(), MeasureMasks,
                                  SpecOf(measured.schema), build, indented)
         ->Iterations(1);
   }
   for (const SpecCase& measured : SpecCases()) {
-    benchmark::RegisterBenchmark(("Compile/" + measured.name).c_str(), Compile, measured.spec,
-                                 build)
+    benchmark::RegisterBenchmark(("Compile/" + measured.name).c_str(), MeasureCompile,
+                                 measured.spec, build)
         ->Unit(benchmark::kMillisecond);
     if (measured.document.empty()) continue;
     QUIRE_ASSIGN_OR_RETURN(const auto document, tokenizer->Encode(measured.document, {}));
-    benchmark::RegisterBenchmark(("Masks/" + measured.name).c_str(), Masks, measured.spec, build,
-                                 document)
+    benchmark::RegisterBenchmark(("Masks/" + measured.name).c_str(), MeasureMasks, measured.spec,
+                                 build, document)
         ->Iterations(1);
   }
   for (const char* schema :
        {R"({"type": "string", "format": "hostname"})", R"({"type": "string", "minLength": 200})"}) {
-    benchmark::RegisterBenchmark(absl::StrCat("Beside/", schema).c_str(), Beside, schema, build)
+    benchmark::RegisterBenchmark(absl::StrCat("MaskDelay/", schema).c_str(), MeasureMaskDelay,
+                                 schema, build)
         ->Arg(1)
         ->Arg(2)
         ->Iterations(1);
