@@ -120,7 +120,7 @@ constexpr bool IsInOrder() {
   }
   return std::size(kReasons) == static_cast<std::size_t>(Reason::kEngineDied) + 1;
 }
-static_assert(IsInOrder(), "one row for each enumerator, in their order");
+static_assert(IsInOrder(), "kReasons needs one row for each enumerator, in enum order");
 
 const ReasonRow* FindRow(absl::string_view name) {
   for (const ReasonRow& row : kReasons) {
@@ -131,8 +131,9 @@ const ReasonRow* FindRow(absl::string_view name) {
 
 constexpr absl::string_view kPayloadUrl = "quire/error_reason";
 
-// The payload is lines of `tag value`: r for the reason, d for the retry delay in nanoseconds, k
-// and v for the metadata. Values are C-escaped, so they contain no line end.
+// The payload has lines of the form `<tag><value>`: r is the reason, d the retry delay in
+// nanoseconds, k and v are a metadata key and value. Values are C-escaped, so they contain no
+// newline.
 void AppendLine(char tag, absl::string_view value, std::string* out) {
   absl::StrAppend(out, absl::string_view(&tag, 1), absl::CHexEscape(value), "\n");
 }

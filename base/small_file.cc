@@ -24,10 +24,10 @@
 namespace quire {
 namespace {
 
-// Of the whole process, since that is what threads burden.
+// Number of abandoned threads in this process.
 std::atomic<int> g_left_behind{0};
 
-// Shared by the caller and the thread, so that it outlives both.
+// State of one call, shared by the caller and the thread so that it outlives both.
 struct Question {
   Mutex mutex;
   CondVar changed;
@@ -45,7 +45,7 @@ absl::Status ErrnoStatus(int error, const std::string& path) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be read"));
 }
 
-// What `ask` holds is let go before the caller is told, who is then its only owner.
+// Destroys `ask` before it notifies the caller, so that the caller then solely owns the results.
 void Answer(Question& question, std::function<void()> ask) {
   BlockAllSignals();
   SetThreadName("file");
@@ -109,7 +109,7 @@ absl::StatusOr<std::string> ReadToEnd(const FileDescriptor& file, const std::str
 absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes) {
   if (path.empty()) return absl::InvalidArgumentError("the name of the file is empty");
   const FileDescriptor file{open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)};
-  // ENXIO is what open says of a socket.
+  // open() fails with ENXIO for a socket.
   if (file.fd < 0) return errno == ENXIO ? NotRegular(path) : ErrnoStatus(errno, path);
   QUIRE_RETURN_IF_ERROR(CheckRegular(file, path));
   return ReadToEnd(file, path, max_bytes);
@@ -120,8 +120,8 @@ absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes)
 absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
   if (g_left_behind.load() >= kMaxLeftBehind) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no file is asked for while ", kMaxLeftBehind,
-                     " threads wait for file systems that do not answer"));
+        absl::StrCat("files are not read while ", kMaxLeftBehind,
+                     " threads wait for file systems that do not respond"));
   }
   auto question = std::make_shared<Question>();
   try {
@@ -130,7 +130,7 @@ absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
     }).detach();
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("there is no thread to read it: ", error.what()));
+        absl::StrCat("cannot start a thread to read it: ", error.what()));
   }
   const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&question->mutex);
@@ -141,7 +141,7 @@ absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
   question->is_left_behind = true;
   g_left_behind.fetch_add(1);
   return absl::DeadlineExceededError(
-      absl::StrCat("its file system does not answer within ", absl::FormatDuration(timeout)));
+      absl::StrCat("its file system did not respond within ", absl::FormatDuration(timeout)));
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes) {

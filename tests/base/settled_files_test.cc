@@ -87,7 +87,7 @@ TEST_F(SettledFilesTest, AFileThatChangedWhileItWasReadIsNamed) {
   dir_.Write("absent", "now there");
   EXPECT_EQ(CheckUnchanged(files_, before),
             absl::UnavailableError(absl::StrCat("tls.cert_file: ", dir_.path(),
-                                                "/absent was written while it was read")));
+                                                "/absent changed while it was read; reload again")));
 }
 
 }  // namespace

@@ -132,13 +132,13 @@ TEST_F(SmallFileTest, AFileSystemThatDoesNotAnswerIsLeftBehind) {
   for (int i = 0; i < kMaxLeftBehind; ++i) {
     const absl::Status answered = AskWithin(absl::Milliseconds(1), [gate] { gate->Wait(); });
     EXPECT_EQ(answered.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_EQ(answered.message(), "its file system does not answer within 1ms");
+    EXPECT_EQ(answered.message(), "its file system did not respond within 1ms");
   }
   // Threads that never return would add up.
   const absl::Time begin = MonotonicNow();
   EXPECT_EQ(AskWithin(absl::Hours(1), [] {}).code(), absl::StatusCode::kResourceExhausted);
   ExpectError(path, absl::StatusCode::kResourceExhausted,
-              "no file is asked for while 16 threads wait");
+              "files are not read while 16 threads wait");
   // The log's own file is asked for in the same way.
   const absl::Status log = log::Configure({.file = Path("log")});
   EXPECT_EQ(log.code(), absl::StatusCode::kResourceExhausted);
