@@ -196,7 +196,7 @@ absl::StatusOr<Sink> OpenFile(const std::string& file) {
 absl::StatusOr<Sink> OpenSink(const std::string& file) {
   if (file.empty()) return StandardErrorSink();
   auto sink = std::make_shared<absl::StatusOr<Sink>>();
-  const absl::Status answered = AskWithin(kFileTimeout, [=] { *sink = OpenFile(file); });
+  const absl::Status answered = RunWithTimeout(kFileTimeout, [=] { *sink = OpenFile(file); });
   if (answered.ok()) return *std::move(sink);
   return absl::Status(answered.code(), absl::StrCat("log file ", file, ": ", answered.message()));
 }

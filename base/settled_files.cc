@@ -24,7 +24,7 @@ auto FindChanged(const std::vector<NamedFile>& files, const FileStamps& before,
 absl::StatusOr<FileStamps> StampFiles(const std::vector<NamedFile>& files) {
   FileStamps stamps;
   for (const NamedFile& file : files) {
-    const absl::StatusOr<FileStamp> stamp = StampOf(file.path);
+    const absl::StatusOr<FileStamp> stamp = ReadFileStamp(file.path);
     if (!stamp.ok()) {
       return absl::Status(stamp.status().code(),
                           absl::StrCat(file.key, ": ", stamp.status().message()));

@@ -30,7 +30,7 @@ struct NamedFile {
 };
 using FileStamps = std::map<std::string, FileStamp>;  // by path
 
-// Errors are those of StampOf, with key and path.
+// Errors are those of ReadFileStamp, with key and path.
 absl::StatusOr<FileStamps> StampFiles(const std::vector<NamedFile>& files);
 
 // Returns at once when all files are as in `known`. Otherwise waits until they have stayed

@@ -117,10 +117,10 @@ absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes)
 
 }  // namespace
 
-absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
-  if (g_left_behind.load() >= kMaxLeftBehind) {
+absl::Status RunWithTimeout(absl::Duration timeout, std::function<void()> ask) {
+  if (g_left_behind.load() >= kMaxAbandonedThreads) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("files are not read while ", kMaxLeftBehind,
+        absl::StrCat("files are not read while ", kMaxAbandonedThreads,
                      " threads wait for file systems that do not respond"));
   }
   auto question = std::make_shared<Question>();
@@ -146,14 +146,15 @@ absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes) {
   auto content = std::make_shared<absl::StatusOr<std::string>>();
-  const absl::Status answered = AskWithin(kFileTimeout, [=] { *content = Read(path, max_bytes); });
+  const absl::Status answered =
+      RunWithTimeout(kFileTimeout, [=] { *content = Read(path, max_bytes); });
   if (!answered.ok()) return CannotRead(path, answered);
   return *std::move(content);
 }
 
-absl::StatusOr<FileStamp> StampOf(const std::string& path) {
+absl::StatusOr<FileStamp> ReadFileStamp(const std::string& path) {
   auto stamp = std::make_shared<FileStamp>();
-  const absl::Status answered = AskWithin(kFileTimeout, [=] {
+  const absl::Status answered = RunWithTimeout(kFileTimeout, [=] {
     struct stat info;
     if (stat(path.c_str(), &info) == 0) *stamp = ToStamp(info);
   });

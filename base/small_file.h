@@ -4,11 +4,11 @@
 // templates.
 //
 // Place:      base/. All readers of such files use these functions. Model weights are mapped
-//             instead (mapped_file.h). The log opens its file through AskWithin.
+//             instead (mapped_file.h). The log opens its file through RunWithTimeout.
 // Invariants: anything but a regular file (a FIFO, a device, a directory) is rejected, and opening
 //             it does not block. A caller waits at most kFileTimeout: a separate thread calls the
 //             file system and is abandoned if the call hangs, for example on a dead network mount.
-//             With kMaxLeftBehind abandoned threads, calls fail at once until one returns.
+//             With kMaxAbandonedThreads abandoned threads, calls fail at once until one returns.
 // Threads:    any.
 
 #include <cstddef>
@@ -22,11 +22,11 @@
 namespace quire {
 
 inline constexpr absl::Duration kFileTimeout = absl::Seconds(5);
-inline constexpr int kMaxLeftBehind = 16;
+inline constexpr int kMaxAbandonedThreads = 16;
 
 // Returns the whole file. Errors: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular
-// file, or more than `max_bytes`), and those of AskWithin; each message starts with the path. A
-// file that is being written may be read incompletely; compare StampOf before and after to detect
+// file, or more than `max_bytes`), and those of RunWithTimeout; each message starts with the path. A
+// file that is being written may be read incompletely; compare ReadFileStamp before and after to detect
 // this.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes);
 
@@ -39,13 +39,13 @@ struct FileStamp {
 
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
 };
-// Errors are those of AskWithin, with the path at the start of the message.
-absl::StatusOr<FileStamp> StampOf(const std::string& path);
+// Errors are those of RunWithTimeout, with the path at the start of the message.
+absl::StatusOr<FileStamp> ReadFileStamp(const std::string& path);
 
 // Calls `ask` on a separate thread that blocks all signals, and waits until it returns. Returns
 // DEADLINE_EXCEEDED if that takes longer than `timeout`. Returns RESOURCE_EXHAUSTED, without
-// calling `ask`, if kMaxLeftBehind earlier calls still hang or no thread can be started. `ask` must
+// calling `ask`, if kMaxAbandonedThreads earlier calls still hang or no thread can be started. `ask` must
 // own what it uses.
-absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask);
+absl::Status RunWithTimeout(absl::Duration timeout, std::function<void()> ask);
 
 }  // namespace quire

@@ -8,8 +8,8 @@ Detokenizer::Detokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
                          std::function<bool(absl::string_view)> shows_special)
     : stream_(tokenizer.decoder(), skip_special_tokens, std::move(shows_special)) {}
 
-DetokenizerState Detokenizer::Behind(const Tokenizer& tokenizer, bool skip_special_tokens,
-                                     std::span<const std::int32_t> prompt) {
+DetokenizerState Detokenizer::StateAfter(const Tokenizer& tokenizer, bool skip_special_tokens,
+                                         std::span<const std::int32_t> prompt) {
   Detokenizer detokenizer(tokenizer, skip_special_tokens);
   for (const std::int32_t id : prompt) detokenizer.Push(id);
   DetokenizerState state{.decoder = detokenizer.stream_.state(), .repairer = detokenizer.repairer_};

@@ -33,8 +33,8 @@ class Detokenizer {
   // The state behind the text of `prompt`. The bytes of a character that the prompt cuts are kept:
   // tokens that complete it emit the whole character. Tokens that do not complete it emit nothing
   // for it, since its U+FFFD is the end of the prompt's text.
-  static DetokenizerState Behind(const Tokenizer& tokenizer, bool skip_special_tokens,
-                                 std::span<const std::int32_t> prompt);
+  static DetokenizerState StateAfter(const Tokenizer& tokenizer, bool skip_special_tokens,
+                                     std::span<const std::int32_t> prompt);
   // Every token emits Tokenizer::TokenBytes, wherever it stands. This is the text that the masks of
   // a constrained answer are made for.
   static DetokenizerState Verbatim();

@@ -115,7 +115,7 @@ absl::Status MaskPool::Match(ChoiceMask& choice) {
     return absl::OkStatus();
   }
   if (choice.matcher_ == nullptr) {
-    choice.matcher_ = choice.rules_.constraint->NewMatcher(choice.rules_.ends);
+    choice.matcher_ = choice.rules_.constraint->NewMatcher(choice.rules_.end_tokens);
   } else {
     const absl::Status accepted = choice.matcher_->Accept(choice.token_);
     // The sampler had the mask, so this is no fault of the request.

@@ -17,7 +17,7 @@ class RepeatPenalty;
 
 struct MaskRules {
   std::shared_ptr<const CompiledConstraint> constraint;    // null: any text
-  std::vector<std::int32_t> ends;                          // end tokens of its matchers
+  std::vector<std::int32_t> end_tokens;                    // end tokens of its matchers
   std::shared_ptr<const BannedText> banned;                // null: none
   std::shared_ptr<const RepeatPenalty> repeats = nullptr;  // behind the prompt; null: none
   // Of the request, by ascending ids; where repeats is not null.

@@ -124,7 +124,7 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
   for (const auto& [length, next] : kept) {
     const double exponent = static_cast<double>(length - allowed);
     const double penalty = params.multiplier * std::pow(double{params.base}, exponent);
-    penalties_.push_back({next, -static_cast<float>(std::min(penalty, double{kLargest}))});
+    penalties_.push_back({next, -static_cast<float>(std::min(penalty, double{kMaxPenalty}))});
   }
   std::ranges::sort(penalties_, {}, &kernels::LogitBias::token);
   return penalties_;

@@ -34,7 +34,7 @@ namespace quire::engine {
 class RepeatPenalty {
  public:
   // No penalty is larger: it leaves a logit finite.
-  static constexpr float kLargest = 1e30f;
+  static constexpr float kMaxPenalty = 1e30f;
 
   // REQUIRES: params.is_on(), and params are in their ranges.
   RepeatPenalty(const DryParams& params, std::shared_ptr<const TokenTexts> texts,

@@ -78,7 +78,7 @@ absl::Status AdmissionLimiter::TenantFull(const std::string& tenant, absl::strin
 
 absl::Status AdmissionLimiter::CheckTenantRequests(const std::string& tenant,
                                                    std::int32_t unread) const {
-  const std::optional<std::int32_t> limit = tenants_.Of(tenant).max_queued_requests;
+  const std::optional<std::int32_t> limit = tenants_.LimitsOf(tenant).max_queued_requests;
   const auto found = waiting_.find(tenant);
   const std::int32_t value = unread + (found == waiting_.end() ? 0 : found->second.requests);
   if (!limit || value < *limit) return absl::OkStatus();
@@ -88,7 +88,7 @@ absl::Status AdmissionLimiter::CheckTenantRequests(const std::string& tenant,
 
 absl::Status AdmissionLimiter::CheckTenantTokens(const std::string& tenant,
                                                  std::int64_t more_tokens) const {
-  const std::optional<std::int64_t> limit = tenants_.Of(tenant).max_queued_tokens;
+  const std::optional<std::int64_t> limit = tenants_.LimitsOf(tenant).max_queued_tokens;
   const auto found = waiting_.find(tenant);
   const std::int64_t value = found == waiting_.end() ? 0 : found->second.tokens;
   if (!limit || more_tokens <= *limit - value) return absl::OkStatus();
@@ -119,8 +119,8 @@ absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant, const Unr
 absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
   // However long its caller waited: nothing that invites to try again.
-  const std::int64_t of_tenant =
-      tenants_.Of(tenant).max_queued_tokens.value_or(std::numeric_limits<std::int64_t>::max());
+  const std::int64_t of_tenant = tenants_.LimitsOf(tenant).max_queued_tokens.value_or(
+      std::numeric_limits<std::int64_t>::max());
   const std::int64_t most = std::min(max_tokens_, of_tenant);
   if (tokens > most) {
     const std::string whose =

@@ -31,7 +31,7 @@ struct PreparedPrompt {
   std::uint32_t score_from = 1;        // of a ScorePrompt: where its continuation begins
   bool clipped_by_context = false;
   bool opens_reasoning = false;         // the answer begins inside a section of reasoning
-  bool is_behind_reasoning = false;     // and has none, by the end of the prompt
+  bool is_after_reasoning = false;      // and has none, by the end of the prompt
   text::DetokenizerState answer_start;  // where the text of each choice begins
   std::uint32_t limit_tokens = 0;       // K and V that one choice may ever write
   std::uint32_t worst_pages_first = 0;  // most pages of one choice alone at a time

@@ -28,7 +28,7 @@ struct TenantOptions {
   TenantLimits defaults;  // each tenant without an entry
   std::map<std::string, TenantLimits> entries;
 
-  const TenantLimits& Of(const std::string& tenant) const {
+  const TenantLimits& LimitsOf(const std::string& tenant) const {
     const auto entry = entries.find(tenant);
     return entry == entries.end() ? defaults : entry->second;
   }

@@ -254,9 +254,10 @@ void CollectEndIds(const EngineOptions& options, const text::Tokenizer& tokenize
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   // A stop id that is text ends the answer where its text may stand, and nowhere else.
   if (request.constraint.has_value()) {
-    std::ranges::copy_if(ids, std::back_inserter(prompt.mask_rules.ends), [&](std::int32_t id) {
-      return tokenizer.IsSpecial(id) || std::ranges::count(options.eos_token_ids, id) > 0;
-    });
+    std::ranges::copy_if(
+        ids, std::back_inserter(prompt.mask_rules.end_tokens), [&](std::int32_t id) {
+          return tokenizer.IsSpecial(id) || std::ranges::count(options.eos_token_ids, id) > 0;
+        });
   }
   for (const auto& [token, bias] : request.sampling.logit_bias) {
     prompt.bias.push_back({.token = token, .bias = bias});
@@ -269,7 +270,7 @@ text::DetokenizerState AnswerStart(const text::Tokenizer& tokenizer, const Reque
                                    std::span<const std::int32_t> prompt) {
   if (!request.generates()) return {};
   if (request.constraint.has_value()) return text::Detokenizer::Verbatim();
-  return text::Detokenizer::Behind(tokenizer, request.output.skip_special_tokens, prompt);
+  return text::Detokenizer::StateAfter(tokenizer, request.output.skip_special_tokens, prompt);
 }
 
 // REQUIRES: prompt.answer_start is set.
@@ -333,7 +334,7 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
     }
     const text::ToolFormat& format = *request.parsing->format;
     prompt.opens_reasoning = text::OpensReasoning(format, rendered, continued);
-    prompt.is_behind_reasoning = text::IsBehindReasoning(format, rendered, continued);
+    prompt.is_after_reasoning = text::IsAfterReasoning(format, rendered, continued);
   }
   prompt.answer_start = AnswerStart(tokenizer, request, prompt.tokens);
   QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
@@ -369,7 +370,7 @@ void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> text
 // What the end of the prompt says of the reasoning of the answer. The format is that of calls, too.
 ConstraintSpec ResolveConstraint(ConstraintSpec spec, const PreparedPrompt& prompt) {
   spec.opens_reasoning = prompt.opens_reasoning;
-  if (std::exchange(spec.start_follows_prompt, false) && prompt.is_behind_reasoning) {
+  if (std::exchange(spec.start_follows_prompt, false) && prompt.is_after_reasoning) {
     spec.starts_after_reasoning = false;
     if (spec.kind != ConstraintKind::kToolCalls) spec.tool_format = nullptr;
   }

@@ -460,7 +460,7 @@ TEST(OpensReasoningTest, LooksAtTheMessageThatGoesOnAlone) {
 TEST(IsBehindReasoningTest, ByTheEndOfThePromptOrTheMessageThatGoesOn) {
   const auto is_behind = [](absl::string_view prompt, std::optional<absl::string_view> continued,
                             absl::string_view format = "hermes") {
-    return IsBehindReasoning(*FindToolFormat(format), prompt, continued);
+    return IsAfterReasoning(*FindToolFormat(format), prompt, continued);
   };
   EXPECT_TRUE(is_behind("model: <think>\n\n</think>\n\n", std::nullopt));
   EXPECT_TRUE(is_behind("model: </think>", std::nullopt));

@@ -34,8 +34,8 @@ bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
          !absl::StrContains(message, format.reasoning_end);
 }
 
-bool IsBehindReasoning(const ToolFormat& format, absl::string_view prompt,
-                       std::optional<absl::string_view> continued) {
+bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
+                      std::optional<absl::string_view> continued) {
   if (format.reasoning_begin.empty()) return false;
   if (continued.has_value() && !absl::StripAsciiWhitespace(*continued).empty()) {
     return !OpensReasoning(format, prompt, continued);

@@ -23,8 +23,8 @@ bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
 // Whether no section of reasoning is to be expected of the answer: the prompt ends behind one, as a
 // template says to a model that it shall not reason, or inside of a message of which `continued`
 // is the content, and not in its reasoning.
-bool IsBehindReasoning(const ToolFormat& format, absl::string_view prompt,
-                       std::optional<absl::string_view> continued);
+bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
+                      std::optional<absl::string_view> continued);
 
 // Whether the model reasons, by the source of a chat template: it writes or explains a marker of
 // such sections, or the format is one of reasoning alone.
