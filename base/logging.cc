@@ -42,7 +42,7 @@ constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
 // Time that exit() waits for queued lines.
 constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
 
-// Where lines go, and in which format.
+// The sink and the format of log lines.
 struct Destination {
   Sink sink;
   Format format = Format::kText;

@@ -36,7 +36,7 @@ class Machine {
   // The best level that the CPU and the system support: "amx", "avx512_vnni", "avx512", "avx_vnni",
   // "avx2", "neon" or "baseline".
   const std::string& isa() const { return isa_; }
-  // For example "AMD EPYC 9654 96-Core Processor", or "unknown".
+  // The CPU's name, such as "AMD EPYC 9654 96-Core Processor", or "unknown".
   const std::string& cpu_model() const { return cpu_model_; }
 
  private:

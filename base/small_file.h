@@ -25,9 +25,9 @@ inline constexpr absl::Duration kFileTimeout = absl::Seconds(5);
 inline constexpr int kMaxAbandonedThreads = 16;
 
 // Returns the whole file. Errors: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular
-// file, or more than `max_bytes`), and those of RunWithTimeout; each message starts with the path. A
-// file that is being written may be read incompletely; compare ReadFileStamp before and after to detect
-// this.
+// file, or more than `max_bytes`), and those of RunWithTimeout; each message starts with the path.
+// A file that is being written may be read incompletely; compare ReadFileStamp before and after to
+// detect this.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes);
 
 // Identifies the content of a file: it differs after the file was written or replaced. All fields
@@ -42,10 +42,10 @@ struct FileStamp {
 // Errors are those of RunWithTimeout, with the path at the start of the message.
 absl::StatusOr<FileStamp> ReadFileStamp(const std::string& path);
 
-// Calls `ask` on a separate thread that blocks all signals, and waits until it returns. Returns
+// Calls `work` on a separate thread that blocks all signals, and waits until it returns. Returns
 // DEADLINE_EXCEEDED if that takes longer than `timeout`. Returns RESOURCE_EXHAUSTED, without
-// calling `ask`, if kMaxAbandonedThreads earlier calls still hang or no thread can be started. `ask` must
-// own what it uses.
-absl::Status RunWithTimeout(absl::Duration timeout, std::function<void()> ask);
+// calling `work`, if kMaxAbandonedThreads earlier calls still hang or no thread can be started.
+// `work` must own what it uses.
+absl::Status RunWithTimeout(absl::Duration timeout, std::function<void()> work);
 
 }  // namespace quire

@@ -10,7 +10,7 @@ namespace quire {
 
 void SetThreadName(absl::string_view name) {
   QUIRE_CHECK(name.size() <= 15);
-  // Only fails for names that are too long.
+  // Fails only for names that are too long.
   (void)pthread_setname_np(pthread_self(), std::string(name).c_str());
 }
 

@@ -70,7 +70,7 @@ class GgufFile {
   std::uint64_t alignment() const { return alignment_; }
   // Offset of the first data byte. May exceed the size of a file without data.
   std::uint64_t data_offset() const { return data_offset_; }
-  // In file order.
+  // Keys and tensors are in file order.
   const std::vector<absl::string_view>& keys() const { return keys_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   // Returns null when there is no such tensor.

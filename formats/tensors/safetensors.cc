@@ -26,7 +26,7 @@ struct StoredType {
   DType dtype;
 };
 
-// Every type of the format, so that a file that contains other types besides the weights can be
+// Has every type of the format, so that a file that contains other types besides the weights can be
 // read.
 constexpr StoredType kStoredTypes[] = {
     {"F64", 64, DType::kF64},        {"F32", 32, DType::kF32},

@@ -212,7 +212,8 @@ TEST_F(StreamCudaTest, ZeroesAndRefusesWhatIsOutside) {
   EXPECT_EQ(memory()[12], 1);
   const absl::Status outside = stream_->Copy(memory() + 60, pinned(), 8);
   EXPECT_EQ(outside.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(outside.message()), HasSubstr("cannot copy 8 bytes: cudaErrorInvalidValue"));
+  EXPECT_THAT(std::string(outside.message()),
+              HasSubstr("cannot copy 8 bytes: cudaErrorInvalidValue"));
   EXPECT_EQ(stream_->Zero(memory(), -1).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(stream_->Copy(memory(), pinned(), -1).code(), absl::StatusCode::kInvalidArgument);
 }

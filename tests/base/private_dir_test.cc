@@ -60,7 +60,8 @@ TEST_F(PrivateDirTest, AnotherUsersIsRefused) {
   ASSERT_EQ(chown(path_.c_str(), 12345, 12345), 0);
   const absl::Status status = MakePrivateDir(path_);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("belongs to user 12345, it must belong to 0"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("belongs to user 12345, it must belong to 0"));
 }
 
 }  // namespace

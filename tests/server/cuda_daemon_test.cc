@@ -413,7 +413,8 @@ TEST_F(CudaDaemonTest, ADeviceThatCannotBeOpenedEndsWith71AndItsNumbers) {
     EXPECT_THAT(Log(), HasSubstr(text));
   };
   refused({.driver_version = 0}, "no CUDA driver is installed");
-  refused({.driver_version = 12080}, "the CUDA driver supports CUDA 12.8; this build needs at least 13.0");
+  refused({.driver_version = 12080},
+          "the CUDA driver supports CUDA 12.8; this build needs at least 13.0");
   refused({.num_devices = 0}, "CUDA device 0 does not exist; this machine has 0 devices");
   refused({}, "CUDA device 5 does not exist; this machine has 1 devices",
           {"device.type=cuda", "device.ids=[5]"});
