@@ -150,9 +150,9 @@ class GgufParser {
     if (TextOf(magic) != "GGUF") return Refuse("magic", "is not GGUF, so this is not a GGUF file");
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t version, TakeNumber(4, "version"));
     if (version != 2 && version != 3) {
-      const bool swapped = version == 2u << 24 || version == 3u << 24;
+      const bool is_swapped = version == 2u << 24 || version == 3u << 24;
       return Refuse("version", absl::StrCat("is ", version, ", it must be 2 or 3",
-                                            swapped ? "; the file is big-endian" : ""));
+                                            is_swapped ? "; the file is big-endian" : ""));
     }
     file_.version_ = static_cast<std::uint32_t>(version);
     QUIRE_ASSIGN_OR_RETURN(*tensor_count, TakeNumber(8, "tensor_count"));

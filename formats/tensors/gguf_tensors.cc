@@ -70,8 +70,8 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const GgufFile& gguf, const GgufTens
 
 // `before` is the name of the previous tensor in the table, whose data are complete; empty for the
 // first.
-absl::Status CheckPlace(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
-                        std::uint64_t data_bytes, absl::string_view before) {
+absl::Status CheckDataRange(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
+                            std::uint64_t data_bytes, absl::string_view before) {
   if (tensor.offset % gguf.alignment() != 0) {
     return Refuse(
         gguf, tensor.name,
@@ -105,14 +105,16 @@ absl::Status CheckOverlaps(const GgufFile& gguf, const std::vector<StoredTensor>
 // Returns the number of heads whose rows are interleaved for rotating neighbours; 0 if rows need no
 // permutation.
 absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string_view name) {
-  const bool q = absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
-  const bool k = absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
-  if (!q && !k) return 0;
+  const bool is_query =
+      absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
+  const bool is_key =
+      absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
+  if (!is_query && !is_key) return 0;
   QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture, gguf.String("general.architecture"));
   if (architecture != "llama") return 0;
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t heads,
                          gguf.Integer("llama.attention.head_count", 1, kMaxHeads));
-  if (q) return heads;
+  if (is_query) return heads;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
                          gguf.OptionalInteger("llama.attention.head_count_kv", 1, kMaxHeads));
   return kv_heads.value_or(heads);
@@ -176,7 +178,7 @@ absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& open
     QUIRE_ASSIGN_OR_RETURN(const GgmlFormat* format, FormatOfTensor(gguf, row));
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t bytes, BytesOfTensor(gguf, row, *format));
     const std::string before = tensors.empty() ? "" : tensors.back().name;
-    QUIRE_RETURN_IF_ERROR(CheckPlace(gguf, row, bytes, data.size(), before));
+    QUIRE_RETURN_IF_ERROR(CheckDataRange(gguf, row, bytes, data.size(), before));
     const auto type = static_cast<GgmlType>(format->number);
     StoredTensor tensor;
     tensor.name = std::string(row.name);

@@ -149,8 +149,8 @@ absl::Status CheckMetadata(absl::string_view label, const JsonValue& metadata) {
 
 // Sorts the entries by position and checks that they cover [0, data_bytes) without gaps and
 // overlaps.
-absl::Status CheckPlaces(absl::string_view label, std::int64_t data_bytes,
-                         std::vector<Entry>* entries) {
+absl::Status CheckDataRanges(absl::string_view label, std::int64_t data_bytes,
+                             std::vector<Entry>* entries) {
   std::sort(entries->begin(), entries->end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
@@ -235,7 +235,7 @@ absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::b
     entries.push_back(std::move(entry));
   }
   const std::span<const std::byte> data = file.subspan(kLengthBytes + header.size());
-  QUIRE_RETURN_IF_ERROR(CheckPlaces(label, static_cast<std::int64_t>(data.size()), &entries));
+  QUIRE_RETURN_IF_ERROR(CheckDataRanges(label, static_cast<std::int64_t>(data.size()), &entries));
   std::vector<StoredTensor> tensors;
   tensors.reserve(entries.size());
   for (Entry& entry : entries) {
