@@ -30,16 +30,16 @@ void Detokenizer::Begin(DetokenizerState state) {
 std::string Detokenizer::Push(std::int32_t id) {
   std::string bytes;
   stream_.Push(id, bytes);
-  return Repaired(bytes, /*is_last=*/false);
+  return Repair(bytes, /*is_last=*/false);
 }
 
 std::string Detokenizer::Finish() {
   std::string bytes;
   stream_.Finish(bytes);
-  return Repaired(bytes, /*is_last=*/true);
+  return Repair(bytes, /*is_last=*/true);
 }
 
-std::string Detokenizer::Repaired(absl::string_view bytes, bool is_last) {
+std::string Detokenizer::Repair(absl::string_view bytes, bool is_last) {
   std::string text;
   repairer_.Push(bytes, text);
   if (is_last) repairer_.Finish(text);

@@ -4,11 +4,10 @@
 // earlier calls and results are written into the content of system, user and assistant messages.
 //
 // Place:      part of chat_template.h. docs/tools.md shows the text; the format `generic` of
-//             text/tools/tool_format.h reads the calls of the answer.
-// Invariants: the messages that are returned have the roles of the conversation without `tool`, and
-//             no tool_calls. Results of successive `tool` messages share one user message, so that
-//             user and assistant still alternate where they did.
-// Threads:    pure.
+//             text/tools/tool_format.h parses the calls in the output.
+// Invariants: returned messages have no role `tool` and no tool_calls. Successive `tool` messages
+//             become one user message, so that user and assistant still alternate.
+// Threads:    pure functions.
 
 #include <string>
 
@@ -17,12 +16,12 @@
 
 namespace quire::text {
 
-// The source of a Jinja template that renders the instructions from the variable `tools`.
+// Returns the source of a Jinja template that renders the instructions from the variable `tools`.
 absl::string_view GenericToolsSource();
 
-// Returns the conversation without tools, tool messages and tool calls. If there are
-// `instructions`, they become the end of a leading system or developer message, or a system message
-// of their own. If `has_system_role` is false, they become the beginning of the first user message.
+// Returns the conversation without tools, tool messages and tool calls. Non-empty `instructions`
+// are appended to a leading system or developer message, or become a new system message. If
+// `has_system_role` is false, they are put before the first user message instead.
 ChatInput WithGenericTools(ChatInput chat, const std::string& instructions, bool has_system_role);
 
 }  // namespace quire::text
