@@ -108,7 +108,7 @@ absl::StatusOr<std::int64_t> FreeDeviceMemory(const Device& device) {
 
 namespace {
 
-absl::Status WithoutCuda(std::int32_t ordinal) {
+absl::Status NoCudaError(std::int32_t ordinal) {
   return absl::UnimplementedError(absl::StrCat(
       "CUDA device ", ordinal, " needs a build with CUDA; this build has none (QUIRE_CUDA=OFF)"));
 }
@@ -120,16 +120,16 @@ bool HasCuda() {
 }
 
 absl::StatusOr<Device> OpenCudaDevice(std::int32_t ordinal) {
-  return WithoutCuda(ordinal);
+  return NoCudaError(ordinal);
 }
 
 absl::Status UseDevice(const Device& device) {
-  return device.is_cpu() ? absl::OkStatus() : WithoutCuda(device.ordinal);
+  return device.is_cpu() ? absl::OkStatus() : NoCudaError(device.ordinal);
 }
 
 absl::StatusOr<std::int64_t> FreeDeviceMemory(const Device& device) {
   QUIRE_CHECK(!device.is_cpu());
-  return WithoutCuda(device.ordinal);
+  return NoCudaError(device.ordinal);
 }
 
 #endif

@@ -57,7 +57,7 @@ absl::StatusOr<void*> AllocateHost(std::int64_t size_bytes) {
 
 #ifdef QUIRE_HAS_CUDA
 
-std::string Wanted(MemoryKind kind, std::int64_t size_bytes) {
+std::string DescribeAllocation(MemoryKind kind, std::int64_t size_bytes) {
   return absl::StrCat(size_bytes, " bytes of ",
                       kind == MemoryKind::kPinned ? "page-locked" : "device", " memory");
 }
@@ -66,7 +66,7 @@ absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(size_bytes);
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&data, size, cudaHostAllocPortable),
-                                   Wanted(MemoryKind::kPinned, size_bytes)));
+                                   DescribeAllocation(MemoryKind::kPinned, size_bytes)));
   std::memset(data, 0, size);
   return data;
 }
@@ -74,7 +74,7 @@ absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
 absl::StatusOr<void*> AllocateDevice(std::int64_t size_bytes) {
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(size_bytes);
-  const std::string what = Wanted(MemoryKind::kDevice, size_bytes);
+  const std::string what = DescribeAllocation(MemoryKind::kDevice, size_bytes);
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, size), what));
   absl::Status zeroed = CudaStatus(cudaMemset(data, 0, size), what);
   // Other streams do not wait for the fill, which may still be running.
