@@ -95,8 +95,9 @@ class AddedTokens {
   static absl::StatusOr<AddedTokens> FromTokens(std::vector<AddedToken> tokens);
 
   // Split raw text at the tokens that are not normalized, or normalized text at those that are.
-  // Text that rstrip consumed may start another token, so segments of tokens may overlap; segments of text
-  // never do. A special token stays in the text if `takes_special` returns false for its bytes.
+  // Text that rstrip consumed may start another token, so segments of tokens may overlap; segments
+  // of text never do. A special token stays in the text if `takes_special` returns false for its
+  // bytes.
   using TakesSpecial = absl::FunctionRef<bool(std::size_t begin, std::size_t end)>;
   absl::Status CutRaw(absl::string_view text, TakesSpecial takes_special, RegexScratch& scratch,
                       std::vector<TextSegment>& segments) const {
