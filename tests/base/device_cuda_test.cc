@@ -82,12 +82,12 @@ TEST_F(DeviceCudaTest, RefusesWithNumbers) {
   EXPECT_EQ(Refusal(), "CUDA device 0 does not exist; this machine has 0 devices");
   Set([](EmulatorOptions& o) { o.num_devices = 2; });
   EXPECT_EQ(Refusal(2), "CUDA device 2 does not exist; this machine has 2 devices");
-  EXPECT_EQ(Refusal(-1), "there is no CUDA device -1, this machine shows 2");
+  EXPECT_EQ(Refusal(-1), "CUDA device -1 does not exist; this machine has 2 devices");
   EXPECT_TRUE(OpenCudaDevice(1).ok());
   Set([](EmulatorOptions& o) { o.compute_capability = 75; });
   EXPECT_EQ(Refusal(),
-            "CUDA device 0 (emulated sm_75 device) has compute capability 7.5, this build needs "
-            "8.0");
+            "CUDA device 0 (emulated sm_75 device) has compute capability 7.5; this build needs "
+            "at least 8.0");
 }
 
 TEST_F(DeviceCudaTest, PassesOnWhatTheRuntimeSays) {
