@@ -12,18 +12,18 @@
 
 namespace quire {
 
-// Hands values from any number of threads to any number of others, first in first out, and never
-// grows by itself: a full queue says so, and the producer decides whom to refuse.
+// A bounded FIFO queue for any number of producer and consumer threads. A push to a full queue
+// fails, so the producer decides which work to reject.
 //
 // Place:      between threads: admission and control inboxes, text jobs, output rings.
-// Invariants: 0 <= size() <= capacity(). After Close no push succeeds; what is inside can still be
+// Invariants: 0 <= size() <= capacity(). After Close every push fails; queued values can still be
 //             popped.
 // Threads:    every method from any thread.
-// Lifetime:   outlives every thread that waits in it.
+// Lifetime:   outlives every thread that waits on it.
 template <typename T>
 class BoundedQueue {
  public:
-  // REQUIRES: capacity >= 1. All memory is taken here and in Reserve.
+  // REQUIRES: capacity >= 1. Only the constructor and Reserve allocate memory.
   explicit BoundedQueue(std::size_t capacity) : slots_(capacity) { QUIRE_CHECK(capacity >= 1); }
   BoundedQueue(const BoundedQueue&) = delete;
   BoundedQueue& operator=(const BoundedQueue&) = delete;
@@ -33,8 +33,8 @@ class BoundedQueue {
     return slots_.size();
   }
 
-  // Makes room for `capacity` values, if there is less. Takes memory; for configuration, not for
-  // every push.
+  // Grows the queue to `capacity` values if it is smaller. Allocates memory, so call it when the
+  // configuration changes and not for each push.
   void Reserve(std::size_t capacity) {
     MutexLock lock(&mutex_);
     if (capacity <= slots_.size()) return;
@@ -51,7 +51,7 @@ class BoundedQueue {
     return size_;
   }
 
-  // False when full or closed, and `value` is left as it was.
+  // Returns false, and leaves `value` unchanged, when the queue is full or closed.
   bool TryPush(T&& value) {
     {
       MutexLock lock(&mutex_);
@@ -74,20 +74,21 @@ class BoundedQueue {
     return TakeFront();
   }
 
-  // Waits for a value. Nothing when `deadline` passes, or when the queue is closed and empty.
+  // Waits for a value. Returns nullopt when `deadline` passes, or when the queue is closed and
+  // empty.
   std::optional<T> Pop(absl::Time deadline = absl::InfiniteFuture()) {
     MutexLock lock(&mutex_);
     if (!WaitNotEmpty(deadline)) return std::nullopt;
     return TakeFront();
   }
 
-  // Appends up to `max` values to `out` and returns how many; does not wait.
+  // Appends up to `max` values to `out` without waiting. Returns the number of values.
   std::size_t PopAll(std::size_t max, std::vector<T>* out) {
     MutexLock lock(&mutex_);
     return TakeMany(max, out);
   }
 
-  // The same, but waits like Pop for the first one.
+  // Like PopAll, but waits for the first value as Pop does.
   std::size_t WaitPopAll(std::size_t max, std::vector<T>* out,
                          absl::Time deadline = absl::InfiniteFuture()) {
     MutexLock lock(&mutex_);
@@ -95,7 +96,7 @@ class BoundedQueue {
     return TakeMany(max, out);
   }
 
-  // Wakes every waiting thread. Pushes fail from here on.
+  // Wakes every waiting thread and makes all later pushes fail.
   void Close() {
     {
       MutexLock lock(&mutex_);
@@ -135,7 +136,7 @@ class BoundedQueue {
 
   mutable Mutex mutex_;
   CondVar not_empty_;
-  std::vector<std::optional<T>> slots_ ABSL_GUARDED_BY(mutex_);  // ring
+  std::vector<std::optional<T>> slots_ ABSL_GUARDED_BY(mutex_);  // ring buffer
   std::size_t head_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t size_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,8 +1,8 @@
 #pragma once
 
-// QUIRE_CHECK ends the process when shared state contradicts its invariant; QUIRE_DCHECK is the
-// same in debug and sanitizer builds and nothing otherwise. Neither is for bad input: that is an
-// absl::Status. Usable in device code, where a failed check traps the kernel.
+// QUIRE_CHECK ends the process when shared state violates its invariant. QUIRE_DCHECK does the same
+// in debug and sanitizer builds and compiles to nothing in other builds. Bad input is reported as
+// absl::Status instead. In device code a failed check traps the kernel.
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,18 +1,18 @@
 #pragma once
 
-// Time as a dependency, so that deadlines and ageing are tested without sleeping.
+// Clock injects the time, so that tests of deadlines do not have to sleep.
 //
-// Deadlines, timeouts, ages and heartbeats are times of one monotonic timeline: setting the wall
-// clock while the process runs moves none of them. The timeline begins at the wall clock's time of
-// the first question, so its times read like wall time, but what a message or a person is shown is
-// ToWall() of them, and what a caller sends as wall time is compared after FromWall().
-// tools/checks/style_check.py lists the files that may read the wall clock themselves.
+// Deadlines, timeouts, ages and heartbeats are times on one monotonic timeline, which changes of
+// the wall clock do not affect. The timeline starts at the wall-clock time of the first call to
+// MonotonicNow, so its times look like wall times. Convert with ToWall() before showing a time to a
+// person or client, and with FromWall() before comparing a wall time that a caller sent.
+// tools/checks/style_check.py lists the files that may read the wall clock directly.
 
 #include "absl/time/time.h"
 
 namespace quire {
 
-// Never goes backwards. Thread-safe.
+// Returns the current time on the monotonic timeline. Thread-safe.
 absl::Time MonotonicNow();
 
 // Thread-safe.
@@ -20,7 +20,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;      // on the monotonic timeline
-  virtual absl::Time WallNow() const = 0;  // as it is set now
+  virtual absl::Time WallNow() const = 0;  // current wall-clock time
 
   absl::Time ToWall(absl::Time time) const { return WallNow() + (time - Now()); }
   absl::Time FromWall(absl::Time wall) const { return Now() + (wall - WallNow()); }

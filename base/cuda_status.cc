@@ -20,8 +20,8 @@ absl::StatusCode CodeOf(cudaError_t error) {
     case cudaErrorCompatNotSupportedOnDevice:
     case cudaErrorDevicesUnavailable:
       return absl::StatusCode::kFailedPrecondition;
-    // The errors that the runtime's reference calls sticky: the context is broken and every later
-    // call returns them.
+    // The CUDA reference calls these errors sticky: the context is broken and every later call
+    // returns the same error.
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorContained:
@@ -36,7 +36,7 @@ absl::StatusCode CodeOf(cudaError_t error) {
     case cudaErrorLaunchFailure:
     case cudaErrorExternalDevice:
     case cudaErrorTensorMemoryLeak:
-    // What a GPU that is gone from the bus often reports.
+    // A GPU that has fallen off the bus often reports cudaErrorUnknown.
     case cudaErrorUnknown:
     case cudaErrorContextIsDestroyed:
       return absl::StatusCode::kUnavailable;

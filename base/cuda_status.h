@@ -1,6 +1,6 @@
 #pragma once
 
-// Errors of the CUDA runtime as absl::Status. Part of builds with CUDA only.
+// Converts errors of the CUDA runtime to absl::Status. Only builds with CUDA contain this file.
 
 #include <driver_types.h>
 
@@ -9,17 +9,18 @@
 
 namespace quire {
 
-// OK for cudaSuccess. Otherwise "<what>: <CUDA's name and text of the error>", with
+// Returns OK for cudaSuccess. Otherwise the message is "<what>: <CUDA's name and text of the
+// error>" and the code is
 //   RESOURCE_EXHAUSTED   out of memory
-//   UNAVAILABLE          the device is gone for this process: reason DEVICE_LOST
-//                        (base/error_reason.h). Such an error is sticky, every later call fails
+//   UNAVAILABLE          this process has lost the device; the reason is DEVICE_LOST
+//                        (base/error_reason.h). The error is sticky: every later call fails
 //                        too, so the process must end
 //   FAILED_PRECONDITION  no driver, a driver that is too old, no device
 //   INTERNAL             everything else
-// The runtime's own last-error state is cleared.
+// Also clears the runtime's last-error state.
 absl::Status CudaStatus(cudaError_t error, absl::string_view what);
 
-// Whether `status` came from a sticky error.
+// Returns whether `status` came from a sticky error.
 bool IsDeviceLost(const absl::Status& status);
 
 }  // namespace quire

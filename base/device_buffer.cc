@@ -19,8 +19,8 @@
 namespace quire {
 namespace {
 
-// Maps `size` bytes, a multiple of the page size, at a multiple of the huge page size: takes up to
-// one huge page too much and gives the ends back.
+// Maps `size` bytes, a multiple of the page size, aligned to the huge page size. Maps one huge page
+// more and unmaps the excess at both ends.
 void* MapHugeAligned(std::size_t size) {
   const auto huge = static_cast<std::size_t>(DeviceBuffer::kHugePageBytes);
   void* raw =
@@ -30,7 +30,7 @@ void* MapHugeAligned(std::size_t size) {
   const std::size_t skip = (huge - reinterpret_cast<std::uintptr_t>(raw) % huge) % huge;
   if (skip > 0) munmap(begin, skip);
   if (huge > skip) munmap(begin + skip + size, huge - skip);
-  // Advice only: a kernel without transparent huge pages says no, and that is fine.
+  // A kernel without transparent huge pages rejects this advice, which is harmless.
   (void)madvise(begin + skip, size, MADV_HUGEPAGE);
   return begin + skip;
 }
@@ -57,7 +57,7 @@ absl::StatusOr<void*> AllocateHost(std::int64_t size_bytes) {
 
 #ifdef QUIRE_HAS_CUDA
 
-std::string Wanted(MemoryKind kind, std::int64_t size_bytes) {
+std::string DescribeAllocation(MemoryKind kind, std::int64_t size_bytes) {
   return absl::StrCat(size_bytes, " bytes of ",
                       kind == MemoryKind::kPinned ? "page-locked" : "device", " memory");
 }
@@ -66,7 +66,7 @@ absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(size_bytes);
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&data, size, cudaHostAllocPortable),
-                                   Wanted(MemoryKind::kPinned, size_bytes)));
+                                   DescribeAllocation(MemoryKind::kPinned, size_bytes)));
   std::memset(data, 0, size);
   return data;
 }
@@ -74,10 +74,10 @@ absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
 absl::StatusOr<void*> AllocateDevice(std::int64_t size_bytes) {
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(size_bytes);
-  const std::string what = Wanted(MemoryKind::kDevice, size_bytes);
+  const std::string what = DescribeAllocation(MemoryKind::kDevice, size_bytes);
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, size), what));
   absl::Status zeroed = CudaStatus(cudaMemset(data, 0, size), what);
-  // The fill may still be under way, and streams are not ordered behind it.
+  // Other streams do not wait for the fill, which may still be running.
   if (zeroed.ok()) zeroed = CudaStatus(cudaStreamSynchronize(nullptr), what);
   if (!zeroed.ok()) {
     (void)cudaFree(data);
@@ -106,12 +106,12 @@ void Free(MemoryKind kind, void* data, std::int64_t size_bytes) {
 
 absl::StatusOr<void*> AllocatePinned(std::int64_t) {
   return absl::UnimplementedError(
-      "page-locked memory needs a build with CUDA, this one was made without (QUIRE_CUDA)");
+      "page-locked memory needs a build with CUDA; this build has none (QUIRE_CUDA=OFF)");
 }
 
 absl::StatusOr<void*> AllocateDevice(std::int64_t) {
   return absl::UnimplementedError(
-      "device memory needs a build with CUDA, this one was made without (QUIRE_CUDA)");
+      "device memory needs a build with CUDA; this build has none (QUIRE_CUDA=OFF)");
 }
 
 void Free(MemoryKind, void* data, std::int64_t size_bytes) {
@@ -135,7 +135,8 @@ absl::StatusOr<void*> AllocateAny(MemoryKind kind, std::int64_t size_bytes) {
 
 absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(MemoryKind kind, std::int64_t size_bytes) {
   if (size_bytes < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("buffer of ", size_bytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the size of a buffer is ", size_bytes, " bytes, it must not be negative"));
   }
   if (size_bytes == 0) return DeviceBuffer(kind, nullptr, 0);
   QUIRE_ASSIGN_OR_RETURN(void* const data, AllocateAny(kind, size_bytes));

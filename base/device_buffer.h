@@ -9,28 +9,27 @@
 
 namespace quire {
 
-// Where bytes live: pageable host memory, page-locked host memory, memory of a GPU.
+// Kind of memory: pageable host memory, page-locked host memory or GPU memory.
 enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 
-// Owns a block of zeroed memory, or shares one with other parts of it.
+// Owns a block of zeroed memory, or shares it with other buffers that are parts of the same block.
 //
-// Place:      under KvPool, weights and workspaces.
-// Invariants: host memory is aligned to kAlignment, from kHugePageBytes on to kHugePageBytes, where
-//             the system is also asked for huge pages; its pages cost nothing until they are
-//             touched. Memory of the other kinds is aligned to 256 bytes.
-// Threads:    none of its own; the bytes are the owner's business. Device memory belongs to the GPU
-//             that is current for the thread that allocates it (UseDevice).
-// Lifetime:   moving keeps data() valid. A block lives until the buffer that was allocated and all
-//             parts of it are destroyed. Destroying memory that a GPU has work on waits for that
-//             work.
+// Place:      below KvPool, weights and workspaces.
+// Invariants: host memory is aligned to kAlignment. Blocks of at least kHugePageBytes are aligned
+//             to kHugePageBytes and request huge pages. Host pages use no memory until they are
+//             first accessed. Pinned and device memory is aligned to 256 bytes.
+// Threads:    the class does not synchronise access to the bytes. Device memory is allocated on the
+//             GPU that is current for the calling thread (UseDevice).
+// Lifetime:   moving keeps data() valid. The block is freed when the allocated buffer and all its
+//             parts are destroyed. Freeing waits for GPU work that uses the memory.
 class DeviceBuffer {
  public:
   static constexpr std::int64_t kAlignment = 4096;
   static constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
 
-  // Returns INVALID_ARGUMENT for a negative size, RESOURCE_EXHAUSTED when the system or the GPU has
-  // no such block, UNIMPLEMENTED for a kind that needs CUDA in a build without, and what CudaStatus
-  // says otherwise. Zero bytes give an empty buffer.
+  // Returns INVALID_ARGUMENT for a negative size, RESOURCE_EXHAUSTED when the allocation fails, and
+  // UNIMPLEMENTED for a kind that needs CUDA in a build without CUDA. Other errors are those of
+  // CudaStatus. Zero bytes give an empty buffer.
   static absl::StatusOr<DeviceBuffer> Allocate(MemoryKind kind, std::int64_t size_bytes);
 
   DeviceBuffer() = default;
@@ -38,7 +37,7 @@ class DeviceBuffer {
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   ~DeviceBuffer() = default;
 
-  // Bytes [offset, offset + size_bytes) of this buffer. REQUIRES: they lie inside.
+  // Returns bytes [offset, offset + size_bytes) of this buffer. REQUIRES: the range lies inside it.
   DeviceBuffer Part(std::int64_t offset, std::int64_t size_bytes) const;
 
   void* data() const { return data_; }
@@ -54,7 +53,7 @@ class DeviceBuffer {
       : kind_(kind), data_(data), size_bytes_(size_bytes) {}
 
   MemoryKind kind_ = MemoryKind::kHost;
-  std::shared_ptr<void> block_;  // frees the whole block; null without one
+  std::shared_ptr<void> block_;  // frees the whole block; null for an empty buffer
   void* data_ = nullptr;
   std::int64_t size_bytes_ = 0;
 };

@@ -15,16 +15,16 @@ namespace quire {
 #ifdef QUIRE_HAS_CUDA
 namespace {
 
-// The executable form of a graph, and how many operations it holds.
+// The executable graph and its number of operations.
 using Executable = std::pair<cudaGraphExec_t, std::int64_t>;
 
 absl::StatusOr<Executable> Instantiate(cudaGraph_t graph) {
   std::size_t nodes = 0;
-  QUIRE_RETURN_IF_ERROR(
-      CudaStatus(cudaGraphGetNodes(graph, nullptr, &nodes), "operations of a captured graph"));
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaGraphGetNodes(graph, nullptr, &nodes),
+                                   "cannot count the operations of a captured graph"));
   cudaGraphExec_t exec = nullptr;
   QUIRE_RETURN_IF_ERROR(
-      CudaStatus(cudaGraphInstantiate(&exec, graph, 0), "making a captured graph executable"));
+      CudaStatus(cudaGraphInstantiate(&exec, graph, 0), "cannot instantiate a captured graph"));
   return Executable(exec, static_cast<std::int64_t>(nodes));
 }
 
@@ -33,24 +33,24 @@ absl::StatusOr<Executable> Instantiate(cudaGraph_t graph) {
 absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream& stream,
                                                  absl::FunctionRef<absl::Status()> enqueue) {
   QUIRE_CHECK(stream.cuda() != nullptr);
-  // Other threads may allocate and wait meanwhile.
+  // kThreadLocal: other threads may allocate and synchronise during the capture.
   QUIRE_RETURN_IF_ERROR(
       CudaStatus(cudaStreamBeginCapture(stream.cuda(), cudaStreamCaptureModeThreadLocal),
-                 "start of a capture"));
+                 "cannot start the capture of a graph"));
   const absl::Status enqueued = enqueue();
   cudaGraph_t graph = nullptr;
   const absl::Status ended =
-      CudaStatus(cudaStreamEndCapture(stream.cuda(), &graph), "end of a capture");
+      CudaStatus(cudaStreamEndCapture(stream.cuda(), &graph), "cannot end the capture of a graph");
   if (!ended.ok()) return enqueued.ok() ? ended : enqueued;
   const absl::StatusOr<Executable> made =
       enqueued.ok() ? Instantiate(graph) : absl::StatusOr<Executable>(enqueued);
   (void)cudaGraphDestroy(graph);
   QUIRE_RETURN_IF_ERROR(made.status());
   DeviceGraph captured(made->first, made->second);
-  // Device memory of the graph is taken here, not at its first launch, where the memory plan would
-  // not count it.
-  QUIRE_RETURN_IF_ERROR(
-      CudaStatus(cudaGraphUpload(captured.graph_, stream.cuda()), "upload of a captured graph"));
+  // Uploading allocates the graph's device memory now. Otherwise its first launch would allocate
+  // it, and the memory plan would not count it.
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaGraphUpload(captured.graph_, stream.cuda()),
+                                   "cannot upload a captured graph"));
   return captured;
 }
 
@@ -62,14 +62,14 @@ DeviceGraph::~DeviceGraph() {
 
 absl::Status DeviceGraph::Launch(const Stream& stream) const {
   QUIRE_CHECK(graph_ != nullptr && stream.cuda() != nullptr);
-  return CudaStatus(cudaGraphLaunch(graph_, stream.cuda()), "launch of a captured graph");
+  return CudaStatus(cudaGraphLaunch(graph_, stream.cuda()), "cannot launch a captured graph");
 }
 
 #else
 
 absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream&, absl::FunctionRef<absl::Status()>) {
   return absl::UnimplementedError(
-      "captured graphs need a build with CUDA, this one was made without (QUIRE_CUDA)");
+      "captured graphs need a build with CUDA; this build has none (QUIRE_CUDA=OFF)");
 }
 
 DeviceGraph::~DeviceGraph() = default;

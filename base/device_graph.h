@@ -1,6 +1,6 @@
 #pragma once
 
-// Work captured once and launched many times as one unit.
+// A CUDA graph: work that is captured once and launched many times as one unit.
 
 #include <cstdint>
 
@@ -13,13 +13,12 @@ struct CUgraphExec_st;
 
 namespace quire {
 
-// Threads: one at a time. Lifetime: move-only; the memory that its kernels read and write outlives
-//          it.
+// Threads: one at a time. Lifetime: move-only; the memory that its kernels access must outlive it.
 class DeviceGraph {
  public:
-  // Calls `enqueue`, which puts work on `stream` only, and keeps that work without running it.
-  // Returns the error of `enqueue` or what CudaStatus says; the stream is usable afterwards in any
-  // case. REQUIRES: a CUDA stream.
+  // Calls `enqueue`, which may put work on `stream` only, and records that work without running it.
+  // Returns the error of `enqueue` or of CudaStatus. The stream is usable afterwards in any case.
+  // REQUIRES: a CUDA stream.
   static absl::StatusOr<DeviceGraph> Capture(const Stream& stream,
                                              absl::FunctionRef<absl::Status()> enqueue);
 

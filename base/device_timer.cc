@@ -14,11 +14,13 @@ namespace quire {
 #ifdef QUIRE_HAS_CUDA
 
 absl::StatusOr<DeviceTimer> DeviceTimer::Create(const Stream& stream) {
-  if (stream.cuda() == nullptr) return absl::UnimplementedError("the CPU has no device timer");
+  if (stream.cuda() == nullptr) return absl::UnimplementedError("device timers need a CUDA stream");
   QUIRE_RETURN_IF_ERROR(UseDevice(stream.device()));
   DeviceTimer timer(stream);
-  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&timer.start_), "event of a timer"));
-  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&timer.stop_), "event of a timer"));
+  QUIRE_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreate(&timer.start_), "cannot create an event of a timer"));
+  QUIRE_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreate(&timer.stop_), "cannot create an event of a timer"));
   return timer;
 }
 
@@ -30,30 +32,31 @@ DeviceTimer::~DeviceTimer() {
 }
 
 absl::Status DeviceTimer::Start() {
-  return CudaStatus(cudaEventRecord(start_, stream_->cuda()), "start of a timer");
+  return CudaStatus(cudaEventRecord(start_, stream_->cuda()), "cannot start a timer");
 }
 
 absl::Status DeviceTimer::Stop() {
-  return CudaStatus(cudaEventRecord(stop_, stream_->cuda()), "stop of a timer");
+  return CudaStatus(cudaEventRecord(stop_, stream_->cuda()), "cannot stop a timer");
 }
 
 absl::StatusOr<absl::Duration> DeviceTimer::Elapsed() const {
-  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(stop_), "wait for a timer"));
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(stop_), "cannot wait for a timer"));
   float milliseconds = 0;
-  QUIRE_RETURN_IF_ERROR(
-      CudaStatus(cudaEventElapsedTime(&milliseconds, start_, stop_), "time between two events"));
+  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&milliseconds, start_, stop_),
+                                   "cannot read the time of a timer"));
   return absl::Milliseconds(milliseconds);
 }
 
 #else
 
 absl::StatusOr<DeviceTimer> DeviceTimer::Create(const Stream&) {
-  return absl::UnimplementedError("this build was made without CUDA (QUIRE_CUDA)");
+  return absl::UnimplementedError(
+      "device timers need a build with CUDA; this build has none (QUIRE_CUDA=OFF)");
 }
 
 DeviceTimer::~DeviceTimer() = default;
 
-// Create has given none.
+// Unreachable, because Create never returns a timer in this build.
 absl::Status DeviceTimer::Start() {
   return absl::UnimplementedError("no CUDA");
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// How long work on a GPU took, by the GPU's own clock: marks in its stream, without what the host
-// needs to launch and to wait.
+// Measures GPU work with CUDA events, so that the time of launching and waiting on the host is not
+// included.
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,17 +15,17 @@ namespace quire {
 // Threads: one at a time. Lifetime: move-only; the stream outlives it.
 class DeviceTimer {
  public:
-  // Returns UNIMPLEMENTED for a stream of the CPU; what CudaStatus says otherwise.
+  // Returns UNIMPLEMENTED for a CPU stream. Other errors are those of CudaStatus.
   static absl::StatusOr<DeviceTimer> Create(const Stream& stream);
 
   DeviceTimer(DeviceTimer&& other) noexcept;
   DeviceTimer& operator=(DeviceTimer&& other) = delete;
   ~DeviceTimer();
 
-  // Marks the beginning and the end of what is enqueued between the two.
+  // Record the start and the end of the measured work in the stream.
   absl::Status Start();
   absl::Status Stop();
-  // Waits for the end. REQUIRES: started and stopped.
+  // Waits for the end of the measured work and returns its time. REQUIRES: started and stopped.
   absl::StatusOr<absl::Duration> Elapsed() const;
 
  private:

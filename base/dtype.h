@@ -1,7 +1,7 @@
 #pragma once
 
-// Element types of tensors, and the value types of those that C++ lacks. Conversions round to
-// nearest, ties to even; they are the same bits on host and device.
+// Element types of tensors, and value types for those that C++ lacks. Conversions round to nearest,
+// ties to even, and give the same bits on host and device.
 
 #include <bit>
 #include <cstdint>
@@ -26,10 +26,11 @@ enum class DType : std::uint8_t {
   kBool
 };
 
-// "f32", "bf16", "f16", "fp8_e4m3", "int8", ...: the spelling of configuration and messages.
+// Returns the name used in configuration and messages: "f32", "bf16", "f16", "fp8_e4m3", "int8",
+// ...
 absl::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(absl::string_view name);
-// Bytes of one element; 0 for kInvalid.
+// Returns the size of one element in bytes; 0 for kInvalid.
 std::int64_t DTypeSize(DType dtype);
 
 // The upper half of an f32. NaN stays NaN (quiet bit set).
@@ -42,7 +43,7 @@ struct BF16 {
   friend constexpr bool operator==(BF16, BF16) = default;
 };
 
-// IEEE binary16; overflow gives infinity, subnormals are exact.
+// IEEE binary16. Overflow gives infinity; subnormals are exact.
 struct F16 {
   std::uint16_t bits;
   static QUIRE_HOST_DEVICE constexpr F16 FromFloat(float x);
@@ -50,8 +51,8 @@ struct F16 {
   friend constexpr bool operator==(F16, F16) = default;
 };
 
-// OCP FP8 E4M3 ("fn"): no infinities, 0x7f and 0xff are NaN, largest value 448. FromFloat
-// saturates.
+// OCP FP8 E4M3 ("fn"): it has no infinities, 0x7f and 0xff are NaN, and the largest value is 448.
+// FromFloat saturates.
 struct F8E4M3 {
   std::uint8_t bits;
   static QUIRE_HOST_DEVICE constexpr F8E4M3 FromFloat(float x);
@@ -59,7 +60,7 @@ struct F8E4M3 {
   friend constexpr bool operator==(F8E4M3, F8E4M3) = default;
 };
 
-// Scale type of a cache that is not quantised: it has no scales and no scale accessors.
+// Scale type of a cache that is not quantised, which has no scales and no scale accessors.
 struct Unquantized {};
 
 template <typename T>
@@ -83,7 +84,7 @@ inline constexpr DType kDTypeOf<std::int32_t> = DType::kI32;
 template <>
 inline constexpr DType kDTypeOf<std::int64_t> = DType::kI64;
 
-// Any element type <-> f32.
+// Convert any element type to and from f32.
 QUIRE_HOST_DEVICE constexpr float ToFloat(float x) {
   return x;
 }
@@ -152,7 +153,7 @@ constexpr F8E4M3 F8E4M3::FromFloat(float x) {
   const std::uint32_t sign = (u >> 24) & 0x80u;
   const std::uint32_t a = u & 0x7fffffffu;
   if (a > 0x7f800000u) return F8E4M3{static_cast<std::uint8_t>(sign | 0x7fu)};
-  // 464 is the tie between 448 and the absent 480; everything from there on saturates too.
+  // 464 lies halfway between 448 and 480, which E4M3 lacks. Values from 464 on saturate too.
   if (a >= 0x43e80000u) return F8E4M3{static_cast<std::uint8_t>(sign | 0x7eu)};
   if (a < 0x3c800000u) {  // below 2^-6: multiples of 2^-9
     if (a < 0x3a800000u) return F8E4M3{static_cast<std::uint8_t>(sign)};  // below 2^-10

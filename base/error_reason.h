@@ -1,16 +1,16 @@
 #pragma once
 
-// Why something failed, machine-readable: one enum of all reasons, one table of what each means to
-// a client, and the way in which a reason travels. It rides in an absl::Status as a payload, with
-// numbers and the time to try again, so every layer can pass it up unread; the server turns it into
-// gRPC's ErrorInfo and RetryInfo, or into an HTTP status (docs/api.md, Errors).
+// Machine-readable reasons of errors: an enum of all reasons and a table of how each is reported to
+// clients. A reason is a payload of an absl::Status, with metadata and a retry delay, so every
+// layer can pass it on without parsing it. The server turns it into gRPC's ErrorInfo and RetryInfo,
+// or into an HTTP status (docs/api.md, Errors).
 //
 //   return WithReason(absl::InvalidArgumentError("prompt has 9216 tokens, context is 8192"),
 //                     Reason::kPromptTooLong, {{"prompt_tokens", "9216"}, {"max_context_tokens",
 //                     "8192"}});
 //
 // Place:      below everything that can fail because of a caller.
-// Invariants: the table has one row for each enumerator, in their order; names are distinct.
+// Invariants: the table has one row for each enumerator, in enum order; names are distinct.
 // Threads:    any.
 // Lifetime:   the table is constant.
 
@@ -62,7 +62,7 @@ enum class Reason : std::uint8_t {
   kScopeMissing,
   kNonFiniteLogits,
   kEngineError,
-  // Only HTTP gives the next ones.
+  // Only the HTTP listeners use the next reasons.
   kBadRequest,
   kUnsupportedEncoding,
   kUnknownEndpoint,
@@ -72,28 +72,28 @@ enum class Reason : std::uint8_t {
   kTooManyConnections,
   kOriginNotAllowed,
   kHostNotAllowed,
-  // Only the log shows the last ones; a client gets kEngineError or kDeviceError.
+  // The last two appear only in the log; clients get kEngineError or kDeviceError instead.
   kDeviceLost,
   kEngineDied,
 };
 
-// Where trying again makes sense.
+// Whether a client should retry, and where.
 enum class Retry : std::uint8_t { kNo, kSameServer, kOtherServer };
 
-// What accompanies gRPC's ErrorInfo.
+// The detail message that gRPC sends along with ErrorInfo.
 enum class ErrorDetail : std::uint8_t { kNone, kBadRequest, kPrecondition, kRetryInfo };
 
 struct ReasonRow {
   Reason reason;
   absl::string_view name;  // on the wire, in logs and metrics; SCREAMING_SNAKE
-  absl::StatusCode code;   // equal to the gRPC code, number by number
-  int http_status;         // 0: the HTTP client is gone and gets no answer
+  absl::StatusCode code;   // the gRPC code has the same number
+  int http_status;         // 0: the HTTP client is gone and gets no response
   Retry retry;
   ErrorDetail detail;
-  absl::string_view text;  // when it happens, as docs/api.md says
+  absl::string_view text;  // when it happens, in the words of docs/api.md
 };
 
-// Every reason, in the order of the enum and of docs/api.md.
+// Returns every reason, in the order of the enum and of docs/api.md.
 std::span<const ReasonRow> ReasonTable();
 const ReasonRow& RowOf(Reason reason);
 std::string ReasonName(Reason reason);
@@ -104,16 +104,17 @@ struct ErrorReason {
   std::optional<absl::Duration> retry_delay;
 
   std::string name() const { return ReasonName(reason); }
-  // The value of the first entry `key`, or nothing.
+  // Returns the value of the first entry named `key`, or nullopt.
   std::optional<std::string> Find(absl::string_view key) const;
 };
 
-// Returns `status` with the reason attached, replacing an earlier one. An OK status stays as it is.
+// Returns `status` with the reason attached, replacing an earlier one. An OK status is returned
+// unchanged.
 absl::Status WithReason(absl::Status status, Reason reason,
                         const std::vector<std::pair<std::string, std::string>>& metadata = {},
                         std::optional<absl::Duration> retry_delay = {});
 
-// Nothing if `status` carries no reason.
+// Returns nullopt if `status` carries no reason.
 std::optional<ErrorReason> GetErrorReason(const absl::Status& status);
 bool HasReason(const absl::Status& status, Reason reason);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// A descriptor that is closed on every way out of a scope.
+// Owns a file descriptor and closes it when it goes out of scope.
 
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ struct FileDescriptor {
   }
   FileDescriptor(FileDescriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd, other.fd);  // `other` closes what this had
+    std::swap(fd, other.fd);  // the destructor of `other` closes the old descriptor
     return *this;
   }
 };

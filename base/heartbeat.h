@@ -1,6 +1,6 @@
 #pragma once
 
-// When a thread last got on with its work: it says so itself, others look.
+// Records when a thread last made progress.
 //
 // Place:      written by the engine thread, between steps and inside long ones; read by health
 //             checks.
@@ -21,9 +21,9 @@ class Heartbeat {
   explicit Heartbeat(const Clock* clock) : clock_(clock) { Beat(); }
 
   void Beat() { Beat(clock_->Now()); }
-  // For a thread that has just asked the clock.
+  // `now` is the time of a thread that has just read the clock.
   void Beat(absl::Time now) { last_.store(absl::ToUnixNanos(now), std::memory_order_release); }
-  // Since the last beat.
+  // Returns the time since the last beat.
   absl::Duration age() const {
     return clock_->Now() - absl::FromUnixNanos(last_.load(std::memory_order_acquire));
   }

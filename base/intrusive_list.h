@@ -6,7 +6,8 @@
 
 namespace quire {
 
-// The links of an object in one IntrusiveList; a member of the object. A copy is not linked.
+// The links of an object in one IntrusiveList, declared as a member of the object. Copying an
+// object does not link the copy.
 template <typename T>
 struct IntrusiveNode {
   T* prev = nullptr;
@@ -18,14 +19,14 @@ struct IntrusiveNode {
   IntrusiveNode& operator=(const IntrusiveNode&) { return *this; }
 };
 
-// A doubly linked list through a member of its elements: O(1) removal from the middle, no
-// allocation.
+// A doubly linked list whose links are a member of its elements. Removal from the middle is O(1),
+// and the list never allocates.
 //
 //   struct Page { IntrusiveNode<Page> lru; };
 //   IntrusiveList<Page, &Page::lru> cold;
 //
 // Place:      least-recently-used lists and queues whose elements live elsewhere.
-// Invariants: an object is in at most one list per node; size() counts the linked ones.
+// Invariants: an object is in at most one list per IntrusiveNode; size() is the number of elements.
 // Threads:    not thread-safe.
 // Lifetime:   owns nothing; an element must be erased before it is destroyed or moved.
 template <typename T, IntrusiveNode<T> T::*kNode>
@@ -37,21 +38,21 @@ class IntrusiveList {
 
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
-  // Null when empty.
+  // Return null when the list is empty.
   T* front() const { return front_; }
   T* back() const { return back_; }
-  // The neighbour towards the back or the front, null at the end.
+  // Return the next element towards the back or the front; null at the end.
   static T* next(const T* element) { return (element->*kNode).next; }
   static T* prev(const T* element) { return (element->*kNode).prev; }
-  // Whether the element is in any list of this node.
+  // Returns whether the element is in any list of this node.
   static bool is_linked(const T* element) { return (element->*kNode).is_linked; }
 
   // REQUIRES: `element` is in no list of this node.
   void push_back(T* element) { InsertBefore(nullptr, element); }
   void push_front(T* element) { InsertBefore(front_, element); }
 
-  // Inserts `element` in front of `position`; at the back when `position` is null.
-  // REQUIRES: `position` is in this list, `element` in none.
+  // Inserts `element` before `position`, or at the back when `position` is null.
+  // REQUIRES: `position` is in this list and `element` is in none.
   void InsertBefore(T* position, T* element) {
     IntrusiveNode<T>& node = element->*kNode;
     QUIRE_CHECK(!node.is_linked);
@@ -76,7 +77,7 @@ class IntrusiveList {
     --size_;
   }
 
-  // Removes and returns the first element; null when empty.
+  // Removes and returns the first element; returns null when the list is empty.
   T* pop_front() {
     T* element = front_;
     if (element != nullptr) erase(element);

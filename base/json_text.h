@@ -1,14 +1,14 @@
 #pragma once
 
-// The one writer of JSON: what the program sends, logs and prints.
+// Serialises JSON for everything that the program sends, logs or prints.
 //
-// Place:      in base/ for the log; nlohmann-json writes. Readers are formats/json_value.h.
-//             Others write where numbers or spaces must be as another program has them:
-//             text/chat/jinja/json.h (Python's json.dumps), server/config/layered_config.cc (values
-//             as configuration files spell them, strings by JsonQuoted).
-// Invariants: the text is one line of valid UTF-8 and valid JSON: bytes that are not UTF-8 become
-//             U+FFFD, NaN and infinities become null.
-// Threads:    pure.
+// Place:      in base/ because the log uses it; nlohmann-json does the writing.
+//             formats/json_value.h parses JSON. Two files write JSON themselves because its
+//             spelling matters: text/chat/jinja/json.h (as Python's json.dumps does) and
+//             server/config/layered_config.cc (values as configuration files spell them).
+// Invariants: the text is one line of valid UTF-8 and valid JSON. Invalid bytes become U+FFFD; NaN
+//             and infinities become null.
+// Threads:    pure functions.
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -18,10 +18,10 @@
 namespace quire {
 
 std::string JsonText(const nlohmann::json& value);
-// Keys in the order in which they were added.
+// Keeps the keys in insertion order.
 std::string JsonText(const nlohmann::ordered_json& value);
 
-// A string with its quotes.
+// Returns the string as JSON, with its quotes.
 std::string JsonQuoted(absl::string_view text);
 
 }  // namespace quire

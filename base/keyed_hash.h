@@ -1,11 +1,11 @@
 #pragma once
 
-// A 128-bit hash that a caller without the key cannot steer into a collision: HighwayHash-128, of
-// Debian's libhighwayhash. Its result is the same on every instruction set; the library takes the
-// best one that the processor has.
+// A 128-bit keyed hash: HighwayHash-128 of Debian's libhighwayhash. Without the key a caller cannot
+// construct collisions. The result is the same on every instruction set; the library chooses the
+// best one that the processor supports.
 //
 // Source: Alakuijala, Cox, Wassenberg, "Fast keyed hash/pseudo-random function using SIMD multiply
-// and permute", arXiv:1612.06257; the tests carry the published known answers.
+// and permute", arXiv:1612.06257; the tests contain the published test vectors.
 
 #include <array>
 #include <cstddef>
@@ -32,14 +32,14 @@ struct HashKey {
   friend constexpr bool operator==(const HashKey&, const HashKey&) = default;
 };
 
-// The hash of the fragments one after the other: any split of the same bytes gives the same. A
-// fragment of variable length must be preceded by its length, else two different lists of them may
-// be one stream.
+// Hashes the concatenation of the fragments, so any split of the same bytes gives the same hash. A
+// fragment of variable length must be preceded by its length; otherwise different lists of
+// fragments may have the same concatenation.
 //
 // Threads: any.
 Hash128 KeyedHash(const HashKey& key, std::span<const std::span<const std::byte>> fragments);
 
-// The same of one or two, without a list on the heap.
+// Hashes one or two fragments without allocating a list.
 Hash128 KeyedHash(const HashKey& key, std::span<const std::byte> bytes,
                   std::span<const std::byte> more = {});
 

@@ -35,30 +35,31 @@ using Sink = std::shared_ptr<spdlog::sinks::sink>;
 
 constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "info",
                                                           "warn",  "error", "off"};
-// Sites whose rate is watched at once; the table starts anew when it is full.
+// Number of rate-limited call sites in the table, which is cleared when it is full.
 constexpr std::size_t kMaxSites = 4096;
-// Some seconds of a busy log: what a slow disk makes wait without loss.
+// Holds some seconds of a busy log, so that a slow disk causes no loss at once.
 constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
-// At the end of a process, for the lines that are still queued.
+// Time that exit() waits for queued lines.
 constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
 
-// Where lines go, and how they look there.
+// The sink and the format of log lines.
 struct Destination {
   Sink sink;
   Format format = Format::kText;
 };
 
-// Lines on their way to a destination that may be slow, or never take another one.
+// A queue of lines for a destination that may be slow or may have stopped accepting lines.
 //
-// Invariants: no more than kMaxQueuedBytes, or one line, are queued. Pushes never wait for a
-//             destination: what finds no room is dropped, counted, and told in its place.
-// Threads:    Next and Finish: the writer's; the others: any.
+// Invariants: at most kMaxQueuedBytes, or one line, are queued. Push never waits for a destination:
+//             it drops a line that does not fit, counts it, and queues a report of the loss.
+// Threads:    Next and Finish are for the writer thread; the others are for any thread.
 class LineQueue {
  public:
   struct Item {
     std::shared_ptr<const Destination> destination;
     std::string line;
-    std::uint64_t dropped_lines = 0;  // above 0: in place of a line, how many were lost here
+    // If not 0, the item has no line and reports that this many lines were lost.
+    std::uint64_t dropped_lines = 0;
   };
 
   void Push(std::shared_ptr<const Destination> destination, std::string line) {
@@ -68,7 +69,7 @@ class LineQueue {
         CountDropped(std::move(destination));
         return;
       }
-      QueueUntold();
+      QueueLossReport();
       bytes_ += line.size();
       items_.push_back({.destination = std::move(destination), .line = std::move(line)});
       queued_.fetch_add(1, std::memory_order_relaxed);
@@ -76,18 +77,18 @@ class LineQueue {
     changed_.NotifyAll();
   }
 
-  // Waits for a line, or for lost lines after which none came.
+  // Waits for a line, or for a report of lost lines.
   Item Next() {
     MutexLock lock(&mutex_);
-    while (items_.empty() && untold_ == 0) changed_.Wait(&mutex_);
-    if (items_.empty()) QueueUntold();
+    while (items_.empty() && unreported_ == 0) changed_.Wait(&mutex_);
+    if (items_.empty()) QueueLossReport();
     Item item = std::move(items_.front());
     items_.pop_front();
     bytes_ -= item.line.size();
     return item;
   }
 
-  // The item that Next gave is at its destination, or lost.
+  // Records that the item returned by Next was written or lost.
   void Finish(bool is_lost) {
     {
       MutexLock lock(&mutex_);
@@ -97,10 +98,11 @@ class LineQueue {
     changed_.NotifyAll();
   }
 
-  // Whether all that was queued before the call is finished before `deadline`.
+  // Waits until everything queued before the call is finished. Returns false when `deadline`
+  // passes.
   bool WaitFinished(absl::Time deadline) {
     MutexLock lock(&mutex_);
-    QueueUntold();
+    QueueLossReport();
     const std::uint64_t last = queued_.load(std::memory_order_relaxed);
     while (finished_.load(std::memory_order_relaxed) < last) {
       if (MonotonicNow() >= deadline) return false;
@@ -109,7 +111,7 @@ class LineQueue {
     return true;
   }
 
-  // Without a lock, for a process that crashes.
+  // Takes no lock, because a crashing process calls it.
   bool is_finished() const {
     return finished_.load(std::memory_order_relaxed) == queued_.load(std::memory_order_relaxed);
   }
@@ -119,15 +121,15 @@ class LineQueue {
   void CountDropped(std::shared_ptr<const Destination> destination)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     dropped_.fetch_add(1, std::memory_order_relaxed);
-    ++untold_;
-    untold_destination_ = std::move(destination);
+    ++unreported_;
+    report_destination_ = std::move(destination);
   }
 
-  void QueueUntold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (untold_ == 0) return;
-    items_.push_back({.destination = std::move(untold_destination_),
+  void QueueLossReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (unreported_ == 0) return;
+    items_.push_back({.destination = std::move(report_destination_),
                       .line = {},
-                      .dropped_lines = std::exchange(untold_, 0)});
+                      .dropped_lines = std::exchange(unreported_, 0)});
     queued_.fetch_add(1, std::memory_order_relaxed);
   }
 
@@ -135,10 +137,10 @@ class LineQueue {
   CondVar changed_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   std::size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // lines dropped after the last of items_
-  std::shared_ptr<const Destination> untold_destination_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // lines dropped since the last of items_
+  std::shared_ptr<const Destination> report_destination_ ABSL_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> queued_{0};    // items since the start
-  std::atomic<std::uint64_t> finished_{0};  // of these
+  std::atomic<std::uint64_t> finished_{0};  // items that were written or lost
   std::atomic<std::uint64_t> dropped_{0};   // lines
 };
 
@@ -154,12 +156,13 @@ struct State {
   std::map<std::string, Level> single_levels ABSL_GUARDED_BY(mutex);
   std::shared_ptr<const Destination> destination ABSL_GUARDED_BY(mutex);
   std::unordered_map<std::size_t, Site> sites ABSL_GUARDED_BY(mutex);
-  std::atomic<Level> min_level{Level::kInfo};  // of all loggers
+  std::atomic<Level> min_level{Level::kInfo};  // minimum over all loggers
   std::atomic<std::uint64_t> suppressed{0};
   LineQueue queue;
 };
 
-// Nothing where opening could wait, as for a FIFO without a reader. What is not there yet is made.
+// Rejects anything but a regular file, because opening a FIFO without a reader could block. Accepts
+// a file that does not exist yet.
 absl::Status CheckRegular(const std::string& file) {
   struct stat info;
   if (stat(file.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return absl::OkStatus();
@@ -167,9 +170,9 @@ absl::Status CheckRegular(const std::string& file) {
       "log file ", file, " is not a regular file; an empty name means standard error"));
 }
 
-// The sink of standard error, always the same one: those of spdlog share a lock, which a line that
-// is being written holds, and which making another one takes. It writes the line as it is; spdlog
-// adds the line end.
+// Returns the sink of standard error, which is created once. All such sinks of spdlog share a lock,
+// which a thread holds while it writes a line, so creating another sink could block. The sink
+// writes the line unchanged, and spdlog appends the newline.
 Sink StandardErrorSink() {
   static const Sink* const sink = [] {
     auto* made = new Sink(std::make_shared<spdlog::sinks::stderr_sink_mt>());
@@ -193,7 +196,7 @@ absl::StatusOr<Sink> OpenFile(const std::string& file) {
 absl::StatusOr<Sink> OpenSink(const std::string& file) {
   if (file.empty()) return StandardErrorSink();
   auto sink = std::make_shared<absl::StatusOr<Sink>>();
-  const absl::Status answered = AskWithin(kFileTimeout, [=] { *sink = OpenFile(file); });
+  const absl::Status answered = RunWithTimeout(kFileTimeout, [=] { *sink = OpenFile(file); });
   if (answered.ok()) return *std::move(sink);
   return absl::Status(answered.code(), absl::StrCat("log file ", file, ": ", answered.message()));
 }
@@ -210,7 +213,7 @@ Level LevelOf(State& state, absl::string_view logger) ABSL_EXCLUSIVE_LOCKS_REQUI
   return found == state.single_levels.end() ? state.options.level : found->second;
 }
 
-// Counts a line of a site; false when it is over the limit of this second.
+// Counts a line of a call site. Returns false when it exceeds the limit of this second.
 bool IsWithinRate(State& state, absl::string_view logger, absl::string_view message, absl::Time now)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   const std::uint32_t limit = state.options.rate_limit_per_second;
@@ -225,8 +228,8 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   return true;
 }
 
-// Whether a terminal obeys the character, or shows others in another order for it: controls of C0
-// and C1, delete, ends of lines and paragraphs, and the controls of bidirectional text.
+// Returns whether a terminal obeys the character or reorders text because of it: C0 and C1
+// controls, delete, line and paragraph separators, and bidirectional controls.
 bool IsControl(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || c == 0x061C || c == 0x200E || c == 0x200F ||
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
@@ -241,7 +244,8 @@ bool IsPlainWord(absl::string_view text) {
   return true;
 }
 
-// As JSON, in which what callers send cannot forge lines or hide parts of them.
+// Appends the text as JSON and escapes control characters, so that client input cannot forge or
+// hide log lines.
 void AppendQuoted(absl::string_view text, std::string* out) {
   const std::string quoted = JsonQuoted(text);
   for (std::size_t i = 0; i < quoted.size(); i += Utf8Length(quoted[i])) {
@@ -256,7 +260,7 @@ void AppendQuoted(absl::string_view text, std::string* out) {
 }
 
 void AppendDouble(double value, std::string* out) {
-  // JSON has no word for these.
+  // JSON has no NaN and no infinities.
   if (std::isnan(value)) return out->append("\"nan\""), void();
   if (std::isinf(value)) return out->append(value > 0 ? "\"inf\"" : "\"-inf\""), void();
   absl::StrAppend(out, value);
@@ -310,7 +314,8 @@ std::string FormatLine(Format format, const Line& line) {
   return out;
 }
 
-// False when the line is lost: a full disk must not end the process.
+// Returns false when the line is lost. Exceptions are caught because a full disk must not end the
+// process.
 bool WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
   try {
     sink.log(spdlog::details::log_msg(spdlog::string_view_t(), spdlog::level::info,
@@ -322,31 +327,31 @@ bool WriteLine(spdlog::sinks::sink& sink, absl::string_view line) {
   }
 }
 
-bool TellDropped(const Destination& destination, std::uint64_t lines) {
+bool ReportDropped(const Destination& destination, std::uint64_t lines) {
   return WriteLine(
       *destination.sink,
       FormatLine(destination.format,
                  {absl::Now(), Level::kWarn, "log", "lines were dropped", {{"lines", lines}}}));
 }
 
-// The only thread that a destination can hold up.
+// The body of the writer thread, which is the only thread that a destination can block.
 void WriteLines(LineQueue* queue) {
   SetThreadName("log");
-  std::uint64_t untold = 0;  // that found the queue full, or a destination that took none
+  std::uint64_t unreported = 0;  // lines lost because the queue was full or writing failed
   for (;;) {
     const LineQueue::Item item = queue->Next();
-    untold += item.dropped_lines;
-    const bool is_told = untold == 0 || TellDropped(*item.destination, untold);
-    if (is_told) untold = 0;
+    unreported += item.dropped_lines;
+    const bool is_reported = unreported == 0 || ReportDropped(*item.destination, unreported);
+    if (is_reported) unreported = 0;
     const bool is_line = item.dropped_lines == 0;
-    const bool is_lost = is_line && !(is_told && WriteLine(*item.destination->sink, item.line));
-    if (is_lost) ++untold;
+    const bool is_lost = is_line && !(is_reported && WriteLine(*item.destination->sink, item.line));
+    if (is_lost) ++unreported;
     queue->Finish(is_lost);
   }
 }
 
-// The first line may come before the process has blocked the signals that a thread of its own
-// takes; none may come to the writer.
+// Blocks all signals in the writer thread. The first line may be logged before the process blocks
+// the signals that its signal thread handles.
 void StartWriter(LineQueue* queue) {
   sigset_t all, before;
   sigfillset(&all);
@@ -355,7 +360,7 @@ void StartWriter(LineQueue* queue) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// Never destroyed: threads may log while the process ends.
+// Never destroyed, because threads may log while the process ends.
 State& GlobalState() {
   static State* const state = [] {
     auto* made = new State;
@@ -375,14 +380,14 @@ constexpr std::array<int, 5> kCrashSignals = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, 
 std::array<struct sigaction, kCrashSignals.size()> actions_before;
 const LineQueue* crash_queue = nullptr;
 
-// Does what a signal handler may, and no more: the writer goes on meanwhile. Then the signal has
-// the effect that it had without this.
+// Uses only what is allowed in a signal handler: it waits while the writer thread continues. Then
+// it raises the signal again with the previous handler.
 void OnCrash(int signal) {
   for (int i = 0; i < 20 && !crash_queue->is_finished(); ++i) poll(nullptr, 0, /*timeout=*/10);
   for (std::size_t i = 0; i < kCrashSignals.size(); ++i) {
     if (kCrashSignals[i] == signal) sigaction(signal, &actions_before[i], nullptr);
   }
-  raise(signal);  // blocked until this returns
+  raise(signal);  // delivered after this handler returns
 }
 
 }  // namespace
@@ -404,7 +409,8 @@ absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options) {
   auto destination = std::make_shared<const Destination>(Destination{*sink, options.format});
   return [options, destination = std::move(destination)] {
     State& state = GlobalState();
-    std::shared_ptr<const Destination> before;  // closes its file behind the lock, which may wait
+    std::shared_ptr<const Destination>
+        before;  // destroyed after the lock is released, because closing its file may block
     MutexLock lock(&state.mutex);
     state.options = options;
     before = std::exchange(state.destination, destination);
@@ -430,7 +436,8 @@ absl::Status Reopen() {
   if (file.empty()) return absl::OkStatus();
   absl::StatusOr<Sink> sink = OpenSink(file);
   if (!sink.ok()) return sink.status();
-  std::shared_ptr<const Destination> before;  // closes its file behind the lock, which may wait
+  std::shared_ptr<const Destination>
+      before;  // destroyed after the lock is released, because closing its file may block
   MutexLock lock(&state.mutex);
   before = std::exchange(state.destination, std::make_shared<const Destination>(Destination{
                                                 *std::move(sink), state.options.format}));

@@ -7,20 +7,20 @@
 // gives, as JSON, {"time":"2026-11-21T21:42:00.123456Z","level":"info","logger":"engine",
 // "msg":"model loaded","path":"...","seconds":0.8,"layers":12}, and as text
 // `2026-11-21T21:42:00.123456Z info engine: model loaded path=... seconds=0.8 layers=12`.
-// Until Configure, lines of level info and above go to standard error as text.
+// Before Configure is called, lines of level info and above go to standard error as text.
 //
-// Invariants: a thread that logs never waits for the place where lines go. They are queued, and a
-//             thread of the log's own writes them in their order. A line that finds the queue full
-//             is dropped and counted, and "lines were dropped" stands in its place; so are lines
-//             that the place does not take, as a full disk, which is told once it takes some again.
+// Invariants: logging never waits for the log file or standard error. Lines are queued, and one
+//             writer thread writes them in order. Lines are dropped and counted when the queue is
+//             full or when writing fails, for example on a full disk. A line "lines were dropped"
+//             with their number is written in their place, as soon as writing succeeds.
 // Threads:    any.
-// Lifetime:   the first use starts the writer, which runs until the process is gone. exit() waits a
-//             second for it at most; who ends the process otherwise calls Flush before.
+// Lifetime:   the first call starts the writer, which runs until the process ends. exit() waits for
+//             it at most one second. Code that ends the process in another way calls Flush first.
 //
-// spdlog writes the lines, whole, to a file or to standard error. It has no fields and no JSON, no
-// limit of lines per place in the code, no level for loggers that are yet to be made, and in
-// version 1.10 no way to open its file again. Its own queue drops the oldest lines without a word,
-// and its end waits for the last line however long that takes. So those are here.
+// spdlog writes whole lines to a file or to standard error. It lacks fields, JSON, a rate limit per
+// call site, levels for loggers that do not exist yet and, in version 1.10, reopening its file. Its
+// own queue drops the oldest lines silently, and its shutdown waits for the last line without a
+// timeout. Those parts are implemented here.
 
 #include <concepts>
 #include <cstdint>
@@ -40,7 +40,7 @@ namespace quire::log {
 enum class Level : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError, kOff };
 enum class Format : std::uint8_t { kText, kJson };
 
-// "trace", "debug", "info", "warn", "error", "off".
+// The names are "trace", "debug", "info", "warn", "error" and "off".
 absl::string_view LevelName(Level level);
 std::optional<Level> LevelFromName(absl::string_view name);
 
@@ -48,11 +48,12 @@ struct Options {
   Level level = Level::kInfo;
   Format format = Format::kText;
   std::string file;  // appended to; empty: standard error
-  // Lines per second of one logger and message; more are counted, not written. 0: no limit.
+  // Maximum lines per second of one logger and message; more are counted and not written. 0: no
+  // limit.
   std::uint32_t rate_limit_per_second = 0;
 };
 
-// One key and value. Text is not copied: a Field lives only as an argument.
+// One key and value. Text is not copied, so a Field is only valid as a function argument.
 class Field {
  public:
   using Value = std::variant<absl::string_view, std::int64_t, std::uint64_t, double, bool>;
@@ -69,7 +70,7 @@ class Field {
   template <std::unsigned_integral T>
   requires(!std::same_as<T, bool>) Field(absl::string_view key, T value)
       : key_(key), value_(static_cast<std::uint64_t>(value)) {}
-  // Seconds.
+  // Logs the duration in seconds.
   Field(absl::string_view key, absl::Duration value)
       : key_(key), value_(absl::ToDoubleSeconds(value)) {}
 
@@ -83,25 +84,27 @@ class Field {
 
 using Fields = std::initializer_list<Field>;
 
-// Sets level, format and destination of the whole process, and drops the levels of single loggers.
-// Returns the error of opening the file, which takes kFileTimeout at most; then nothing has
-// changed.
+// Sets level, format and destination of the whole process, and removes the levels of single
+// loggers. Returns an error, and changes nothing, when the file cannot be opened within
+// kFileTimeout.
 absl::Status Configure(const Options& options);
-// The same in two parts: opens the file, and returns what makes the change.
+// The same in two parts: opens the file, and returns a function that applies the change.
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);
 
-// Opens the log file again under its name, after it was rotated. Standard error: nothing to do.
+// Opens the log file again by name, after log rotation. Does nothing for standard error.
 absl::Status Reopen();
 
-// Changes the level of one logger; of all, single ones included, when `logger` is empty. Returns
-// the level that it had.
+// Changes the level of one logger, or of all loggers when `logger` is empty. Returns the previous
+// level.
 Level SetLevel(absl::string_view logger, Level level);
 
-// Whether a line of this level would be written. One atomic load when the answer is no for all.
+// Returns whether a line of this level would be written. Costs one atomic load when every logger
+// has the level disabled.
 bool IsEnabled(absl::string_view logger, Level level);
 
-// Queues a line, or returns at once when its level is off. `message` is the same text every time,
-// since it is also the name of the rate limit's site. Never on the engine's step path.
+// Queues a line, or returns at once when its level is disabled. `message` must be a constant,
+// because the rate limit identifies the call site by it. Must not be called on the engine's step
+// path.
 void Write(Level level, absl::string_view logger, absl::string_view message, Fields fields = {});
 
 inline void Trace(absl::string_view logger, absl::string_view message, Fields fields = {}) {
@@ -120,16 +123,16 @@ inline void Error(absl::string_view logger, absl::string_view message, Fields fi
   Write(Level::kError, logger, message, fields);
 }
 
-// Waits until all lines so far are written; false when `timeout` is over before.
+// Waits until all lines so far are written. Returns false when `timeout` passes first.
 bool Flush(absl::Duration timeout);
 
-// From now on abort() and faults of the processor wait a moment, 0.2 s at most, for the lines
-// before them. REQUIRES: called once.
+// Installs signal handlers so that abort() and processor faults wait up to 0.2 s for queued lines.
+// REQUIRES: called once.
 void FlushOnCrash();
 
-// Lines since the start that the rate limit kept back.
+// Number of lines since the start that the rate limit suppressed.
 std::uint64_t SuppressedLines();
-// Lines since the start that found the queue full, or that could not be written.
+// Number of lines since the start that found the queue full or could not be written.
 std::uint64_t DroppedLines();
 
 }  // namespace quire::log

@@ -28,7 +28,7 @@ std::optional<std::string> ReadFirstLine(const std::string& path) {
   return line;
 }
 
-// Cores and packages; hwloc's discovery of anything else would only take time.
+// Discovers cores and packages only, because discovering more would only take time.
 class Topology {
  public:
   explicit Topology(const std::string& synthetic) {
@@ -40,8 +40,9 @@ class Topology {
     QUIRE_CHECK(hwloc_topology_set_flags(topology_, HWLOC_TOPOLOGY_FLAG_NO_DISTANCES |
                                                         HWLOC_TOPOLOGY_FLAG_NO_MEMATTRS |
                                                         HWLOC_TOPOLOGY_FLAG_NO_CPUKINDS) == 0);
-    // It would bind this thread to each CPU in turn, to learn what /sys has said already. Where the
-    // library was built for another architecture it has no such component, and refuses.
+    // Excludes the "x86" component, which would bind this thread to each CPU in turn to learn what
+    // /sys already reports. Libraries for other architectures lack the component and return an
+    // error, which is ignored.
     (void)hwloc_topology_set_components(topology_, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "x86");
     if (!synthetic.empty()) {
       QUIRE_CHECK(hwloc_topology_set_synthetic(topology_, synthetic.c_str()) == 0);
@@ -52,8 +53,8 @@ class Topology {
   Topology(const Topology&) = delete;
   Topology& operator=(const Topology&) = delete;
 
-  // Of the calling thread's affinity mask; as many as the library counts where a sandbox keeps the
-  // mask to itself.
+  // Returns the CPUs of the calling thread's affinity mask. Where a sandbox hides the mask, returns
+  // as many CPUs as the standard library counts.
   std::vector<int> AllowedCpus() const {
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     QUIRE_CHECK(set != nullptr);
@@ -72,7 +73,8 @@ class Topology {
     return cpus;
   }
 
-  // The first of `cpus` on each core. A CPU that the system names no core of counts as one.
+  // Returns the first of `cpus` on each core. A CPU whose core is unknown counts as a core of its
+  // own.
   std::vector<int> FirstOfEachCore(const std::vector<int>& cpus) const {
     std::set<hwloc_obj_t> cores;
     std::vector<int> first;
@@ -100,21 +102,22 @@ class Topology {
 
  private:
   hwloc_topology_t topology_;
-  bool is_loaded_ = false;  // false where the system shows nothing of itself
+  bool is_loaded_ = false;  // false where the system hides its topology
 };
 
-// CPUs that a quota and its period allow, rounded up; nothing when there is no limit.
+// Returns the number of CPUs that a quota and its period allow, rounded up; nullopt without a
+// limit.
 std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
   std::int64_t quota_us = 0, period_us = 0;
   if (!absl::SimpleAtoi(quota, &quota_us) || !absl::SimpleAtoi(period, &period_us)) {
     return std::nullopt;  // "max"
   }
-  if (quota_us <= 0 || period_us <= 0) return std::nullopt;  // -1 in version 1
+  if (quota_us <= 0 || period_us <= 0) return std::nullopt;  // version 1 has -1 for no limit
   return static_cast<int>((quota_us + period_us - 1) / period_us);
 }
 
-// The tightest CPU quota of this process's cgroup and its parents: cpu.max of version 2, else
-// cpu.cfs_quota_us of version 1.
+// Returns the lowest CPU quota of this process's cgroup and its parents: cpu.max in cgroup version
+// 2, otherwise cpu.cfs_quota_us of version 1.
 std::optional<int> CgroupQuota(const std::string& root) {
   std::optional<int> least;
   const auto consider = [&least](std::optional<int> quota) {
@@ -126,7 +129,8 @@ std::optional<int> CgroupQuota(const std::string& root) {
     if (parts.size() != 3) continue;
     const bool is_v2 = parts[0] == "0";
     if (!is_v2 && !absl::StrContains(absl::StrCat(",", parts[1], ","), ",cpu,")) continue;
-    // Version 1 has one folder for each controller, or for each set of them that is mounted as one.
+    // Version 1 has one folder for each controller or group of controllers that is mounted
+    // together.
     const std::string mount = absl::StrCat(root, "/sys/fs/cgroup", is_v2 ? "" : "/cpu");
     std::string group = parts[2];
     while (true) {
@@ -148,7 +152,7 @@ std::optional<int> CgroupQuota(const std::string& root) {
 
 std::string DetectIsa(const std::string& root) {
 #if defined(__x86_64__)
-  // These look at CPUID and at the register state that the system saves.
+  // These builtins check CPUID and that the system saves the registers.
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -163,7 +167,7 @@ std::string DetectIsa(const std::string& root) {
   if (has_avx512 && __builtin_cpu_supports("avx512vnni")) return "avx512_vnni";
   if (has_avx512) return "avx512";
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    // clang 14 knows no name for it to ask the CPU by.
+    // clang 14 does not accept "avxvnni" in __builtin_cpu_supports.
     return absl::StrContains(flags, " avx_vnni ") ? "avx_vnni" : "avx2";
   }
   return "baseline";

@@ -10,18 +10,17 @@
 
 namespace quire {
 
-// A whole file, mapped read-only.
+// A whole file that is mapped read-only.
 //
-// Place:      under the checkpoint readers.
-// Invariants: bytes() is not empty. A file that another process truncates while it is mapped raises
-//             SIGBUS on access: model files are to be replaced, not rewritten.
+// Place:      below the checkpoint readers.
+// Invariants: bytes() is not empty. Accessing the mapping after another process has truncated the
+//             file raises SIGBUS, so model files must be replaced instead of rewritten.
 // Threads:    const methods from any thread.
 // Lifetime:   spans into it are valid until it is destroyed; moving it keeps them valid.
 class MappedFile {
  public:
-  // Follows symbolic links. Returns NOT_FOUND, PERMISSION_DENIED or INVALID_ARGUMENT (a directory,
-  // something else that is not a regular file, or an empty file); each message starts with the
-  // path.
+  // Follows symbolic links. Returns NOT_FOUND, PERMISSION_DENIED, or INVALID_ARGUMENT for a
+  // directory, another kind of file, or an empty file. Each message starts with the path.
   static absl::StatusOr<MappedFile> Open(absl::string_view path);
 
   MappedFile(MappedFile&& other) noexcept;
@@ -30,14 +29,14 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return bytes_; }
   std::int64_t size_bytes() const { return static_cast<std::int64_t>(bytes_.size()); }
-  // The content as text; not checked for UTF-8.
+  // The content as text, which is not validated as UTF-8.
   absl::string_view text() const {
     return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()};
   }
   const std::string& path() const { return path_; }
 
-  // Lets the system take the memory of the whole pages inside `part`; the next access reads them
-  // from the file, or its cache, again. REQUIRES: `part` lies in the mapping of a MappedFile.
+  // Allows the system to reclaim the memory of the whole pages inside `part`. The next access reads
+  // them again. REQUIRES: `part` lies in the mapping of a MappedFile.
   static void Forget(std::span<const std::byte> part);
 
  private:

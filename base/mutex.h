@@ -1,8 +1,8 @@
 #pragma once
 
 // std::mutex and std::condition_variable with the annotations of clang's thread safety analysis.
-// absl::Mutex is not used: Debian's copy is not built for ThreadSanitizer, which then reports races
-// between sections that it does guard.
+// absl::Mutex is not used because Debian's copy is not built for ThreadSanitizer, which then
+// reports false races between guarded sections.
 
 #include <algorithm>
 #include <condition_variable>
@@ -28,7 +28,7 @@ class ABSL_LOCKABLE Mutex {
   std::mutex mutex_;
 };
 
-// Holds a mutex while in scope.
+// Locks a mutex while in scope.
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
   explicit MutexLock(Mutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
@@ -42,7 +42,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mutex_;
 };
 
-// Wakes may be spurious: wait in a loop around the condition.
+// Wake-ups may be spurious, so callers wait in a loop that checks the condition.
 class CondVar {
  public:
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -54,7 +54,7 @@ class CondVar {
   // Waits until woken or until `deadline` has passed; InfiniteFuture() waits like Wait().
   void WaitUntil(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (deadline == absl::InfiniteFuture()) return Wait(mutex);
-    // An hour at most, so that the sum with the clock cannot overflow; the caller loops.
+    // Waits at most an hour, so that adding the clock cannot overflow; the caller loops.
     const absl::Duration left = std::min(deadline - MonotonicNow(), absl::Hours(1));
     if (left <= absl::ZeroDuration()) return;
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

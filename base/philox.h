@@ -1,10 +1,10 @@
 #pragma once
 
-// Philox 4x32-10, a counter-based random number generator: the same key and counter give the same
-// four words on every device, in any order, with no state to keep.
+// Philox 4x32-10, a counter-based random number generator. The same key and counter give the same
+// four words on every device and in any order, without state.
 //
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011,
-// section 3.3; the tests carry the known answers published with it.
+// section 3.3; the tests contain the test vectors published with it.
 
 #include <array>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace quire {
 
-// Four uniform 32-bit words. The low half of `key` is the first key word.
+// Returns four uniform 32-bit words. The low half of `key` is the first key word.
 QUIRE_HOST_DEVICE constexpr std::array<std::uint32_t, 4> Philox4x32(
     std::array<std::uint32_t, 4> counter, std::uint64_t key) {
   std::uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];

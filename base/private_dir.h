@@ -1,9 +1,9 @@
 #pragma once
 
-// Folders that only the user of this process may enter: for sockets in places that others can
-// write to as well, such as /tmp.
+// Directories that only the user of this process may enter, for sockets in shared locations such as
+// /tmp.
 //
-// Place:   base/; the daemon makes them, its client trusts no others.
+// Place:   base/; the daemon creates them, and the client accepts no others.
 // Threads: any.
 
 #include <string>
@@ -12,11 +12,13 @@
 
 namespace quire {
 
-// OK when `path` is a folder of this user, no link to one, that no other user may enter or read.
-// NOT_FOUND when there is nothing, FAILED_PRECONDITION naming what is wrong otherwise.
+// Returns OK when `path` is a directory of this user, not a symbolic link, and no other user may
+// enter or read it. Returns NOT_FOUND when nothing is there, and FAILED_PRECONDITION with the cause
+// otherwise.
 absl::Status CheckPrivateDir(const std::string& path);
 
-// The same of a folder that is made when there is nothing. UNAVAILABLE when it cannot be made.
+// Creates the directory if it does not exist, then checks it. Returns UNAVAILABLE when it cannot be
+// created.
 absl::Status MakePrivateDir(const std::string& path);
 
 }  // namespace quire

@@ -27,7 +27,7 @@ using prometheus::MetricType;
 
 namespace internal {
 
-// One label set of a family. Exactly one of the three ways to a value is used.
+// One label set of a family. Exactly one of cell, histogram and read provides its value.
 struct Series {
   Labels labels;
   Cell cell;
@@ -58,7 +58,7 @@ struct Registry::State {
 
 namespace {
 
-// Which promtool wishes for.
+// promtool reports names that contain upper-case letters.
 bool IsLowerCase(absl::string_view name) {
   return std::none_of(name.begin(), name.end(), absl::ascii_isupper);
 }
@@ -68,7 +68,7 @@ Labels SortedByName(const Labels& labels) {
   std::sort(sorted.begin(), sorted.end());
   for (std::size_t i = 0; i < sorted.size(); ++i) {
     QUIRE_CHECK(prometheus::CheckLabelName(sorted[i].first) && IsLowerCase(sorted[i].first));
-    QUIRE_CHECK(sorted[i].first != "le");  // of a histogram
+    QUIRE_CHECK(sorted[i].first != "le");  // reserved for histograms
     QUIRE_CHECK(i == 0 || sorted[i].first != sorted[i - 1].first);
   }
   return sorted;
@@ -193,7 +193,7 @@ std::vector<MetricFamily> Registry::State::Copy() const {
   for (const auto& [name, family] : families) {
     MetricFamily out{name, family.help, family.type, {}};
     for (const auto& [labels, series] : family.series) {
-      // A histogram that another thread is just adding has no buckets yet.
+      // Skips a histogram that another thread is adding, which has no buckets yet.
       if (family.type == MetricType::Histogram && !series->histogram.counts) continue;
       out.metric.push_back(CopySeries(*series, family.type));
     }
@@ -205,7 +205,7 @@ std::vector<MetricFamily> Registry::State::Copy() const {
 absl::StatusOr<std::string> Registry::Expose() const {
   const absl::Time give_up = MonotonicNow() + absl::Seconds(1);
   do {
-    // A copy is whole when no update was open before or after it, and none ended meanwhile.
+    // A copy is consistent when no update was open before or after it and none ended in between.
     const std::uint64_t done_before = updates_done_.load();
     if (updates_open_.load() != 0) {
       std::this_thread::yield();
@@ -217,7 +217,7 @@ absl::StatusOr<std::string> Registry::Expose() const {
     prometheus::TextSerializer().Serialize(text, copy);
     return std::move(text).str();
   } while (MonotonicNow() < give_up);
-  return absl::UnavailableError("metrics were being updated for more than 1 s");
+  return absl::UnavailableError("a metrics update stayed open for more than 1 s; scrape again");
 }
 
 }  // namespace quire::probe

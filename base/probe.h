@@ -1,12 +1,12 @@
 #pragma once
 
-// Metrics: handles that the layers increment, and the registry that owns the numbers and prints
-// them in the Prometheus text format.
+// Metrics: handles that the layers increment, and a registry that owns the values and prints them
+// in the Prometheus text format.
 //
-// prometheus-cpp 1.0 knows which names are allowed, and writes the text. Its registry will not do:
-// a histogram of it takes a lock, which the step path must not wait for, and counts one value at a
-// time; it reads no values at the scrape; a scrape sees half of a change that two metrics share
-// (Registry::Update); and a second help text of a name goes unseen.
+// prometheus-cpp 1.0 checks names and writes the text. Its registry is not used: its histograms
+// take a lock, which the step path must not wait for, and observe one value at a time. It has no
+// callback metrics, a scrape may see half of a change to two metrics (Registry::Update), and it
+// ignores a second, different help text of a name.
 //
 //   probe::Registry registry;
 //   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
@@ -31,8 +31,8 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 
 namespace internal {
 
-// A number that one or more threads change and the scrape reads. Stores release and loads acquire,
-// so that a scrape that sees a value also sees that its update had begun (Registry::Update).
+// A number that threads change and the scrape reads. Stores release and loads acquire. A scrape
+// that sees a value therefore also sees that its Update had begun (Registry::Update).
 class Cell {
  public:
   double Load() const { return value_.load(std::memory_order_acquire); }
@@ -59,7 +59,7 @@ struct Family;
 }  // namespace internal
 
 // The three handles are small, copyable, and valid as long as their registry. All methods are
-// thread-safe, lock-free and do not allocate. A default-made handle may not be used.
+// thread-safe, lock-free and do not allocate. A default-constructed handle must not be used.
 class Counter {
  public:
   Counter() = default;
@@ -89,7 +89,7 @@ class Gauge {
 class Histogram {
  public:
   Histogram() = default;
-  // Counts `value` in the first bucket whose border is not below it.
+  // Counts `value` in the first bucket whose upper bound is at least `value`.
   void Observe(double value, std::uint64_t times = 1);
   std::uint64_t count() const;
   double sum() const { return cells_->sum.Load(); }
@@ -102,12 +102,11 @@ class Histogram {
 
 // Owns the metrics of a process.
 //
-// Place:      made by the daemon, given to engine, cache and server.
-// Invariants: one family per name: a second Add of the same name, type and labels returns the same
-//             handle; of another type or help text it fails a check, as does a name or label that
-//             promtool would refuse. Names are constants, so this is seen by the first test that
-//             runs.
-// Threads:    every method from any thread. Add takes a lock: not on the step path.
+// Place:      created by the daemon; engine, cache and server get it.
+// Invariants: a name has one family. Adding the same name, type and labels again returns the same
+//             handle. A different type or help text fails a check, and so does a name or label that
+//             promtool would reject. Names are constants, so the first test that adds them fails.
+// Threads:    every method from any thread. Add methods lock and must not run on the step path.
 // Lifetime:   outlives its handles, and the objects that its callbacks use.
 class Registry {
  public:
@@ -123,15 +122,15 @@ class Registry {
   // `name`.
   Histogram AddHistogram(absl::string_view name, absl::string_view help,
                          std::span<const double> borders, const Labels& labels = {});
-  // Values that are asked for at each scrape, on the scraping thread. The callback must not use the
-  // registry.
+  // Adds a metric whose value `read` returns at each scrape, on the scraping thread. The callback
+  // must not use the registry.
   void AddCallbackCounter(absl::string_view name, absl::string_view help, const Labels& labels,
                           std::function<double()> read);
   void AddCallbackGauge(absl::string_view name, absl::string_view help, const Labels& labels,
                         std::function<double()> read);
 
-  // While one is alive on some thread, no scrape takes its copy: changes made in its scope are seen
-  // together or not at all. The scrape waits, never the updater; keep the scope to stores.
+  // Makes the changes in its scope visible to scrapes all together or not at all. Scrapes wait for
+  // open updates; updates never wait. Keep the scope to stores.
   class Update {
    public:
     explicit Update(Registry* registry);
@@ -143,8 +142,8 @@ class Registry {
     Registry* const registry_;
   };
 
-  // Every family in the Prometheus text format 0.0.4, sorted by name. Returns UNAVAILABLE when an
-  // Update stays open for more than a second.
+  // Returns every family in the Prometheus text format 0.0.4, sorted by name. Returns UNAVAILABLE
+  // when updates stay open for more than a second.
   absl::StatusOr<std::string> Expose() const;
 
  private:

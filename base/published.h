@@ -1,13 +1,13 @@
 #pragma once
 
-// A value that is replaced as a whole now and then and read by many: each reader goes on with the
-// version that it took.
+// A value that is rarely replaced, always as a whole, and read by many threads. A reader keeps the
+// version that it got, even after a replacement.
 //
-// Place:      the configuration in effect and what was made of it (server/config/live_config.h).
-// Invariants: a version never changes, and lives as long as anybody has it.
-// Threads:    every method from any thread. A reader holds the lock while it copies one pointer;
-//             take the value once per request, not once per token.
-// Lifetime:   outlives its readers' calls; versions outlive it.
+// Place:      the active configuration and values derived from it (server/config/live_config.h).
+// Invariants: a version never changes, and lives as long as a reader holds it.
+// Threads:    every method from any thread. Get locks a mutex to copy a pointer, so call it once
+//             per request and not once per token.
+// Lifetime:   must outlive all calls; versions may outlive it.
 
 #include <memory>
 #include <utility>
@@ -24,7 +24,7 @@ class Published {
   Published(const Published&) = delete;
   Published& operator=(const Published&) = delete;
 
-  // Never null.
+  // Returns the current version; never null.
   std::shared_ptr<const T> Get() const {
     MutexLock lock(&mutex_);
     return value_;
@@ -33,7 +33,7 @@ class Published {
   void Set(T value) { Set(std::make_shared<const T>(std::move(value))); }
   void Set(std::shared_ptr<const T> value) {
     MutexLock lock(&mutex_);
-    value_.swap(value);  // the old version ends outside the lock, if no reader holds it
+    value_.swap(value);  // destroys the old version after unlocking, unless a reader holds it
   }
 
  private:

@@ -10,7 +10,7 @@
 namespace quire {
 namespace {
 
-// The first that is not the same in both, or the end.
+// Returns the first file that differs, or the end.
 auto FindChanged(const std::vector<NamedFile>& files, const FileStamps& before,
                  const FileStamps& after) {
   return std::find_if(files.begin(), files.end(), [&](const NamedFile& file) {
@@ -24,7 +24,7 @@ auto FindChanged(const std::vector<NamedFile>& files, const FileStamps& before,
 absl::StatusOr<FileStamps> StampFiles(const std::vector<NamedFile>& files) {
   FileStamps stamps;
   for (const NamedFile& file : files) {
-    const absl::StatusOr<FileStamp> stamp = StampOf(file.path);
+    const absl::StatusOr<FileStamp> stamp = ReadFileStamp(file.path);
     if (!stamp.ok()) {
       return absl::Status(stamp.status().code(),
                           absl::StrCat(file.key, ": ", stamp.status().message()));
@@ -45,9 +45,9 @@ absl::StatusOr<FileStamps> WaitUntilSettled(const std::vector<NamedFile>& files,
     const auto changed = FindChanged(files, stamps, later);
     if (changed == files.end()) return later;
     if (MonotonicNow() >= deadline) {
-      return absl::UnavailableError(absl::StrCat(changed->key, ": ", changed->path,
-                                                 " is being written: it changed again in ",
-                                                 absl::FormatDuration(kSettleTime)));
+      return absl::UnavailableError(absl::StrCat(
+          changed->key, ": ", changed->path, " is still being written: it changed again within ",
+          absl::FormatDuration(kSettleTime)));
     }
     stamps = std::move(later);
   }
@@ -58,7 +58,7 @@ absl::Status CheckUnchanged(const std::vector<NamedFile>& files, const FileStamp
   const auto changed = FindChanged(files, before, now);
   if (changed == files.end()) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat(changed->key, ": ", changed->path, " was written while it was read"));
+      absl::StrCat(changed->key, ": ", changed->path, " changed while it was read; reload again"));
 }
 
 }  // namespace quire

@@ -1,10 +1,11 @@
 #pragma once
 
-// Whether files are whole. A file that is written in place looks like a shorter one meanwhile, and
-// each of its lines, or certificates, may be in order: what tells is that it stays as it is.
+// Detects files that are still being written. A partly written file may look complete, so a changed
+// file is read only after it has stayed unchanged for kSettleTime.
 //
-// Place:      above small_file.h; below what reads files again while the process runs.
-// Invariants: no clock of a file system is compared with ours, since it may be another machine's.
+// Place:      above small_file.h, below the code that reloads files.
+// Invariants: times of the file system are only compared with each other, never with our clock,
+//             because another machine may have set them.
 // Threads:    any.
 
 #include <map>
@@ -18,27 +19,29 @@
 
 namespace quire {
 
-// So long a file that has changed has to stay as it is before it is read.
+// Time for which a changed file must stay unchanged before it is read.
 inline constexpr absl::Duration kSettleTime = absl::Seconds(1);
-// So long a reload waits for that.
+// Default time that a reload waits for the files to settle.
 inline constexpr absl::Duration kSettleTimeout = absl::Seconds(10);
 
 struct NamedFile {
-  std::string key;  // of the configuration, for messages
+  std::string key;  // configuration key, for messages
   std::string path;
 };
 using FileStamps = std::map<std::string, FileStamp>;  // by path
 
-// DEADLINE_EXCEEDED naming key and path.
+// Errors are those of ReadFileStamp, with key and path.
 absl::StatusOr<FileStamps> StampFiles(const std::vector<NamedFile>& files);
 
-// Returns at once when all files are as in `known`, else when they have stayed as they are for
-// kSettleTime. UNAVAILABLE naming a file that does not before `timeout`; else as StampFiles.
+// Returns at once when all files are as in `known`. Otherwise waits until they have stayed
+// unchanged for kSettleTime. Returns UNAVAILABLE, with the file, if one still changes after
+// `timeout`. Other errors are those of StampFiles.
 absl::StatusOr<FileStamps> WaitUntilSettled(const std::vector<NamedFile>& files,
                                             const FileStamps& known,
                                             absl::Duration timeout = kSettleTimeout);
 
-// UNAVAILABLE naming a file that is not as in `before` any more. REQUIRES: `before` has all files.
+// Returns UNAVAILABLE, with the file, if one differs from `before`. REQUIRES: `before` has all
+// files.
 absl::Status CheckUnchanged(const std::vector<NamedFile>& files, const FileStamps& before);
 
 }  // namespace quire

@@ -9,7 +9,7 @@ namespace quire {
 absl::StatusOr<SharedLibrary> SharedLibrary::Open(absl::string_view user, absl::string_view name) {
   void* const handle = dlopen(std::string(name).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    // NOLINTNEXTLINE(concurrency-mt-unsafe): what dlerror says is of this thread.
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): the result of dlerror is thread-local.
     return absl::NotFoundError(absl::StrCat(user, " needs ", name, ": ", dlerror()));
   }
   return SharedLibrary(user, name, handle);

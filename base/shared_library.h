@@ -1,7 +1,7 @@
 #pragma once
 
-// A library that is opened at run time, only where something needs it: never linked, and never
-// closed, since its threads may outlive the caller that opened it.
+// A library that is opened at run time when a feature needs it, and not linked. It is never closed,
+// because its threads may outlive the code that opened it.
 //
 //   QUIRE_ASSIGN_OR_RETURN(SharedLibrary opened, SharedLibrary::Open("a product", "libx.so.1"));
 //   opened.Resolve("x_create", api.create);
@@ -19,15 +19,15 @@ namespace quire {
 
 class SharedLibrary {
  public:
-  // Returns NOT_FOUND "`user` needs `name`: ..." when it cannot be opened.
+  // Returns NOT_FOUND "`user` needs `name`: ..." when the library cannot be opened.
   static absl::StatusOr<SharedLibrary> Open(absl::string_view user, absl::string_view name);
 
-  // Sets `function` to the one of that name, null if there is none.
+  // Sets `function` to the function of that name, or to null if the library lacks it.
   template <typename Function>
   void Resolve(const char* symbol, Function& function) {
     function = reinterpret_cast<Function>(Find(symbol));
   }
-  // NOT_FOUND that names the first function that was not there.
+  // Returns NOT_FOUND that names the first missing function, or OK.
   const absl::Status& status() const { return status_; }
 
  private:

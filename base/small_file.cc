@@ -24,15 +24,15 @@
 namespace quire {
 namespace {
 
-// Of the whole process, since that is what threads burden.
-std::atomic<int> g_left_behind{0};
+// Number of abandoned threads in this process.
+std::atomic<int> g_num_abandoned{0};
 
-// Shared by the caller and the thread, so that it outlives both.
-struct Question {
+// State of one call, shared by the caller and the thread so that it outlives both.
+struct Task {
   Mutex mutex;
   CondVar changed;
-  bool is_answered ABSL_GUARDED_BY(mutex) = false;
-  bool is_left_behind ABSL_GUARDED_BY(mutex) = false;
+  bool is_done ABSL_GUARDED_BY(mutex) = false;
+  bool is_abandoned ABSL_GUARDED_BY(mutex) = false;
 };
 
 void BlockAllSignals() {
@@ -45,16 +45,16 @@ absl::Status ErrnoStatus(int error, const std::string& path) {
   return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be read"));
 }
 
-// What `ask` holds is let go before the caller is told, who is then its only owner.
-void Answer(Question& question, std::function<void()> ask) {
+// Destroys `work` before it notifies the caller, so that the caller then solely owns the results.
+void RunTask(Task& task, std::function<void()> work) {
   BlockAllSignals();
   SetThreadName("file");
-  ask();
-  ask = nullptr;
-  MutexLock lock(&question.mutex);
-  question.is_answered = true;
-  if (question.is_left_behind) g_left_behind.fetch_sub(1);
-  question.changed.NotifyAll();
+  work();
+  work = nullptr;
+  MutexLock lock(&task.mutex);
+  task.is_done = true;
+  if (task.is_abandoned) g_num_abandoned.fetch_sub(1);
+  task.changed.NotifyAll();
 }
 
 absl::Status CannotRead(const std::string& path, const absl::Status& why) {
@@ -109,7 +109,7 @@ absl::StatusOr<std::string> ReadToEnd(const FileDescriptor& file, const std::str
 absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes) {
   if (path.empty()) return absl::InvalidArgumentError("the name of the file is empty");
   const FileDescriptor file{open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)};
-  // ENXIO is what open says of a socket.
+  // open() fails with ENXIO for a socket.
   if (file.fd < 0) return errno == ENXIO ? NotRegular(path) : ErrnoStatus(errno, path);
   QUIRE_RETURN_IF_ERROR(CheckRegular(file, path));
   return ReadToEnd(file, path, max_bytes);
@@ -117,47 +117,48 @@ absl::StatusOr<std::string> Read(const std::string& path, std::size_t max_bytes)
 
 }  // namespace
 
-absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask) {
-  if (g_left_behind.load() >= kMaxLeftBehind) {
+absl::Status RunWithTimeout(absl::Duration timeout, std::function<void()> work) {
+  if (g_num_abandoned.load() >= kMaxAbandonedThreads) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no file is asked for while ", kMaxLeftBehind,
-                     " threads wait for file systems that do not answer"));
+        absl::StrCat("files are not read while ", kMaxAbandonedThreads,
+                     " threads wait for file systems that do not respond"));
   }
-  auto question = std::make_shared<Question>();
+  auto task = std::make_shared<Task>();
   try {
-    std::thread([question, ask = std::move(ask)]() mutable {
-      Answer(*question, std::move(ask));
+    std::thread([task, work = std::move(work)]() mutable {
+      RunTask(*task, std::move(work));
     }).detach();
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("there is no thread to read it: ", error.what()));
+        absl::StrCat("cannot start a thread to read it: ", error.what()));
   }
   const absl::Time deadline = MonotonicNow() + timeout;
-  MutexLock lock(&question->mutex);
-  while (!question->is_answered && MonotonicNow() < deadline) {
-    question->changed.WaitUntil(&question->mutex, deadline);
+  MutexLock lock(&task->mutex);
+  while (!task->is_done && MonotonicNow() < deadline) {
+    task->changed.WaitUntil(&task->mutex, deadline);
   }
-  if (question->is_answered) return absl::OkStatus();
-  question->is_left_behind = true;
-  g_left_behind.fetch_add(1);
+  if (task->is_done) return absl::OkStatus();
+  task->is_abandoned = true;
+  g_num_abandoned.fetch_add(1);
   return absl::DeadlineExceededError(
-      absl::StrCat("its file system does not answer within ", absl::FormatDuration(timeout)));
+      absl::StrCat("its file system did not respond within ", absl::FormatDuration(timeout)));
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes) {
   auto content = std::make_shared<absl::StatusOr<std::string>>();
-  const absl::Status answered = AskWithin(kFileTimeout, [=] { *content = Read(path, max_bytes); });
-  if (!answered.ok()) return CannotRead(path, answered);
+  const absl::Status status =
+      RunWithTimeout(kFileTimeout, [=] { *content = Read(path, max_bytes); });
+  if (!status.ok()) return CannotRead(path, status);
   return *std::move(content);
 }
 
-absl::StatusOr<FileStamp> StampOf(const std::string& path) {
+absl::StatusOr<FileStamp> ReadFileStamp(const std::string& path) {
   auto stamp = std::make_shared<FileStamp>();
-  const absl::Status answered = AskWithin(kFileTimeout, [=] {
+  const absl::Status status = RunWithTimeout(kFileTimeout, [=] {
     struct stat info;
     if (stat(path.c_str(), &info) == 0) *stamp = ToStamp(info);
   });
-  if (!answered.ok()) return CannotRead(path, answered);
+  if (!status.ok()) return CannotRead(path, status);
   return *stamp;
 }
 

@@ -1,13 +1,14 @@
 #pragma once
 
-// Small files that operators name: configuration, tokens, certificates, chat templates.
+// Reads small files whose paths operators configure: configuration, tokens, certificates,
+// templates.
 //
-// Place:      base/. Every reader of such a file calls it and opens none itself; the weights of a
-//             model are mapped (mapped_file.h). The log opens its file through AskWithin.
-// Invariants: what is no regular file (a FIFO, a device, a folder) is refused, and opening it does
-//             not wait. A caller waits for kFileTimeout at most: a thread of its own asks the file
-//             system and is left behind when there is no answer, as on a mount whose server is
-//             gone. kMaxLeftBehind of these at most; then asking fails at once until one returns.
+// Place:      base/. All readers of such files use these functions. Model weights are mapped
+//             instead (mapped_file.h). The log opens its file through RunWithTimeout.
+// Invariants: anything but a regular file (a FIFO, a device, a directory) is rejected, and opening
+//             it does not block. A caller waits at most kFileTimeout: a separate thread calls the
+//             file system and is abandoned if the call hangs, for example on a dead network mount.
+//             With kMaxAbandonedThreads abandoned threads, calls fail at once until one returns.
 // Threads:    any.
 
 #include <cstddef>
@@ -21,15 +22,16 @@
 namespace quire {
 
 inline constexpr absl::Duration kFileTimeout = absl::Seconds(5);
-inline constexpr int kMaxLeftBehind = 16;
+inline constexpr int kMaxAbandonedThreads = 16;
 
-// The whole file. NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular file, more than
-// `max_bytes`), or what AskWithin returns; each message starts with the path. A file that is
-// written in place meanwhile may be read half-written: StampOf before and after tells.
+// Returns the whole file. Errors: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (not a regular
+// file, or more than `max_bytes`), and those of RunWithTimeout; each message starts with the path.
+// A file that is being written may be read incompletely; compare ReadFileStamp before and after to
+// detect this.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, std::size_t max_bytes);
 
-// Differs after a file was written or replaced. All zero: it cannot be looked at, and a reader is
-// told why.
+// Identifies the content of a file: it differs after the file was written or replaced. All fields
+// are zero if the file cannot be inspected; reading the file then returns the error.
 struct FileStamp {
   std::uint64_t device = 0, inode = 0;
   std::int64_t size_bytes = 0;
@@ -37,12 +39,13 @@ struct FileStamp {
 
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
 };
-// Or what AskWithin says, starting with the path.
-absl::StatusOr<FileStamp> StampOf(const std::string& path);
+// Errors are those of RunWithTimeout, with the path at the start of the message.
+absl::StatusOr<FileStamp> ReadFileStamp(const std::string& path);
 
-// Calls `ask` on a thread of its own, where no signal arrives, and returns when it has ended.
-// DEADLINE_EXCEEDED: it has not within `timeout`. RESOURCE_EXHAUSTED: it is not called, since
-// kMaxLeftBehind others never ended, or no thread can be made. `ask` owns what it uses.
-absl::Status AskWithin(absl::Duration timeout, std::function<void()> ask);
+// Calls `work` on a separate thread that blocks all signals, and waits until it returns. Returns
+// DEADLINE_EXCEEDED if that takes longer than `timeout`. Returns RESOURCE_EXHAUSTED, without
+// calling `work`, if kMaxAbandonedThreads earlier calls still hang or no thread can be started.
+// `work` must own what it uses.
+absl::Status RunWithTimeout(absl::Duration timeout, std::function<void()> work);
 
 }  // namespace quire

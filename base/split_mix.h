@@ -1,7 +1,7 @@
 #pragma once
 
-// The output function of SplitMix64: neighbouring inputs give unrelated outputs. For made-up values
-// and for seeds, where all that matters is that they repeat; not for keys.
+// The output function of SplitMix64, which maps neighbouring inputs to unrelated outputs. It is
+// used for reproducible dummy values and seeds, and not for keys.
 //
 // Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
@@ -9,10 +9,10 @@
 
 namespace quire {
 
-// What is added to the state of the generator for each number.
+// The generator adds this to its state for each number.
 inline constexpr std::uint64_t kSplitMixStep = 0x9e3779b97f4a7c15;
 
-// The first number of the generator with this state.
+// Returns the first number of the generator with this state.
 inline std::uint64_t SplitMix(std::uint64_t state) {
   state += kSplitMixStep;
   state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;

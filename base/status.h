@@ -1,6 +1,6 @@
 #pragma once
 
-// The two macros that carry an absl::Status up, the only ones of their kind.
+// The macros that return an absl::Status to the caller on error.
 //
 //   QUIRE_RETURN_IF_ERROR(pool->Grow(n));
 //   QUIRE_ASSIGN_OR_RETURN(const auto page, pool->Take());

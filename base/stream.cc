@@ -20,17 +20,17 @@ absl::StatusOr<Stream> Stream::Create(const Device& device) {
   Stream stream(device);
   if (device.is_cpu()) return stream;
   QUIRE_RETURN_IF_ERROR(UseDevice(device));
-  // Not ordered behind the default stream, which nothing here uses.
+  // Does not synchronise with the default stream, which this program does not use.
   QUIRE_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking),
-                 absl::StrCat("stream on CUDA device ", device.ordinal)));
+                 absl::StrCat("cannot create a stream on CUDA device ", device.ordinal)));
   return stream;
 }
 
 Stream::~Stream() {
   if (stream_ == nullptr) return;
-  // The owner has seen the errors that matter when it waited; an error of the last work has
-  // no caller to go to.
+  // Errors are ignored: the owner received those of the work that it waited for, and nobody waits
+  // for the last work.
   (void)cudaStreamSynchronize(stream_);
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();
@@ -38,11 +38,13 @@ Stream::~Stream() {
 
 absl::Status Stream::Synchronize() const {
   if (stream_ == nullptr) return absl::OkStatus();
-  return CudaStatus(cudaStreamSynchronize(stream_), "wait for a stream");
+  return CudaStatus(cudaStreamSynchronize(stream_), "cannot wait for a stream");
 }
 
 absl::Status Stream::Copy(void* to, const void* from, std::int64_t bytes) const {
-  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("copy of ", bytes, " bytes"));
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot copy ", bytes, " bytes"));
+  }
   if (bytes == 0) return absl::OkStatus();
   if (stream_ == nullptr) {
     std::memmove(to, from, static_cast<std::size_t>(bytes));
@@ -51,11 +53,13 @@ absl::Status Stream::Copy(void* to, const void* from, std::int64_t bytes) const 
   const cudaError_t error =
       cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_);
   if (error == cudaSuccess) return absl::OkStatus();
-  return CudaStatus(error, absl::StrCat("copy of ", bytes, " bytes"));
+  return CudaStatus(error, absl::StrCat("cannot copy ", bytes, " bytes"));
 }
 
 absl::Status Stream::Zero(void* to, std::int64_t bytes) const {
-  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("zeros for ", bytes, " bytes"));
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot zero ", bytes, " bytes"));
+  }
   if (bytes == 0) return absl::OkStatus();
   if (stream_ == nullptr) {
     std::memset(to, 0, static_cast<std::size_t>(bytes));
@@ -63,20 +67,22 @@ absl::Status Stream::Zero(void* to, std::int64_t bytes) const {
   }
   const cudaError_t error = cudaMemsetAsync(to, 0, static_cast<std::size_t>(bytes), stream_);
   if (error == cudaSuccess) return absl::OkStatus();
-  return CudaStatus(error, absl::StrCat("zeros for ", bytes, " bytes"));
+  return CudaStatus(error, absl::StrCat("cannot zero ", bytes, " bytes"));
 }
 
 absl::Status Stream::WaitFor(const Event& event) const {
   if (stream_ == nullptr || event.cuda() == nullptr) return absl::OkStatus();
-  return CudaStatus(cudaStreamWaitEvent(stream_, event.cuda(), 0), "wait of a stream for an event");
+  return CudaStatus(cudaStreamWaitEvent(stream_, event.cuda(), 0),
+                    "cannot make a stream wait for an event");
 }
 
 absl::StatusOr<Event> Event::Create(const Device& device) {
   Event event;
   if (device.is_cpu()) return event;
   QUIRE_RETURN_IF_ERROR(UseDevice(device));
-  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming),
-                                   absl::StrCat("event on CUDA device ", device.ordinal)));
+  QUIRE_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming),
+                 absl::StrCat("cannot create an event on CUDA device ", device.ordinal)));
   return event;
 }
 
@@ -88,12 +94,12 @@ Event::~Event() {
 
 absl::Status Event::Record(const Stream& stream) {
   if (event_ == nullptr || stream.cuda() == nullptr) return absl::OkStatus();
-  return CudaStatus(cudaEventRecord(event_, stream.cuda()), "mark in a stream");
+  return CudaStatus(cudaEventRecord(event_, stream.cuda()), "cannot record an event");
 }
 
 absl::Status Event::Synchronize() const {
   if (event_ == nullptr) return absl::OkStatus();
-  return CudaStatus(cudaEventSynchronize(event_), "wait for an event");
+  return CudaStatus(cudaEventSynchronize(event_), "cannot wait for an event");
 }
 
 absl::StatusOr<bool> Event::IsDone() const {
@@ -103,7 +109,7 @@ absl::StatusOr<bool> Event::IsDone() const {
     (void)cudaGetLastError();
     return false;
   }
-  QUIRE_RETURN_IF_ERROR(CudaStatus(error, "state of an event"));
+  QUIRE_RETURN_IF_ERROR(CudaStatus(error, "cannot query an event"));
   return true;
 }
 
@@ -121,13 +127,17 @@ absl::Status Stream::Synchronize() const {
 }
 
 absl::Status Stream::Copy(void* to, const void* from, std::int64_t bytes) const {
-  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("copy of ", bytes, " bytes"));
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot copy ", bytes, " bytes"));
+  }
   if (bytes > 0) std::memmove(to, from, static_cast<std::size_t>(bytes));
   return absl::OkStatus();
 }
 
 absl::Status Stream::Zero(void* to, std::int64_t bytes) const {
-  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("zeros for ", bytes, " bytes"));
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot zero ", bytes, " bytes"));
+  }
   if (bytes > 0) std::memset(to, 0, static_cast<std::size_t>(bytes));
   return absl::OkStatus();
 }

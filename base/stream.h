@@ -1,7 +1,7 @@
 #pragma once
 
-// An order of work on one device, and marks in it. On the CPU every op is done when it returns, so
-// there is nothing to wait for; the types exist so that callers are written for both.
+// CUDA streams and events. On the CPU every op has finished when it returns, so a CPU stream never
+// waits; the types let callers treat both kinds of device alike.
 
 #include <cstdint>
 
@@ -16,7 +16,7 @@ namespace quire {
 
 class Event;
 
-// Threads: one at a time. Lifetime: move-only; work enqueued on it has ended when it is destroyed.
+// Threads: one at a time. Lifetime: move-only; the destructor waits for the enqueued work.
 // Errors: those of CudaStatus.
 class Stream {
  public:
@@ -30,13 +30,14 @@ class Stream {
   // Null on the CPU.
   CUstream_st* cuda() const { return stream_; }
 
-  // Waits until everything enqueued so far is done, and returns the first error of it.
+  // Waits until all enqueued work is done. Returns its first error.
   absl::Status Synchronize() const;
-  // Copies between pinned or pageable host memory and the device, or on the device; the direction
-  // follows from the addresses. The source must stay unchanged until the stream was waited for.
+  // Copies between host memory (pinned or pageable) and the device, or within the device; the
+  // addresses determine the direction. The source must not change until the stream has been waited
+  // for.
   absl::Status Copy(void* to, const void* from, std::int64_t bytes) const;
   absl::Status Zero(void* to, std::int64_t bytes) const;
-  // Later work on this stream waits for `event`.
+  // Makes later work on this stream wait for `event`.
   absl::Status WaitFor(const Event& event) const;
 
  private:
@@ -46,7 +47,7 @@ class Stream {
   CUstream_st* stream_ = nullptr;
 };
 
-// A mark in a stream. Threads and lifetime as Stream's.
+// A CUDA event. Threads and lifetime are as for Stream.
 class Event {
  public:
   static absl::StatusOr<Event> Create(const Device& device);
@@ -56,9 +57,9 @@ class Event {
   ~Event();
 
   CUevent_st* cuda() const { return event_; }
-  // Marks the end of what is enqueued on `stream` now.
+  // Records the work that is enqueued on `stream` now.
   absl::Status Record(const Stream& stream);
-  // Waits for the mark; returns at once when none was recorded.
+  // Waits for the recorded work. Returns at once when nothing was recorded.
   absl::Status Synchronize() const;
   absl::StatusOr<bool> IsDone() const;
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// An integer that only compares with its own kind: a BlockId is never a BatchRow.
+// An integer that is comparable only with its own type, so that a BlockId is never taken for a
+// BatchRow.
 //
 //   using BlockId = StrongId<struct BlockIdTag, std::uint32_t>;
 //   table[BatchRow{3}.value()]
@@ -32,9 +33,9 @@ class StrongId {
 
 // One page of the KV pool; 0 is the null page.
 using BlockId = StrongId<struct BlockIdTag, std::uint32_t>;
-// The stable slot of a running sequence in the step arrays.
+// The fixed index of a running sequence in the step arrays.
 using BatchRow = StrongId<struct BatchRowTag, std::uint32_t>;
-// The engine's number for one choice of one request, never reused in a process.
+// The engine's number of one choice of a request; never reused within a process.
 using SequenceId = StrongId<struct SequenceIdTag, std::uint64_t>;
 
 inline constexpr BlockId kNullBlock{0};

@@ -1,7 +1,7 @@
 #pragma once
 
-// A pointer with extents and strides, counted in elements; owns nothing. A subset of mdspan's
-// interface (extent, stride, call operator), so that the standard type can take its place.
+// A pointer with extents and strides, counted in elements; it owns nothing. It has a subset of
+// mdspan's interface (extent, stride, call operator), so that the standard type can replace it.
 
 #include <array>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace quire {
 
-// An extent or stride that is known at run time only.
+// Marks an extent or stride that is only known at run time.
 inline constexpr std::int64_t kDynamic = -1;
 
 template <typename T, int Rank>
@@ -21,7 +21,7 @@ struct TensorView {
   std::array<std::int64_t, Rank> extents{};
   std::array<std::int64_t, Rank> strides{};  // elements
 
-  // Packed, last index fastest.
+  // Returns a contiguous view whose last index varies fastest.
   static constexpr TensorView RowMajor(T* pointer, const std::array<std::int64_t, Rank>& extents) {
     TensorView view{pointer, extents, {}};
     std::int64_t stride = 1;

@@ -1,12 +1,12 @@
 #pragma once
 
-// Names a thread for those who look at a running process: `top -H`, a debugger, a crash dump.
+// Sets thread names, which `top -H`, debuggers and crash dumps show.
 
 #include "absl/strings/string_view.h"
 
 namespace quire {
 
-// The calling thread's; at most 15 bytes, as Linux keeps.
+// Names the calling thread. REQUIRES: at most 15 bytes, the limit of Linux.
 void SetThreadName(absl::string_view name);
 
 }  // namespace quire

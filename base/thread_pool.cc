@@ -20,10 +20,10 @@ void Pause() {
 #endif
 }
 
-// Spins until `done()` or until `limit` has passed; says whether it was done.
+// Spins until `done()` is true or `limit` has passed. Returns whether it was done.
 template <typename Done>
 bool SpinUntil(absl::Duration limit, const Done& done) {
-  // The clock costs more than a look at the flag, so it is read once in a while.
+  // Reading the clock costs more than checking the flag, so the clock is read less often.
   constexpr int kLooksPerClockRead = 64;
   using Clock = std::chrono::steady_clock;
   const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(limit);
@@ -36,7 +36,7 @@ bool SpinUntil(absl::Duration limit, const Done& done) {
   return done();
 }
 
-// Best effort: a CPU that was taken offline meanwhile leaves the thread where it was.
+// Best effort: if the CPU has been taken offline, the binding does not change.
 void BindTo(pthread_t thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -44,11 +44,11 @@ void BindTo(pthread_t thread, int cpu) {
   (void)pthread_setaffinity_np(thread, sizeof(set), &set);
 }
 
-// Rounding, masked exceptions and the treatment of subnormal numbers of the calling thread.
+// The rounding mode, masked exceptions and handling of subnormal numbers of the calling thread.
 #if defined(__x86_64__)
 std::uint64_t FloatModes() {
   return __builtin_ia32_stmxcsr() & ~0x3fu;
-}  // without sticky flags
+}  // without the sticky exception flags
 void SetFloatModes(std::uint64_t modes) {
   if (modes != FloatModes()) __builtin_ia32_ldmxcsr(static_cast<unsigned>(modes));
 }
@@ -101,10 +101,10 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// The wake-ups are Dekker handshakes: each side first makes its own store visible (a worker that it
-// sleeps, Run that there is work; Run that it sleeps, the last worker that it is done) and then
-// looks at the other's. With sequentially consistent atomics at least one of the two sees the
-// other.
+// The wake-ups are Dekker handshakes. Each side first stores its own flag and then reads the
+// other's: a worker stores that it sleeps while Run stores the work, and Run stores that it sleeps
+// while the last worker stores that it is done. With sequentially consistent atomics at least one
+// side sees the other's store.
 void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   if (size_ == 1) {
     fn(0);
@@ -116,7 +116,7 @@ void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   running_.store(size_ - 1);
   generation_.fetch_add(1);
   if (sleeping_workers_.load() > 0) {
-    // Taking the mutex orders this wake-up behind a worker's last look before it waits.
+    // Taking the mutex orders this wake-up after a worker's last check before it waits.
     { MutexLock lock(&mutex_); }
     work_ready_.NotifyAll();
   }

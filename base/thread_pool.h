@@ -14,20 +14,22 @@
 namespace quire {
 
 struct ThreadPoolOptions {
-  // How long a worker, or the caller, spins before it sleeps. Waking a sleeper costs tens of
-  // microseconds, so the phases of a step must find everybody awake; spinning for longer keeps a
-  // core from the very thread that is waited for, on a machine that is shared.
+  // Time that a worker or the caller spins before it sleeps. Waking a thread costs tens of
+  // microseconds, so all threads should still be spinning between the phases of a step. On a shared
+  // machine, spinning longer takes a core from the thread that the others wait for.
   absl::Duration spin = absl::Microseconds(50);
-  // cpus[i] is where thread i is bound, the caller (0) by BindCaller. Empty: no thread is bound.
+  // Thread i is bound to cpus[i]; BindCaller binds the caller, which is thread 0. Empty: no thread
+  // is bound.
   std::vector<int> cpus = {};
 };
 
-// Runs one function on a fixed set of threads, the caller among them, and waits for all of them.
+// Runs one function on a fixed set of threads, which includes the caller, and waits for all of
+// them.
 //
-// Place:      below the CPU kernels; one per model runner. Knows nothing of what it runs.
-// Invariants: part i of a Run is always executed by thread i, so a static partition touches the
-//             same memory from the same core; all parts compute with the caller's rounding and
-//             treatment of subnormal numbers; results cannot depend on timing.
+// Place:      below the CPU kernels; one per model runner.
+// Invariants: thread i always executes part i of a Run, so with a static partition a core accesses
+//             the same memory in each Run. All parts use the caller's rounding mode and handling of
+//             subnormal numbers. Results do not depend on timing.
 // Threads:    Run and ParallelFor from one thread at a time, and never from inside a part.
 // Lifetime:   the destructor joins the workers; no Run may be in progress.
 class ThreadPool {
@@ -41,17 +43,17 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Binds the calling thread to cpus[0], if there is one. For a thread that from now on does little
-  // but call Run: threads that it starts inherit the binding.
+  // Binds the calling thread to cpus[0], if there is one. Threads that the caller starts inherit
+  // the binding, so only a thread that mostly calls Run should call it.
   void BindCaller() const;
 
-  // Calls fn(0) .. fn(size() - 1), part 0 on the caller, and returns when all have returned. Writes
-  // made by the parts are visible to the caller. Allocates nothing. `fn` must not throw.
+  // Calls fn(0) .. fn(size() - 1), part 0 on the calling thread, and returns when all have
+  // returned. The caller then sees all writes of the parts. Does not allocate. `fn` must not throw.
   void Run(absl::FunctionRef<void(int part)> fn);
 
   // Splits [0, n) into at most size() ranges of equal length, rounded up to a multiple of `grain`,
-  // and calls fn(begin, end) for each that is not empty. The split depends on n, grain and size()
-  // only.
+  // and calls fn(begin, end) for each non-empty range. The split depends only on n, grain and
+  // size().
   template <typename Fn>
   void ParallelFor(std::int64_t n, std::int64_t grain, Fn&& fn) {
     if (n <= 0) return;
@@ -74,15 +76,15 @@ class ThreadPool {
   const int size_;
   const ThreadPoolOptions options_;
 
-  // The work of a generation and the caller's floating-point modes; written by Run before it raises
-  // generation_.
+  // The function of the current generation and the caller's floating-point modes. Run writes both
+  // before it increments generation_.
   const absl::FunctionRef<void(int)>* work_ = nullptr;
   std::uint64_t float_modes_ = 0;
-  std::atomic<std::uint32_t> generation_{0};  // one more per Run
+  std::atomic<std::uint32_t> generation_{0};  // incremented by each Run
   std::atomic<int> running_{0};               // workers that have not finished this generation
   std::atomic<bool> stopping_{false};
 
-  // Only threads that gave up spinning meet here.
+  // Only threads that have stopped spinning use these.
   Mutex mutex_;
   CondVar work_ready_;
   CondVar work_done_;

@@ -5,12 +5,11 @@
 namespace quire {
 
 // Niceness of low-priority threads. On a busy processor such a thread gets about 1.5 % of the time
-// of a thread with niceness 0. An idle processor is all its own.
+// of a thread with niceness 0.
 inline constexpr int kBackgroundNice = 19;
 
-// Raises the niceness of the calling thread to at least kBackgroundNice. This cannot be undone
-// without a privilege, and threads that it starts inherit it. Returns false if a sandbox forbids
-// it.
+// Raises the niceness of the calling thread to at least kBackgroundNice. Undoing this needs a
+// privilege, and threads started later inherit it. Returns false if a sandbox forbids it.
 bool LowerPriority();
 
 // Yields the processor if the calling thread has low priority. Call it every few tenths of a

@@ -5,9 +5,9 @@
 namespace quire {
 namespace {
 
-// What may follow a lead byte: how many continuation bytes, and the range of the first of them.
+// The number of continuation bytes after a lead byte, and the range of the first of them.
 struct LeadByte {
-  std::uint8_t continuation_bytes;  // 0: the byte starts nothing longer than itself
+  std::uint8_t continuation_bytes;  // 0: the byte starts no longer character
   std::uint8_t low;
   std::uint8_t high;
 };
@@ -105,7 +105,7 @@ void Utf8Repairer::PushByte(unsigned char byte, std::string& out) {
       waiting_bytes_ = 0;
       return;
     }
-    Finish(out);  // the prefix is broken; the byte is looked at afresh
+    Finish(out);  // the character is broken off, and the byte is classified anew
   }
   if (byte < 0x80) {
     out.push_back(static_cast<char>(byte));

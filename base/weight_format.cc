@@ -28,16 +28,17 @@ absl::string_view WeightFormatName(WeightFormat format) {
 absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
   const bool is_int4 = shape.format == WeightFormat::kInt4;
   if (!is_int4 && shape.format != WeightFormat::kInt8) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "quantised weights are ", WeightFormatName(shape.format), ", the CPU has int8 and int4"));
+    return absl::InvalidArgumentError(absl::StrCat("quantized weights are ",
+                                                   WeightFormatName(shape.format),
+                                                   ", the CPU supports int8 and int4"));
   }
   if (shape.n == 0 || shape.n > INT32_MAX || shape.k == 0 || shape.k > kMaxInputs) {
-    return absl::InvalidArgumentError(absl::StrCat("quantised weights are [", shape.n, ", ",
-                                                   shape.k, "], at most [", INT32_MAX, ", ",
-                                                   kMaxInputs, "] and neither 0"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("quantized weights are [", shape.n, ", ", shape.k,
+                     "], both must be at least 1 and at most [", INT32_MAX, ", ", kMaxInputs, "]"));
   }
   if (shape.min_in_steps && !shape.has_min) {
-    return absl::InvalidArgumentError("quantised weights have minimums in steps but no minimums");
+    return absl::InvalidArgumentError("quantized weights have min_in_steps without has_min");
   }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const bool known = shape.group == 32 || shape.group == 64 || shape.group == 128 ||

@@ -1,10 +1,11 @@
 #pragma once
 
-// Matrices of 8 and 4 bits as those who read or quantise weights hand them to those who pack them:
-// how an element is coded, which inputs share a scale, and one output feature of it.
+// Quantized weight matrices of 8 and 4 bits, in the form in which readers and quantizers pass them
+// to kernels/linear for packing: the element format, the shape and the groups that share a scale,
+// and one output feature.
 //
-// Place:   between formats/ and models/, which make such rows, and kernels/linear, which packs them
-//          and says what it computes with them.
+// Place:   between formats/ and models/, which produce such rows, and kernels/linear, which packs
+//          and multiplies them.
 // Threads: values.
 
 #include <cstdint>
@@ -15,11 +16,11 @@
 
 namespace quire {
 
-// How the elements of a weight matrix are coded.
+// Element format of a weight matrix.
 enum class WeightFormat : std::uint8_t {
-  kPlain,    // a PackedLinear's dtype
-  kInt8,     // -128..127 times a scale per output feature, or per group of inputs of it
-  kFp8E4M3,  // e4m3 times a scale per output feature, or per group of inputs of it
+  kPlain,    // unquantized: a PackedLinear's dtype
+  kInt8,     // -128..127 times a scale per output feature or per group of its inputs
+  kFp8E4M3,  // e4m3 times a scale per output feature or per group of its inputs
   kInt4,     // -8..7 times a scale per output feature and group of inputs
   kFp4E2M1,  // e2m1 times a power of two per output feature and 32 inputs (mxfp4); CUDA only
 };
@@ -29,25 +30,25 @@ struct QuantizedShape {
   WeightFormat format;  // kInt8 or kInt4; on GPUs also kFp8E4M3 and kFp4E2M1
   std::uint32_t n;      // output features
   std::uint32_t k;      // inputs, at most 65536
-  // Inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32, 64 or 128.
-  // kInt4: 32, 64 or 128.
+  // Number of inputs that share a scale, a divisor of k. kInt8: k (one scale per feature), 16, 32,
+  // 64 or 128. kInt4: 32, 64 or 128.
   std::uint32_t group;
-  // A weight is scale * q + min and q is not negative. Not with one scale per feature, unless k is
-  // itself one of the groups above.
+  // A weight is scale * q + min, with q >= 0. Not allowed with one scale per feature, unless k
+  // equals one of the group sizes above.
   bool has_min = false;
-  // With has_min: mins are whole steps, minus the zero points of formats that have them, and a
-  // weight is scale * (q + min), without loss where f16 holds the scale.
+  // Only with has_min: mins are integers (scaled zero points), and a weight is scale * (q + min).
+  // This is exact if the scale is exact in f16.
   bool min_in_steps = false;
-  // Groups are of inputs in an order of their own, which lies beside the weights: what is packed as
-  // input j multiplies input order[j] of x.
+  // Groups follow an act-order permutation that is stored with the weights: packed input j
+  // multiplies x[order[j]].
   bool has_order = false;
-  // kFp8E4M3: rows of x are rounded to e4m3 before the product (kernels/linear/fp8_rows.h).
+  // kFp8E4M3: rows of x are quantized to e4m3 before the product (kernels/linear/fp8_rows.h).
   bool rounds_rows = false;
-  // With rounds_rows, on GPUs: Linear alone multiplies, with bf16 x only, so that the matrix may
-  // lie row by row where the device multiplies codes by codes.
+  // Only with rounds_rows on GPUs: the matrix is row-major, for the device's fp8 matrix product.
+  // Only Linear can then multiply it, with bf16 x.
   bool by_rows = false;
 
-  // One f32 scale per feature instead of scales per group.
+  // Returns whether there is one f32 scale per feature instead of one scale per group.
   bool scale_per_feature() const {
     return (format == WeightFormat::kInt8 || format == WeightFormat::kFp8E4M3) && group == k &&
            !has_min;
@@ -55,35 +56,35 @@ struct QuantizedShape {
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// INVALID_ARGUMENT that names what of the shape is not as above, for CPUs.
+// Returns INVALID_ARGUMENT, with the field, if the shape does not meet the rules above for CPUs.
 absl::Status CheckQuantizedShape(const QuantizedShape& shape);
 
-// One output feature, as a source writes it.
+// One output feature, filled in by a reader.
 struct QuantizedRow {
-  // [k]. kInt8: -128 .. 127, with mins the bytes of 0 .. 255; kInt4: -8 .. 7, with mins 0 .. 15.
-  // kFp8E4M3: codes without NaN. kFp4E2M1: codes of 0 .. 15.
+  // [k]. kInt8: -128 .. 127, or with mins the bytes 0 .. 255. kInt4: -8 .. 7, or with mins 0 .. 15.
+  // kFp8E4M3: e4m3 bytes without NaN. kFp4E2M1: e2m1 codes 0 .. 15.
   std::span<std::int8_t> q;
-  // [num_groups]. Of groups rounded to f16, those of kFp4E2M1 to bf16.
+  // [num_groups]. Group scales are rounded to f16, those of kFp4E2M1 to bf16.
   std::span<float> scales;
-  // Likewise; empty without has_min. With min_in_steps integers of -2048 .. 2048, which f16 holds,
-  // on GPUs of -255 .. 0.
+  // [num_groups], rounded like scales; empty without has_min. With min_in_steps, integers in -2048
+  // .. 2048, which f16 represents exactly; on GPUs in -255 .. 0.
   std::span<float> mins;
 };
 
 struct Fp8Shape {
   std::uint32_t n;  // output features
   std::uint32_t k;  // inputs
-  // Inputs that share a scale: k, or a multiple of 4; the last group may be short.
+  // Number of inputs that share a scale: k, or a multiple of 4. The last group may be shorter.
   std::uint32_t group;
-  bool rounds_rows = false;  // as of QuantizedShape
+  bool rounds_rows = false;  // as in QuantizedShape
 
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// INVALID_ARGUMENT that names what of the shape is not as above.
+// Returns INVALID_ARGUMENT, with the field, if the shape does not meet the rules above.
 absl::Status CheckFp8Shape(const Fp8Shape& shape);
 
-// One output feature, as a source writes it.
+// One output feature, filled in by a reader.
 struct Fp8Row {
   std::span<std::uint8_t> codes;  // [k], e4m3 without NaN
   std::span<float> scales;        // [num_groups], at most the largest f32 / 448

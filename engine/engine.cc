@@ -489,7 +489,7 @@ absl::Status Engine::Impl::CheckRequest(const Request& request, const HotOptions
     QUIRE_RETURN_IF_ERROR(Validate(request.output, hot.limits));
   }
   QUIRE_RETURN_IF_ERROR(CheckConstraint(request));
-  QUIRE_RETURN_IF_ERROR(CheckPriority(request, hot.tenants.Of(request.tenant)));
+  QUIRE_RETURN_IF_ERROR(CheckPriority(request, hot.tenants.LimitsOf(request.tenant)));
   if (request.sampling.choice_count > hot.max_running_sequences) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
                           "sampling.choice_count is ", request.sampling.choice_count, ", at most ",

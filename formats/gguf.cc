@@ -21,7 +21,7 @@ constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::int64_t kMaxAlignment = std::int64_t{1} << 20;
 constexpr char kAlignmentKey[] = "general.alignment";
 
-// Bytes of a scalar; 0 for what has no fixed size.
+// Returns the size of a scalar in bytes; 0 for types without a fixed size.
 std::uint64_t ScalarBytes(GgufType type) {
   switch (type) {
     case GgufType::kU8:
@@ -66,7 +66,7 @@ bool IsInteger(GgufType type) {
          type != GgufType::kF64;
 }
 
-// An integer scalar, unless it is 2^63 or more.
+// Returns an integer scalar, or nullopt if it is 2^63 or more.
 std::optional<std::int64_t> IntegerAt(const std::byte* at, GgufType type) {
   const std::uint64_t bits = LittleEndian(at, ScalarBytes(type));
   switch (type) {
@@ -96,7 +96,7 @@ absl::string_view TextOf(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-// Walks over the header from front to back.
+// Reads the header from front to back.
 class GgufParser {
  public:
   GgufParser(std::span<const std::byte> bytes, absl::string_view label) : bytes_(bytes) {
@@ -147,12 +147,12 @@ class GgufParser {
   absl::Status ReadPreamble(std::uint64_t* tensor_count, std::uint64_t* kv_count) {
     std::span<const std::byte> magic;
     QUIRE_RETURN_IF_ERROR(Take(4, "magic", &magic));
-    if (TextOf(magic) != "GGUF") return Refuse("magic", "is not GGUF, this is no GGUF file");
+    if (TextOf(magic) != "GGUF") return Refuse("magic", "is not GGUF, so this is not a GGUF file");
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t version, TakeNumber(4, "version"));
     if (version != 2 && version != 3) {
-      const bool swapped = version == 2u << 24 || version == 3u << 24;
+      const bool is_swapped = version == 2u << 24 || version == 3u << 24;
       return Refuse("version", absl::StrCat("is ", version, ", it must be 2 or 3",
-                                            swapped ? "; this is a big-endian file" : ""));
+                                            is_swapped ? "; the file is big-endian" : ""));
     }
     file_.version_ = static_cast<std::uint32_t>(version);
     QUIRE_ASSIGN_OR_RETURN(*tensor_count, TakeNumber(8, "tensor_count"));
@@ -161,8 +161,8 @@ class GgufParser {
     return CheckCount("kv_count", *kv_count);
   }
 
-  // Refuses a count that no file of this size has. One that is wrong by less is found where the
-  // file ends, so that the message of a cut file names the place of the cut.
+  // Rejects a count that exceeds the file size. A smaller wrong count is detected at the end of the
+  // file, so the message of a truncated file names the point of truncation.
   absl::Status CheckCount(absl::string_view field, std::uint64_t count) const {
     if (count <= bytes_.size()) return absl::OkStatus();
     return Refuse(field, absl::StrCat("is ", count, ", the file has ", bytes_.size(), " bytes"));
@@ -180,7 +180,7 @@ class GgufParser {
     value.type = type;
     QUIRE_RETURN_IF_ERROR(type == GgufType::kArray ? TakeArray(key, &value)
                                                    : TakeScalar(key, type, &value.bytes));
-    if (!file_.values_.emplace(key, value).second) return Refuse(key, "is there twice");
+    if (!file_.values_.emplace(key, value).second) return Refuse(key, "occurs twice");
     file_.keys_.push_back(key);
     return absl::OkStatus();
   }
@@ -268,7 +268,7 @@ class GgufParser {
     tensor.type = static_cast<std::uint32_t>(type);
     QUIRE_ASSIGN_OR_RETURN(tensor.offset, TakeNumber(8, field));
     if (!file_.tensor_by_name_.emplace(tensor.name, file_.tensors_.size()).second) {
-      return Refuse(field, "is there twice");
+      return Refuse(field, "occurs twice");
     }
     file_.tensors_.push_back(std::move(tensor));
     return absl::OkStatus();

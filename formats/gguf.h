@@ -1,6 +1,6 @@
 #pragma once
 
-// The container of a GGUF file: its metadata, and the table that says where its tensors lie.
+// The container of a GGUF file: its metadata and the table of its tensors.
 //
 //   "GGUF", u32 version, u64 tensor_count, u64 kv_count             little endian
 //   kv_count times      string key, u32 value type, value
@@ -9,9 +9,8 @@
 //
 //   string = u64 length, bytes;  array = u32 element type, u64 count, elements
 //
-// Nothing in the file is believed: every number is checked against the bytes that are there before
-// it is used, and nothing is allocated from a number alone. Source: github.com/ggml-org/ggml,
-// docs/gguf.md.
+// The file is not trusted: every number is checked against the file size before it is used, and no
+// allocation depends on an unchecked number. Source: github.com/ggml-org/ggml, docs/gguf.md.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +25,7 @@
 
 namespace quire::formats {
 
-// As numbered in files.
+// Values are those of the file format.
 enum class GgufType : std::uint32_t {
   kU8 = 0,
   kI8 = 1,
@@ -43,72 +42,74 @@ enum class GgufType : std::uint32_t {
   kF64 = 12,
 };
 
-// One row of the tensor table. The type is not looked at here, nor whether the data are there.
+// One row of the tensor table. Its type, and whether its data are in the file, are not checked
+// here.
 struct GgufTensor {
   absl::string_view name;             // 1 to 63 bytes of UTF-8
   std::vector<std::int64_t> extents;  // 1 to 4, each positive; the first varies fastest
   std::uint32_t type = 0;             // GgmlType
-  std::uint64_t offset = 0;           // from data_offset()
+  std::uint64_t offset = 0;           // relative to data_offset()
 };
 
 // Place:      below the readers of a GGUF file's configuration, tokenizer and weights.
 // Invariants: keys and tensor names are unique; every value lies inside the file. Strings are
-//             checked for UTF-8 when they are asked for.
+//             checked for UTF-8 when they are read.
 // Threads:    immutable.
-// Lifetime:   a view of the file's bytes, which must outlive it and all strings it returns.
+// Lifetime:   a view of the file's bytes, which must outlive it and all returned strings.
 class GgufFile {
  public:
-  // `label` begins every message. Returns INVALID_ARGUMENT that names the field: "magic",
-  // "version", "tensor_count", "kv_count", a key, a tensor's name, or "kv 6" and "tensor 2"
-  // (counted from 0) where there is no name yet. Refused are versions other than 2 and 3,
-  // big-endian files, unknown value types, nested arrays, bools other than 0 and 1, and keys that
-  // are empty, twice there or not UTF-8.
+  // `label` starts every message. Returns INVALID_ARGUMENT with the field: "magic", "version",
+  // "tensor_count", "kv_count", a key, a tensor's name, or "kv 6" and "tensor 2" (counted from 0)
+  // where the name is not known yet. Rejects versions other than 2 and 3, big-endian files, unknown
+  // value types, nested arrays, bools other than 0 and 1, and keys that are empty, duplicate or not
+  // UTF-8.
   static absl::StatusOr<GgufFile> Parse(std::span<const std::byte> file, absl::string_view label);
 
   const std::string& label() const { return label_; }
   std::uint32_t version() const { return version_; }
   std::uint64_t alignment() const { return alignment_; }
-  // First byte of the data; may lie behind the end of a file without data.
+  // Offset of the first data byte. May exceed the size of a file without data.
   std::uint64_t data_offset() const { return data_offset_; }
-  // In file order.
+  // Keys and tensors are in file order.
   const std::vector<absl::string_view>& keys() const { return keys_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
-  // Null when there is none.
+  // Returns null when there is no such tensor.
   const GgufTensor* FindTensor(absl::string_view name) const;
 
   bool Has(absl::string_view key) const { return values_.contains(key); }
 
-  // The reads below return INVALID_ARGUMENT that names the key: wrong type, out of range, not
-  // UTF-8. An absent key gives nothing in the Optional ones and is an error in the others.
+  // The functions below return INVALID_ARGUMENT with the key for a wrong type, a value out of
+  // range, or invalid UTF-8. For an absent key the Optional ones return nullopt and the others an
+  // error.
 
   absl::StatusOr<std::optional<absl::string_view>> OptionalString(absl::string_view key) const;
   absl::StatusOr<absl::string_view> String(absl::string_view key) const;
-  // Any integer type; a float or a bool is an error.
+  // Accepts any integer type.
   absl::StatusOr<std::optional<std::int64_t>> OptionalInteger(absl::string_view key,
                                                               std::int64_t low,
                                                               std::int64_t high) const;
   absl::StatusOr<std::int64_t> Integer(absl::string_view key, std::int64_t low,
                                        std::int64_t high) const;
-  // f32 or f64, finite.
+  // Accepts a finite f32 or f64.
   absl::StatusOr<std::optional<double>> OptionalNumber(absl::string_view key) const;
   absl::StatusOr<double> Number(absl::string_view key) const;
   absl::StatusOr<std::optional<bool>> OptionalBool(absl::string_view key) const;
-  // Arrays. Messages name the element: "tokenizer.ggml.tokens[3]". An empty array is right whatever
-  // its element type is.
+  // Arrays. Messages name the element: "tokenizer.ggml.tokens[3]". An empty array may have any
+  // element type.
   absl::StatusOr<std::optional<std::vector<absl::string_view>>> OptionalStrings(
       absl::string_view key) const;
   absl::StatusOr<std::vector<absl::string_view>> Strings(absl::string_view key) const;
-  // Elements of any integer type that fit.
+  // Accepts elements of any integer type whose values fit 32 bits.
   absl::StatusOr<std::optional<std::vector<std::int32_t>>> OptionalIntegers(
       absl::string_view key) const;
-  // f32 elements, as they are: NaN and infinities too.
+  // Accepts f32 elements, NaN and infinities included.
   absl::StatusOr<std::optional<std::vector<float>>> OptionalFloats(absl::string_view key) const;
-  // Elements of an array. REQUIRES: Has(key) and it is an array.
+  // Returns the number of elements. REQUIRES: Has(key) and the value is an array.
   std::uint64_t ArrayCount(absl::string_view key) const;
-  // Of a value, not of an array's elements. REQUIRES: Has(key).
+  // Returns the type of the value; kArray for arrays. REQUIRES: Has(key).
   GgufType TypeOf(absl::string_view key) const;
 
-  // INVALID_ARGUMENT "<label>: <key> <problem>".
+  // Returns INVALID_ARGUMENT "<label>: <key> <problem>".
   absl::Status Error(absl::string_view key, absl::string_view problem) const;
 
  private:
@@ -116,9 +117,9 @@ class GgufFile {
 
   struct Value {
     GgufType type = GgufType::kU8;
-    GgufType element_type = GgufType::kU8;  // of an array
-    std::uint64_t count = 0;                // of an array
-    std::span<const std::byte> bytes;       // of the value, or of all elements; a string's text
+    GgufType element_type = GgufType::kU8;  // only for arrays
+    std::uint64_t count = 0;                // only for arrays
+    std::span<const std::byte> bytes;       // the value, all elements, or a string's text
   };
 
   GgufFile() = default;
@@ -126,7 +127,7 @@ class GgufFile {
   absl::Status Missing(absl::string_view key) const;
   absl::Status WrongType(absl::string_view key, const Value& value, absl::string_view wanted) const;
   absl::Status NotUtf8(absl::string_view key, std::size_t at) const;
-  // The array at `key`, null when it is absent.
+  // Returns the array at `key`, or null when it is absent.
   absl::StatusOr<const Value*> FindArray(absl::string_view key, absl::string_view wanted) const;
 
   std::string label_;

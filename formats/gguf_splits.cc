@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// Parts that several patterns share.
+// Parts of several patterns.
 constexpr absl::string_view kContractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 constexpr absl::string_view kSign = R"([^\r\n\p{L}\p{N}]?)";
 constexpr absl::string_view kUpper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])";
@@ -29,7 +29,7 @@ std::string Qwen35Pattern() {
                       R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)", kSpaces);
 }
 
-// Words by case: Tekken, and with what follows a word also o200k.
+// Splits words at changes of case. Tekken uses it without and o200k with an `ending`.
 std::string CasedPattern(absl::string_view ending, absl::string_view digits) {
   return absl::StrCat(kSign, kUpper, "*", kLower, "+", ending, "|", kSign, kUpper, "+", kLower, "*",
                       ending, "|", digits, kPunctuationOrSlash, kSpaces);
@@ -42,7 +42,8 @@ std::string DeepSeekWords() {
 
 constexpr char kOneDigit[] = R"(\p{N})";
 constexpr char kThreeDigits[] = R"(\p{N}{1,3})";
-constexpr char kChineseAndKana[] = "[一-龥぀-ゟ゠-ヿ]+";
+// CJK Unified Ideographs (without the extensions after U+9FA5), Hiragana and Katakana.
+constexpr char kChineseAndKana[] = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
 
 json ByteLevel(bool use_regex) {
   return {{"type", "ByteLevel"},
@@ -55,7 +56,7 @@ json Sequence(std::vector<json> parts) {
   return {{"type", "Sequence"}, {"pretokenizers", std::move(parts)}};
 }
 
-// One Isolated Split per pattern, then bytes.
+// Returns one Isolated Split per pattern, followed by ByteLevel.
 json Splits(const std::vector<std::string>& patterns) {
   std::vector<json> parts;
   for (const std::string& pattern : patterns) {
@@ -108,10 +109,10 @@ constexpr Name kNames[] = {
     {"refact", Family::kDigits},
     {"command-r", Family::kDigits},
     {"codeshell", Family::kDigits},
-    {"llama3", Family::kLlama3, true, true},
-    {"llama-v3", Family::kLlama3, true, true},
-    {"llama-bpe", Family::kLlama3, true, true},
-    {"falcon3", Family::kLlama3, true, true},
+    {.name = "llama3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "llama-v3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "llama-bpe", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "falcon3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
     {"dbrx", Family::kLlama3},
     {"smaug-bpe", Family::kLlama3},
     {"qwen2", Family::kQwen2},
@@ -120,7 +121,7 @@ constexpr Name kNames[] = {
     {"stablelm2", Family::kQwen2},
     {"qwen35", Family::kQwen35},
     {"deepseek-v3", Family::kDeepSeek3},
-    {"tekken", Family::kTekken, true, true},
+    {.name = "tekken", .family = Family::kTekken, .ignore_merges = true, .adds_bos = true},
     {"gpt-4o", Family::kO200k},
     {"llama4", Family::kO200k},
 };

@@ -1,13 +1,12 @@
 #pragma once
 
-// How a byte-level GGUF vocabulary splits text: the pre-tokenizer behind each name of
-// tokenizer.ggml.pre.
+// Maps the values of tokenizer.ggml.pre to pre-tokenizers, which split text before BPE.
 //
 // Place:      below BuildGgufPipeline.
-// Invariants: what a name stands for is the pre-tokenizer of the tokenizer.json that such files are
-//             converted from, so ids are those of Hugging Face, also where llama.cpp's rewrite of a
-//             pattern differs ((?i:'s) matches U+017F, Tekken's letters).
-// Threads:    pure.
+// Invariants: a name maps to the pre-tokenizer of the tokenizer.json that such files are converted
+//             from. Token ids therefore equal those of Hugging Face, even where llama.cpp changed a
+//             pattern ((?i:'s) matches U+017F, Tekken's letters).
+// Threads:    pure functions.
 // Source:     names: llama.cpp, src/llama-vocab.cpp; patterns: the models' own tokenizer.json.
 
 #include <optional>
@@ -18,15 +17,15 @@
 namespace quire::formats {
 
 struct GgufSplit {
-  std::string pre_tokenizer_json;  // as under "pre_tokenizer" of tokenizer.json
-  bool ignore_merges = false;      // a whole piece of the vocabulary wins before merging
-  bool adds_bos = false;           // unless tokenizer.ggml.add_bos_token says otherwise
+  std::string pre_tokenizer_json;  // value of "pre_tokenizer" in tokenizer.json
+  bool ignore_merges = false;      // a piece that is in the vocabulary is not split and merged
+  bool adds_bos = false;           // default of tokenizer.ggml.add_bos_token
 };
 
-// Nothing for a name that is not supported.
+// Returns nullopt for an unsupported name.
 std::optional<GgufSplit> FindGgufSplit(absl::string_view pre);
 
-// All names, for messages: "gpt-2, qwen2, ...".
+// Returns all names for messages: "gpt-2, qwen2, ...".
 std::string GgufSplitNames();
 
 }  // namespace quire::formats

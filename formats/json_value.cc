@@ -34,11 +34,11 @@ absl::string_view KindName(const json& value) {
   }
 }
 
-// Builds the tree from parser events. nlohmann's own builder takes duplicate keys in silence and
-// any depth; this one also knows where it is, so that every error can say so.
+// Builds the tree from parser events. nlohmann's own builder accepts duplicate keys and any depth;
+// this one also knows the current path for error messages.
 class TreeBuilder : public json::json_sax_t {
  public:
-  // `root` is null at first.
+  // REQUIRES: `root` is null.
   TreeBuilder(const JsonLimits& limits, json* root) : limits_(limits), root_(*root) {}
 
   const std::string& error() const { return error_; }
@@ -51,7 +51,9 @@ class TreeBuilder : public json::json_sax_t {
     return Add(value) != nullptr;
   }
   bool string(string_t& value) override { return Count() && Add(std::move(value)) != nullptr; }
-  bool binary(binary_t&) override { return Fail("binary value"); }
+  bool binary(binary_t&) override {
+    return Fail("has a binary value, which JSON does not support");
+  }
   bool start_object(std::size_t) override { return Open(json::object()); }
   bool start_array(std::size_t) override { return Open(json::array()); }
   bool end_object() override { return Close(); }
@@ -71,7 +73,7 @@ class TreeBuilder : public json::json_sax_t {
 
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    // The library's text begins "[json.exception.parse_error.101] "; what follows is for people.
+    // The library's text starts with "[json.exception.parse_error.101] ", which is removed.
     absl::string_view reason = error.what();
     const std::size_t bracket = reason.find("] ");
     if (bracket != absl::string_view::npos) reason.remove_prefix(bracket + 2);
@@ -81,10 +83,10 @@ class TreeBuilder : public json::json_sax_t {
  private:
   struct Level {
     json* container;
-    std::string key;  // of the member that is being read
+    std::string key;  // key of the member that is being read
   };
 
-  // The path of the innermost open container.
+  // Returns the path of the innermost open container.
   std::string Path() const {
     std::string path;
     for (std::size_t i = 0; i + 1 < open_.size(); ++i) {
@@ -108,8 +110,8 @@ class TreeBuilder : public json::json_sax_t {
 
   bool Count() {
     if (++nodes_ <= limits_.max_nodes) return true;
-    return Fail(absl::StrCat("makes more than ", limits_.max_nodes,
-                             " keys and values of the document, numbers aside"));
+    return Fail(absl::StrCat("exceeds the limit of ", limits_.max_nodes,
+                             " keys and values in the document, numbers not counted"));
   }
 
   template <typename T>
@@ -151,18 +153,6 @@ class TreeBuilder : public json::json_sax_t {
   std::vector<Level> open_;
   std::string error_;
 };
-
-// Empties containers from the inside, since nlohmann's destructor allocates for every one that is
-// not empty. It calls itself at most kMaxJsonDepth deep.
-void Dismantle(json& value) {
-  if (value.is_array()) {
-    for (json& element : value) Dismantle(element);
-    value.clear();
-  } else if (value.is_object()) {
-    for (auto& member : value.get_ref<json::object_t&>()) Dismantle(member.second);
-    value.clear();
-  }
-}
 
 }  // namespace
 
@@ -287,7 +277,7 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text, const J
   if (const auto offset = FirstInvalidUtf8(text)) {
     return absl::InvalidArgumentError(absl::StrCat("the document is not UTF-8 at byte ", *offset));
   }
-  Root root(new json());
+  auto root = std::make_unique<json>();
   TreeBuilder builder(limits, root.get());
   if (!json::sax_parse(text.begin(), text.end(), &builder)) {
     return absl::InvalidArgumentError(builder.error());
@@ -295,12 +285,7 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(absl::string_view text, const J
   return JsonDocument(std::move(root));
 }
 
-void JsonDocument::Deleter::operator()(json* root) const {
-  Dismantle(*root);
-  delete root;
-}
-
-JsonDocument::JsonDocument(Root root) : root_(std::move(root)) {}
+JsonDocument::JsonDocument(std::unique_ptr<const json> root) : root_(std::move(root)) {}
 JsonDocument::~JsonDocument() = default;
 JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;

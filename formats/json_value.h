@@ -1,13 +1,12 @@
 #pragma once
 
-// The one reader of JSON that others wrote, files and requests: every error names the field.
+// Parses untrusted JSON of files and requests. Every error names the field.
 //
-// Place:      below the readers of files and of OpenAI's API, which add the file's name or the
-//             error's reason. The writer is base/json_text.h. What a chat template is given is read
-//             by text/chat/jinja/json.h, since its values keep the order of keys.
-// Invariants: refused are text that is not UTF-8, half surrogate pairs, duplicate keys, more than
-//             JsonLimits allows, NaN, infinities and whatever else RFC 8259 lacks. Nothing is
-//             allocated to give a document back, nor one that memory did not suffice for.
+// Place:      below the readers of files and of the OpenAI API, which add the file's name or the
+//             error reason. base/json_text.h writes JSON. text/chat/jinja/json.h reads the values
+//             of chat templates, because it keeps the order of keys.
+// Invariants: rejects invalid UTF-8, unpaired surrogates, duplicate keys, documents that exceed
+//             JsonLimits, NaN, infinities and everything else that RFC 8259 forbids.
 // Threads:    a parsed document is immutable.
 // Lifetime:   a JsonValue is a view; the JsonDocument must outlive it.
 
@@ -30,12 +29,12 @@ inline constexpr int kMaxJsonDepth = 64;
 
 struct JsonLimits {
   int max_depth = kMaxJsonDepth;  // nested containers; at most kMaxJsonDepth
-  // Keys and values, numbers aside: lists of token ids are long, and a number takes little more
-  // memory than text.
+  // Maximum number of keys and values other than numbers. Numbers are not counted, because lists of
+  // token ids are long and a number takes little more memory than its text.
   std::int64_t max_nodes = std::numeric_limits<std::int64_t>::max();
 };
 
-// A value and the path at which the document has it, such as `model.merges[3]`.
+// A value and its path in the document, such as `model.merges[3]`.
 class JsonValue {
  public:
   JsonValue(const nlohmann::json& value, std::string path)
@@ -50,36 +49,36 @@ class JsonValue {
   bool is_array() const;
   bool is_number() const;
 
-  // Each returns INVALID_ARGUMENT that names the path and both kinds when the value is of another
-  // kind.
+  // Each returns INVALID_ARGUMENT with the path and both types when the value has another type.
   absl::StatusOr<std::string> AsString() const;
   absl::StatusOr<bool> AsBool() const;
-  // An integer in [low, high].
+  // Accepts an integer in [low, high].
   absl::StatusOr<std::int64_t> AsInteger(std::int64_t low, std::int64_t high) const;
-  // Any number.
+  // Accepts any number.
   absl::StatusOr<double> AsNumber() const;
   absl::Status CheckObject() const;
   absl::Status CheckArray() const;
 
-  // Elements of an array. REQUIRES: is_array().
+  // Access to the elements of an array. REQUIRES: is_array().
   std::size_t size() const;
   JsonValue At(std::size_t index) const;
 
-  // Members of an object: absent, or present (null included). REQUIRES: is_object().
+  // Returns the member, which may be null, or nullopt if it is absent. REQUIRES: is_object().
   std::optional<JsonValue> Find(absl::string_view key) const;
-  // The same, where null means absent.
+  // Like Find, but returns nullopt also for a null member.
   std::optional<JsonValue> FindSet(absl::string_view key) const;
-  // The same, but absent is an error that names `path.key`. Also fails if this is no object.
+  // Like Find, but an absent member is an error that names `path.key`. Also fails if this is not an
+  // object.
   absl::StatusOr<JsonValue> Get(absl::string_view key) const;
   absl::StatusOr<std::string> GetString(absl::string_view key) const;
   absl::StatusOr<bool> GetBool(absl::string_view key) const;
-  // Absent and null both give the default.
+  // Return the default (or nullopt) for absent and null members.
   absl::StatusOr<bool> GetBoolOr(absl::string_view key, bool default_value) const;
   absl::StatusOr<std::optional<std::string>> GetOptionalString(absl::string_view key) const;
 
-  // `path.key`, or `key` at the top.
+  // Returns `path.key`, or `key` at the top level.
   std::string PathOf(absl::string_view key) const;
-  // INVALID_ARGUMENT "<path> <problem>".
+  // Returns INVALID_ARGUMENT "<path> <problem>".
   absl::Status Error(absl::string_view problem) const;
 
  private:
@@ -91,7 +90,7 @@ class JsonValue {
 
 class JsonDocument {
  public:
-  // Errors: INVALID_ARGUMENT with the path of the innermost open value and the byte offset.
+  // Returns INVALID_ARGUMENT with the path of the innermost open value and the byte offset.
   static absl::StatusOr<JsonDocument> Parse(absl::string_view text, const JsonLimits& limits = {});
 
   ~JsonDocument();
@@ -101,14 +100,9 @@ class JsonDocument {
   JsonValue root() const;
 
  private:
-  struct Deleter {
-    void operator()(nlohmann::json* root) const;
-  };
-  using Root = std::unique_ptr<nlohmann::json, Deleter>;
+  explicit JsonDocument(std::unique_ptr<const nlohmann::json> root);
 
-  explicit JsonDocument(Root root);
-
-  Root root_;
+  std::unique_ptr<const nlohmann::json> root_;  // on the heap, so that moves keep JsonValues valid
 };
 
 }  // namespace quire::formats

@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file name and nothing else: joined to the directory it stays inside (a symbolic link of that
-// name may still lead elsewhere, as in a cache snapshot).
+// Returns whether `name` is a single file name, so that the joined path stays inside the directory.
+// A symbolic link of that name may still lead elsewhere, as in a cache snapshot.
 bool IsPlainName(absl::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(absl::string_view("/\\\0", 3)) == absl::string_view::npos;
@@ -44,7 +44,7 @@ absl::Status NotADirectory(absl::string_view path) {
   } else if (absl::EndsWith(path, ".bin") || absl::EndsWith(path, ".pth") ||
              absl::EndsWith(path, ".pt")) {
     hint =
-        "pickled weights are not read, since loading them may run code; convert them to "
+        "pickled weights are not supported because loading them may run code; convert them to "
         "safetensors and name the directory";
   }
   return absl::InvalidArgumentError(absl::StrCat(path, ": not a directory: ", hint));
@@ -63,7 +63,8 @@ absl::StatusOr<ModelFiles> ModelFiles::FromPath(absl::string_view path) {
     return FromDirectory(path);
   }
   if (fs::file_size(file, error) == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": magic is missing, the file is empty"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": the file is empty, so its magic is missing"));
   }
   ModelFiles files;
   files.source_ = std::string(path);

@@ -1,11 +1,11 @@
 #pragma once
 
-// JSON whose keys keep the order of the text. nlohmann::ordered_json looks through an object for
-// each key that it adds, which takes the square of the number of keys; this does not look.
+// JSON whose keys keep the order of the text. Adding a key takes constant time, because keys are
+// not checked for duplicates. nlohmann::ordered_json searches the whole object for each new key.
 //
-// Place:      for texts of clients that JsonDocument has read before: it refuses keys that are
-//             there twice, and bounds depth.
-// Invariants: none that a key is there once: operator[] and emplace add one.
+// Place:      for client text that JsonDocument has already parsed, which rejects duplicate keys
+//             and bounds the depth.
+// Invariants: operator[] and emplace always append, even if the key exists.
 // Threads:    values.
 
 #include <iterator>
@@ -33,7 +33,7 @@ struct AppendingMap : nlohmann::ordered_map<Key, T, Less, Allocator> {
 
 using OrderedJson = nlohmann::basic_json<AppendingMap>;
 
-// One line, as JsonText has it.
+// Serialises to one line, like JsonText.
 inline std::string OrderedText(const OrderedJson& value) {
   return value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }

@@ -13,7 +13,7 @@ bool IsSpace(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-// Walks over the values of a valid JSON text.
+// Scans the values of a valid JSON text.
 class Scanner {
  public:
   // JsonDocument skips a byte order mark, so the scanner does too.
@@ -27,7 +27,7 @@ class Scanner {
     return true;
   }
 
-  // Returns the next value and moves behind it.
+  // Returns the next value and advances past it.
   absl::string_view TakeValue() {
     while (at_ < text_.size() && IsSpace(text_[at_])) ++at_;
     const std::size_t begin = at_;
@@ -40,7 +40,7 @@ class Scanner {
         continue;
       }
       const bool closes = c == '}' || c == ']';
-      if (depth == 0 && (closes || c == ',' || IsSpace(c))) break;  // behind a number or a word
+      if (depth == 0 && (closes || c == ',' || IsSpace(c))) break;  // end of a number or literal
       ++at_;
       if (c == '{' || c == '[') ++depth;
       if (closes && --depth == 0) break;
@@ -69,7 +69,7 @@ absl::string_view RawMember(absl::string_view object, absl::string_view key) {
     const absl::string_view name = scanner.TakeValue();
     QUIRE_CHECK(scanner.Take(':'));
     const absl::string_view value = scanner.TakeValue();
-    // A key may be written with escapes.
+    // Parses the key, because it may contain escapes.
     if (nlohmann::json::parse(name.begin(), name.end()).get_ref<const std::string&>() == key) {
       return value;
     }

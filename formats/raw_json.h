@@ -1,12 +1,13 @@
 #pragma once
 
-// The bytes of a value inside a JSON text: keys keep their order, numbers their digits.
+// Returns the text of values inside a JSON document, so that the order of keys and the digits of
+// numbers are kept.
 //
-// Place:      beside ordered_json.h, for texts that are passed on and not changed.
-// Invariants: REQUIRES everywhere: the text is one that JsonDocument has parsed, so it is valid
-//             JSON and no key of an object occurs twice. Each call scans its text once.
-// Threads:    pure.
+// Place:      for texts that are passed on unchanged; see also ordered_json.h.
+// Invariants: each call scans its text once.
+// Threads:    pure functions.
 // Lifetime:   results are views of the text.
+// REQUIRES:   JsonDocument has parsed the text, so it is valid JSON without duplicate keys.
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// How the weights of a checkpoint are stored quantised, as its config.json says.
+// The quantization of a checkpoint's weights, from its config.json.
 
 #include <cstdint>
 #include <string>
@@ -12,33 +12,33 @@ namespace quire::formats {
 
 enum class StoredMethod : std::uint8_t { kNone, kFp8, kMxfp4, kGptq, kAwq, kCompressedTensors };
 
-// "gptq": the value of quant_method.
+// Returns the value of quant_method, such as "gptq".
 absl::string_view StoredMethodName(StoredMethod method);
 
-// Which weights share a scale.
+// The set of weights that share a scale.
 enum class ScaleScope : std::uint8_t {
-  kTensor,   // all
-  kChannel,  // an output feature
+  kTensor,   // all weights
+  kChannel,  // one output feature
   kGroup,    // group_size inputs of an output feature
   kBlock     // block_rows output features times block_columns inputs
 };
 
 struct StoredQuantization {
   StoredMethod method = StoredMethod::kNone;
-  bool is_fp8 = false;     // values are e4m3, else integers (mxfp4: neither)
-  bool is_packed = false;  // compressed-tensors: several integers in a word
-  std::uint32_t bits = 0;  // of an integer, 4 or 8
+  bool is_fp8 = false;     // e4m3 values; false: integers (for mxfp4 neither)
+  bool is_packed = false;  // compressed-tensors: a word has several integers
+  std::uint32_t bits = 0;  // size of an integer, 4 or 8
   ScaleScope scope = ScaleScope::kTensor;
-  std::uint32_t group_size = 0;                     // kGroup
-  std::uint32_t block_rows = 0, block_columns = 0;  // kBlock
+  std::uint32_t group_size = 0;                     // for kGroup
+  std::uint32_t block_rows = 0, block_columns = 0;  // for kBlock
   bool has_zeros = false;                           // integers have zero points
   bool needs_zeros_symmetric = false;      // GPTQ with sym: zero points must be half of the range
-  bool zeros_minus_one = false;            // GPTQ version 1 stores zero points less 1
-  bool needs_order = false;                // GPTQ with desc_act: g_idx must be there
-  std::vector<std::string> not_converted;  // modules that are stored as they are
+  bool zeros_minus_one = false;            // GPTQ version 1 stores each zero point minus 1
+  bool needs_order = false;                // GPTQ with desc_act: g_idx is required
+  std::vector<std::string> not_converted;  // modules that are not quantized
 };
 
-// "gptq int4 g128": for messages about tensors.
+// Returns the type name for messages about tensors: "gptq int4 g128".
 std::string StoredTypeName(const StoredQuantization& quantization);
 
 }  // namespace quire::formats

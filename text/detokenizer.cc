@@ -8,8 +8,8 @@ Detokenizer::Detokenizer(const Tokenizer& tokenizer, bool skip_special_tokens,
                          std::function<bool(absl::string_view)> shows_special)
     : stream_(tokenizer.decoder(), skip_special_tokens, std::move(shows_special)) {}
 
-DetokenizerState Detokenizer::Behind(const Tokenizer& tokenizer, bool skip_special_tokens,
-                                     std::span<const std::int32_t> prompt) {
+DetokenizerState Detokenizer::StateAfter(const Tokenizer& tokenizer, bool skip_special_tokens,
+                                         std::span<const std::int32_t> prompt) {
   Detokenizer detokenizer(tokenizer, skip_special_tokens);
   for (const std::int32_t id : prompt) detokenizer.Push(id);
   DetokenizerState state{.decoder = detokenizer.stream_.state(), .repairer = detokenizer.repairer_};
@@ -30,16 +30,16 @@ void Detokenizer::Begin(DetokenizerState state) {
 std::string Detokenizer::Push(std::int32_t id) {
   std::string bytes;
   stream_.Push(id, bytes);
-  return Repaired(bytes, /*is_last=*/false);
+  return Repair(bytes, /*is_last=*/false);
 }
 
 std::string Detokenizer::Finish() {
   std::string bytes;
   stream_.Finish(bytes);
-  return Repaired(bytes, /*is_last=*/true);
+  return Repair(bytes, /*is_last=*/true);
 }
 
-std::string Detokenizer::Repaired(absl::string_view bytes, bool is_last) {
+std::string Detokenizer::Repair(absl::string_view bytes, bool is_last) {
   std::string text;
   repairer_.Push(bytes, text);
   if (is_last) repairer_.Finish(text);

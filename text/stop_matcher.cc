@@ -31,8 +31,9 @@ std::int32_t StopAutomaton::Child(std::int32_t node, std::uint8_t byte) const {
   return -1;
 }
 
-// Breadth first, so that a failure link always points to a finished node. A node without a stop
-// string of its own inherits that of its failure link, which is the longest shorter one.
+// Links nodes breadth first, so that a failure link always points to a finished node. A node
+// without its own stop string inherits the one of its failure link, which is the longest shorter
+// one.
 void StopAutomaton::Link() {
   std::vector<std::int32_t> order = {0};
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -66,32 +67,32 @@ std::optional<std::int32_t> StopMatcher::Push(absl::string_view text, bool may_s
     out->append(text.data(), text.size());
     return std::nullopt;
   }
-  // depth(node_) == held_.size() at the start, so a match never begins before held_.
-  const std::size_t held = held_.size();
-  held_.append(text.data(), text.size());
-  for (std::size_t i = held; i < held_.size(); ++i) {
-    node_ = automaton_->Next(node_, static_cast<std::uint8_t>(held_[i]));
+  // depth(node_) == buffered_.size() at the start, so a match never begins before buffered_.
+  const std::size_t buffered = buffered_.size();
+  buffered_.append(text.data(), text.size());
+  for (std::size_t i = buffered; i < buffered_.size(); ++i) {
+    node_ = automaton_->Next(node_, static_cast<std::uint8_t>(buffered_[i]));
     const std::int32_t match = automaton_->match(node_);
     if (match < 0 || !may_stop) continue;
     std::size_t end = i + 1;
     if (!include_stop_text) {
-      // The matched string may be shorter than the node's prefix.
+      // The stop string may be shorter than the node's prefix.
       end -= automaton_->length(match);
     }
-    out->append(held_, 0, end);
-    held_.clear();
+    out->append(buffered_, 0, end);
+    buffered_.clear();
     return match;
   }
   node_ = automaton_->Settle(node_);
-  const std::size_t settled = held_.size() - static_cast<std::size_t>(automaton_->depth(node_));
-  out->append(held_, 0, settled);
-  held_.erase(0, settled);
+  const std::size_t settled = buffered_.size() - static_cast<std::size_t>(automaton_->depth(node_));
+  out->append(buffered_, 0, settled);
+  buffered_.erase(0, settled);
   return std::nullopt;
 }
 
 void StopMatcher::Finish(std::string* out) {
-  out->append(held_);
-  held_.clear();
+  out->append(buffered_);
+  buffered_.clear();
   node_ = 0;
 }
 

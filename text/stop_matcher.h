@@ -1,15 +1,15 @@
 #pragma once
 
-// Finds stop strings in text that arrives in pieces, and holds back what may become one.
+// Finds stop strings in text that arrives in pieces, and buffers text that may become a stop
+// string.
 //
-// Place:      output workers, behind the detokenizer; one automaton per request, one matcher per
+// Place:      output workers, after the detokenizer; one automaton per request, one matcher per
 //             choice.
-// Invariants: text given out + text held back = text pushed, until a match. Held back is the
-//             longest suffix of the text that begins a stop string, so it is shorter than the
-//             longest of them. The earliest end of a match wins; of matches that end together, the
-//             longest.
-// Threads:    StopAutomaton is immutable; StopMatcher: one thread at a time.
-// Lifetime:   the automaton outlives its matchers.
+// Invariants: emitted text + buffered text = pushed text, until a match. The buffered text is the
+//             longest suffix that is a proper prefix of a stop string. The match that ends first
+//             wins; among matches with the same end, the longest wins.
+// Threads:    StopAutomaton is immutable; a StopMatcher is used by one thread at a time.
+// Lifetime:   the automaton must outlive its matchers.
 // Source:     Aho, Corasick, "Efficient string matching", CACM 18 (1975) 333-340.
 
 #include <cstddef>
@@ -29,9 +29,10 @@ class StopAutomaton {
 
   bool empty() const { return nodes_.size() == 1; }
   std::int32_t Next(std::int32_t node, std::uint8_t byte) const;
-  // The longest suffix of the node's prefix that can still become a stop string.
+  // Returns the node of the longest suffix of the node's prefix that can still become a stop
+  // string.
   std::int32_t Settle(std::int32_t node) const;
-  // Length of the prefix that the node stands for.
+  // Length of the prefix that the node represents.
   std::int32_t depth(std::int32_t node) const { return nodes_[Index(node)].depth; }
   // Index of the longest stop string that ends at this node, or -1.
   std::int32_t match(std::int32_t node) const { return nodes_[Index(node)].match; }
@@ -53,27 +54,26 @@ class StopAutomaton {
   void Link();
 
   std::vector<Node> nodes_;
-  std::vector<std::size_t> lengths_;  // of the stop strings
+  std::vector<std::size_t> lengths_;  // lengths of the stop strings
 };
 
 class StopMatcher {
  public:
-  // Null: nothing ever matches and nothing is held back.
+  // Null: there are no stop strings.
   explicit StopMatcher(const StopAutomaton* automaton) : automaton_(automaton) {}
 
-  // Appends to `out` what the new text settles. A match is reported only if `may_stop`; others are
-  // passed over, for good. After a reported match the text ends: before the stop string, or behind
-  // it with `include_stop_text`. The result is the index of the stop string. Not to be called after
-  // a match.
+  // Appends to `out` the new text that cannot become a stop string. If `may_stop` is false, matches
+  // are ignored for good. A match returns the index of its stop string and ends the text before the
+  // stop string, or after it with `include_stop_text`. Must not be called after a match.
   std::optional<std::int32_t> Push(absl::string_view text, bool may_stop, bool include_stop_text,
                                    std::string* out);
-  // Gives out what is still held back.
+  // Appends the buffered text to `out`.
   void Finish(std::string* out);
 
  private:
   const StopAutomaton* automaton_;
   std::int32_t node_ = 0;
-  std::string held_;
+  std::string buffered_;
 };
 
 }  // namespace quire::text

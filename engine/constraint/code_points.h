@@ -1,9 +1,9 @@
 #pragma once
 
-// Sets of Unicode scalar values, as ranges: what a character class of an expression stands for.
+// A set of Unicode scalar values, stored as ranges. It is the value of a character class.
 //
 // Place:      below regex and grammar_text.
-// Invariants: ranges ascend, do not touch, and hold no surrogate.
+// Invariants: ranges are ascending, not adjacent, and contain no surrogates.
 // Threads:    a value.
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace quire::engine {
 
 class CodePoints {
  public:
-  using Range = std::pair<char32_t, char32_t>;  // both included
+  using Range = std::pair<char32_t, char32_t>;  // both ends included
 
   CodePoints() = default;
-  // In any order, also overlapping; surrogates among them are left out.
+  // `ranges` may be unordered and overlap; surrogates are dropped.
   explicit CodePoints(std::vector<Range> ranges);
   static CodePoints All();
 

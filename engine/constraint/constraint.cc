@@ -42,11 +42,11 @@ std::int64_t ConstraintSpec::InputBytes() const {
 }
 
 absl::Status BadConstraint(absl::string_view stage, absl::string_view message) {
-  return WithReason(absl::InvalidArgumentError(Shortened(message, kMaxMessageBytes)),
+  return WithReason(absl::InvalidArgumentError(Shorten(message, kMaxMessageBytes)),
                     Reason::kBadConstraint, {{"stage", std::string(stage)}});
 }
 
-std::string Shortened(absl::string_view text, std::size_t max_bytes) {
+std::string Shorten(absl::string_view text, std::size_t max_bytes) {
   if (text.size() <= max_bytes) return std::string(text);
   std::size_t end = max_bytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;

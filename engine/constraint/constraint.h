@@ -1,19 +1,19 @@
 #pragma once
 
-// Structured output as the engine sees it: what a request asks for, what was made of it, and the
-// state of one choice, which says before each token what may come next.
+// Structured output as the engine sees it: what a request asks for, the compiled form, and the
+// state of one choice, which computes the mask of allowed next tokens.
 //
 //   ConstraintSpec -> ConstraintCompiler -> CompiledConstraint -> ConstraintMatcher, one a choice
 //
-// Place:      between the wire, which makes specs, and the engine, which asks matchers for masks.
-//             Knows no scheduler, no request and no grammar library.
-// Invariants: a mask has one bit a row of the output matrix: token t is bit t % 32 of word t / 32,
-//             1 = allowed; bits at and above the vocabulary are 0. It depends on the spec, the
-//             tokenizer, the end tokens and the tokens accepted so far, and on nothing else.
-//             Special tokens without a place in the constraint are never allowed; end tokens are
-//             allowed exactly where the text may end.
-// Threads:    a CompiledConstraint is immutable: any. A matcher belongs to one thread at a time;
-//             matchers of the same constraint run beside each other.
+// Place:      between the API, which creates specs, and the engine, which gets masks from matchers.
+//             Does not depend on the scheduler, requests or a grammar library.
+// Invariants: a mask has one bit per row of the output matrix: token t is bit t % 32 of word t /
+//             32, 1 = allowed. Bits at and above the vocabulary size are 0. The mask depends only
+//             on the spec, the tokenizer, the end tokens and the tokens accepted so far. A special
+//             token is allowed only where the constraint contains it, and end tokens exactly where
+//             the text may end.
+// Threads:    a CompiledConstraint is immutable. A matcher is used by one thread at a time; several
+//             matchers of one constraint may run in parallel.
 // Lifetime:   a matcher keeps its compiled constraint alive.
 
 #include <cstdint>
@@ -35,102 +35,101 @@ namespace quire::engine {
 
 enum class ConstraintKind : std::uint8_t {
   kJsonSchema,      // text: a JSON Schema
-  kRegex,           // text: an expression, anchored at both ends
-  kGrammar,         // text: EBNF whose start is `root`
-  kJsonObject,      // any object
-  kChoice,          // choices: the only answers
+  kRegex,           // text: a regular expression, anchored at both ends
+  kGrammar,         // text: EBNF that starts at the rule `root`
+  kJsonObject,      // any JSON object
+  kChoice,          // choices: the allowed texts
   kStructuralTags,  // tags: free text with constrained sections
-  kToolCalls,       // tags: tool calls in the format of the model, alone or in free text
+  kToolCalls,       // tags: tool calls in the format of the model, with or without free text
 };
 inline constexpr int kNumConstraintKinds = 7;
 absl::string_view ConstraintKindName(ConstraintKind kind);  // "json_schema" ...
 
-// Which white space may stand between two tokens of JSON.
+// The white space that is allowed between two JSON tokens.
 enum class JsonWhitespace : std::uint8_t {
-  kBounded,  // none, a space, or a newline and an indent; pretty-printed documents are among them
-  kCompact,  // what Python's json.dumps writes: ", " and ": "
+  kBounded,  // none, a space, or a newline and an indent, so that pretty-printing is allowed
+  kCompact,  // the output of Python's json.dumps: ", " and ": "
 };
 
-// The treatment of keywords of a schema that cannot be enforced exactly.
+// The treatment of schema keywords that cannot be enforced exactly.
 enum class UnenforcedPolicy : std::uint8_t {
-  kRefuse,    // the constraint is refused
-  kAnnotate,  // they are left out, and CompiledConstraint::unenforced() names them
+  kRefuse,    // the constraint is rejected
+  kAnnotate,  // they are ignored, and CompiledConstraint::unenforced() lists them
 };
 
 struct ConstraintTag {
   std::string begin = {};
   ConstraintKind kind = ConstraintKind::kJsonSchema;  // kJsonSchema, kRegex or kGrammar
-  std::string text = {};                              // of that kind
+  std::string text = {};                              // in the syntax of `kind`
   std::string end = {};
-  std::string field = {};  // where the client wrote `text`, for errors
+  std::string field = {};  // request field that contains `text`, for errors
 
   friend bool operator==(const ConstraintTag&, const ConstraintTag&) = default;
 };
 
-// A plain value. Fields that its kind does not name are as here.
+// A plain value. Fields that `kind` does not use keep their defaults.
 struct ConstraintSpec {
   ConstraintKind kind = ConstraintKind::kJsonObject;
   std::string text;
   JsonWhitespace whitespace = JsonWhitespace::kBounded;
   UnenforcedPolicy unenforced = UnenforcedPolicy::kRefuse;
   std::vector<std::string> choices;
-  std::vector<ConstraintTag> tags;    // of tool calls: the name and the arguments of each tool
-  std::vector<std::string> triggers;  // free text ends where one begins; each tag begins with one
+  std::vector<ConstraintTag> tags;    // for tool calls: the name and the arguments of each tool
+  std::vector<std::string> triggers;  // free text ends at a trigger, with which a tag begins
   bool at_least_one_tag = false;
   bool stop_after_first_tag = false;
-  // kToolCalls: how the model writes them, of formats that can be forced; whether the prompt ends
-  // inside a section of reasoning, which comes first; and whether the text is free but for what the
-  // trigger of the format begins, of formats that have one.
+  // kToolCalls: the model's format, which must be enforceable; whether the prompt ends inside a
+  // reasoning section, which comes first; and whether free text is allowed until the trigger of the
+  // format.
   const text::ToolFormat* tool_format = nullptr;
   bool opens_reasoning = false;
   bool calls_are_optional = false;
-  // With tool_format: the constraint begins behind the section of reasoning; and whether it does so
-  // unless the prompt shows that there is none, which is known, and this false, before anything is
-  // compiled.
+  // With tool_format: whether the constraint begins after the reasoning section, and whether that
+  // depends on the prompt. The latter is resolved, and then false, before anything is compiled.
   bool starts_after_reasoning = false;
   bool start_follows_prompt = false;
 
-  std::int64_t InputBytes() const;  // of everything that the client sent
+  std::int64_t InputBytes() const;  // size of everything that the client sent
   friend bool operator==(const ConstraintSpec&, const ConstraintSpec&) = default;
 };
 
-// Words of a mask over `vocab_size` rows.
+// Returns the number of words of a mask for `vocab_size` rows.
 constexpr std::uint32_t MaskWords(std::uint32_t vocab_size) {
   return (vocab_size + 31) / 32;
 }
 
-// What a mask says beside its bits. Finished: may_end and not may_continue; the choice ends without
-// another token. Neither: no token is left, which only a vocabulary that cannot spell the language
-// brings about.
+// Summary of a mask. If may_end and not may_continue, the choice ends without another token. If
+// neither is set, no token is allowed, which only happens if the vocabulary cannot spell the
+// language.
 struct MaskSummary {
   bool may_end = false;       // the text so far is in the language
   bool may_continue = false;  // a token that is not an end token is allowed
 };
 
-// The state of one choice.
+// The state of one choice in a constraint.
 class ConstraintMatcher {
  public:
   virtual ~ConstraintMatcher() = default;
 
-  // Goes on by one token. An end token is accepted where the text may end, and nothing after it.
-  // Errors: INVALID_ARGUMENT for a token that the mask excludes, and the state is as before;
-  // RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, when the state, or the work
-  // for the token, outgrows its limit: both grow with the ways in which the tokens so far may be
-  // read. What has failed so once fails so from then on.
+  // Advances by one token. An end token is accepted where the text may end, and no token is
+  // accepted after it. Errors: INVALID_ARGUMENT for a token that the mask excludes, which leaves
+  // the state unchanged; RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, when the state or the
+  // work for the token exceeds its limit. Both grow with the number of parses of the tokens so far.
+  // After the second error all later calls fail as well.
   virtual absl::Status Accept(std::int32_t token) = 0;
 
-  // The mask of the next token. Errors: RESOURCE_EXHAUSTED, as Accept has it. REQUIRES:
+  // Writes the mask of the next token. Errors: RESOURCE_EXHAUSTED as in Accept. REQUIRES:
   // words.size() == mask_words() of the constraint.
   virtual absl::StatusOr<MaskSummary> FillMask(std::span<std::uint32_t> words) = 0;
 
-  // Takes back the last `count` accepted tokens. REQUIRES: count <= num_accepted().
+  // Removes the last `count` accepted tokens. REQUIRES: count <= num_accepted().
   virtual void Rollback(std::uint32_t count) = 0;
   virtual std::uint32_t num_accepted() const = 0;
 
-  // A matcher in the same state that goes its own way.
+  // Returns an independent matcher in the same state.
   virtual std::unique_ptr<ConstraintMatcher> Fork() const = 0;
 
-  // Proves what the implementation can prove of its state.
+  // Checks the invariants of the implementation.
   virtual absl::Status CheckIntegrity() const = 0;
 };
 
@@ -140,17 +139,18 @@ class CompiledConstraint {
       : unenforced_(std::move(unenforced)) {}
   virtual ~CompiledConstraint() = default;
 
-  // A matcher before the first token. `end_tokens` are the ids that end an answer: the model's set
-  // of EOS, and those stop ids of the request that are special tokens. Cheap beside a step.
+  // Returns a matcher before the first token. `end_tokens` are the ids that end an output: the
+  // model's EOS tokens, and those stop ids of the request that are special tokens. Cheap compared
+  // to a step.
   virtual std::unique_ptr<ConstraintMatcher> NewMatcher(
       std::span<const std::int32_t> end_tokens) const = 0;
 
   virtual std::uint32_t vocab_size() const = 0;  // rows of the output matrix
-  virtual std::int64_t MemoryBytes() const = 0;  // what keeping it costs
+  virtual std::int64_t MemoryBytes() const = 0;  // memory that is used to keep it
   std::uint32_t mask_words() const { return MaskWords(vocab_size()); }
 
-  // JSON pointers to the keywords of its schemas that it does not enforce, as URI fragments:
-  // "#/properties/a/not". The field of the schema comes before those of a tag or a tool. Empty
+  // Returns JSON pointers, as URI fragments such as "#/properties/a/not", to the schema keywords
+  // that are not enforced. For tags and tools the field of the schema precedes the pointer. Empty
   // unless the spec has UnenforcedPolicy::kAnnotate.
   const std::vector<std::string>& unenforced() const { return unenforced_; }
 
@@ -158,12 +158,12 @@ class CompiledConstraint {
   const std::vector<std::string> unenforced_;
 };
 
-// INVALID_ARGUMENT / BAD_CONSTRAINT with metadata `stage`. A message that repeats much of what a
-// client sent is cut.
+// Returns INVALID_ARGUMENT / BAD_CONSTRAINT with metadata `stage`. Long messages are truncated,
+// because they may quote client input.
 absl::Status BadConstraint(absl::string_view stage, absl::string_view message);
 
-// The whole characters in the first `max_bytes` of the text, with "..." where that is not all.
-// REQUIRES: `text` is UTF-8.
-std::string Shortened(absl::string_view text, std::size_t max_bytes);
+// Returns the whole characters in the first `max_bytes` of the text, followed by "..." if it is
+// longer. REQUIRES: `text` is UTF-8.
+std::string Shorten(absl::string_view text, std::size_t max_bytes);
 
 }  // namespace quire::engine

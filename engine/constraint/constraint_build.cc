@@ -13,8 +13,8 @@
 namespace quire::engine {
 
 absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabulary vocabulary) {
-  // The library takes a row without text for one that is never allowed. No grammar has a text with
-  // this byte, so such a row is allowed where its id is written and nowhere else.
+  // The library never allows a token with empty text. 0xFF occurs in no grammar, so a special token
+  // with this text is allowed only where a grammar names its id.
   for (const auto& [text, id] : vocabulary.special) {
     std::string& token = vocabulary.tokens[static_cast<std::size_t>(id)];
     QUIRE_CHECK(token.empty());

@@ -1,10 +1,11 @@
 #pragma once
 
-// What the compiler of constraints runs: a spec to a grammar, that to a compiled constraint.
+// Creates the build function of the constraint compiler: it translates a spec to a grammar and the
+// grammar to a compiled constraint.
 //
-// Place:      on top of engine/constraint; the server gives it the vocabulary.
-// Threads:    the function it makes: any, several at once.
-// Lifetime:   the function keeps what it needs.
+// Place:      on top of engine/constraint; the server provides the vocabulary.
+// Threads:    the returned function may run on several threads at once.
+// Lifetime:   the returned function owns what it uses.
 
 #include <cstdint>
 #include <string>
@@ -16,15 +17,15 @@
 
 namespace quire::engine {
 
-// What an answer can be made of.
+// The tokens that an output can consist of.
 struct ConstraintVocabulary {
-  std::vector<std::string> tokens;  // as GrammarLibrary::Create has them
-  // Special tokens that do not end an answer: their texts, which are UTF-8, and their ids.
+  std::vector<std::string> tokens;  // as in GrammarLibrary::Create
+  // Texts (UTF-8) and ids of the special tokens that do not end an output.
   std::vector<std::pair<std::string, std::int32_t>> special = {};
 };
 
-// UNIMPLEMENTED / FEATURE_UNSUPPORTED in a build without the library. REQUIRES: ids of special
-// tokens are rows of `tokens`, which are empty.
+// Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED in a build without the library. REQUIRES: ids of
+// special tokens are rows of `tokens`, and those rows are empty.
 absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabulary vocabulary);
 
 }  // namespace quire::engine

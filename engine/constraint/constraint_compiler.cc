@@ -37,8 +37,8 @@ bool IsJsonSpace(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-// The text without the white space that stands beside a bracket, a comma, a colon or an end: what
-// JSON has between two tokens. Texts that become equal are the same document, or none of them is.
+// Removes the white space between JSON tokens: next to a bracket, a comma, a colon or an end of the
+// text. If two texts become equal, they are the same document or both are invalid.
 std::string WithoutJsonSpace(absl::string_view text) {
   constexpr absl::string_view kStructure = "{}[],:";
   const auto is_structure = [&](char c) { return absl::StrContains(kStructure, c); };
@@ -65,7 +65,7 @@ std::string WithoutJsonSpace(absl::string_view text) {
   return out;
 }
 
-// Distinct for specs that ask for different languages: every string is preceded by its length.
+// Returns different keys for specs of different languages. Every string is preceded by its length.
 std::string KeyOf(const ConstraintSpec& spec) {
   std::string key =
       absl::StrCat(static_cast<int>(spec.kind), " ", static_cast<int>(spec.whitespace), " ",
@@ -93,7 +93,7 @@ std::string KeyOf(const ConstraintSpec& spec) {
   return key;
 }
 
-absl::Status TooManyBuilds(absl::string_view why) {
+absl::Status TooManyBuildsError(absl::string_view why) {
   return WithReason(absl::ResourceExhaustedError(absl::StrCat("constraint: ", why)),
                     Reason::kQueueFull, {}, absl::Seconds(1));
 }
@@ -140,7 +140,7 @@ class ConstraintCompiler::Impl {
   absl::Status CheckIntegrity() const;
 
  private:
-  // A build that waits or runs, and the callers that wait for it.
+  // A build that waits or runs, and the callers that wait for its result.
   struct Job {
     std::string key;
     ConstraintSpec spec;
@@ -148,7 +148,7 @@ class ConstraintCompiler::Impl {
     std::stop_source stop;
     std::vector<std::pair<Ticket, Done>> waiters;
   };
-  // A constraint, or the status that refused it.
+  // A cached result and its size.
   struct Cached {
     std::string key;
     Result result;
@@ -157,12 +157,12 @@ class ConstraintCompiler::Impl {
 
   void AddMetrics(probe::Registry& metrics);
   void Work();
-  // Runs the job's build and answers its waiters.
+  // Runs the job's build and passes the result to its waiters.
   void RunJob(const std::shared_ptr<Job>& job);
   void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(std::string key, const Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Evict() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the answer if none has to be built: a refusal or a cached result.
+  // Returns the result if nothing has to be built: a rejection or a cached result.
   std::optional<Result> Answer(const ConstraintSpec& spec, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -227,7 +227,8 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
     auto found = jobs_.find(key);
     if (!answer && found == jobs_.end()) {
       if (waiting_.size() >= static_cast<std::size_t>(options_.max_waiting)) {
-        answer = TooManyBuilds(absl::StrCat(waiting_.size(), " builds wait already"));
+        answer =
+            TooManyBuildsError(absl::StrCat(waiting_.size(), " builds already wait; retry later"));
       } else {
         auto job = std::make_shared<Job>(
             Job{.key = key, .spec = std::move(spec), .stop = {}, .waiters = {}});
@@ -248,7 +249,7 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
 }
 
 bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
-  Done done;  // destroyed after the lock is free
+  Done done;  // destroyed after the lock is released
   MutexLock lock(&mutex_);
   const auto found = tickets_.find(ticket);
   if (found == tickets_.end()) return false;
@@ -265,7 +266,7 @@ bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
   return true;
 }
 
-// Builds run at low priority, so that they do not delay the threads that compute tokens.
+// Runs builds at low priority, so that they do not delay the threads that compute tokens.
 void ConstraintCompiler::Impl::Work() {
   SetThreadName("constraint");
   LowerPriority();
@@ -336,7 +337,7 @@ void ConstraintCompiler::Impl::Evict() {
 void ConstraintCompiler::Impl::SetHotOptions(const HotConstraintOptions& options) {
   MutexLock lock(&mutex_);
   static_cast<HotConstraintOptions&>(options_) = options;
-  // A refused spec may be within the new limits.
+  // A spec that was rejected may be within the new limits.
   for (auto entry = cache_.begin(); entry != cache_.end();) {
     if (entry->result.ok()) {
       ++entry;
@@ -366,29 +367,29 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
     bytes += entry.bytes;
     const auto found = cached_.find(entry.key);
     if (found == cached_.end() || &*found->second != &entry) {
-      return absl::InternalError("a kept constraint is not found by its key");
+      return absl::InternalError("a cached constraint is not indexed under its key");
     }
   }
   if (bytes != cached_bytes_ || cache_.size() != cached_.size() || bytes > options_.cache_bytes) {
-    return absl::InternalError(
-        absl::StrCat("kept constraints have ", bytes, " bytes, counted are ", cached_bytes_));
+    return absl::InternalError(absl::StrCat("cached constraints have ", bytes,
+                                            " bytes, cached_bytes_ is ", cached_bytes_));
   }
   std::size_t waiters = 0, waiting = 0;
   for (const auto& [key, job] : jobs_) {
     waiting += !job->is_running;
     waiters += job->waiters.size();
     if (key != job->key || cached_.contains(key)) {
-      return absl::InternalError("a build is not where its state says");
+      return absl::InternalError("a build is indexed under a wrong key or is also cached");
     }
     for (const auto& [ticket, done] : job->waiters) {
       const auto found = tickets_.find(ticket);
       if (found == tickets_.end() || found->second != job.get()) {
-        return absl::InternalError("a ticket is not that of its build");
+        return absl::InternalError("a ticket points to the wrong build");
       }
     }
   }
   if (waiters != tickets_.size() || waiting != waiting_.size()) {
-    return absl::InternalError("tickets or waiting builds do not add up");
+    return absl::InternalError("the number of tickets or waiting builds is wrong");
   }
   return absl::OkStatus();
 }

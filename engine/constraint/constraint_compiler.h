@@ -2,14 +2,16 @@
 
 // Compiles constraints on its own threads and caches the results.
 //
-// Place:      between the engine, in which a request waits for its constraint, and the function
-//             that builds one. Builds end at counted limits (GrammarLimits), not by time.
-// Invariants: each call of Compile ends in exactly one call of its `done`, or in Cancel. The cache
+// Place:      between the engine, where requests wait for their constraints, and the build
+//             function. Counted limits (GrammarLimits) end a build, not time limits.
+// Invariants: each call of Compile leads to exactly one call of its `done`, or to Cancel. The cache
 //             has at most `cache_bytes`. Equal specs that are compiled at the same time are
 //             compiled once. At most `compile_threads` builds run, all at low priority.
-// Threads:    every method from any. `done` runs on the calling thread if the answer is cached or a
-//             refusal, else on a thread of the compiler that holds no lock. `done` must not block.
-// Lifetime:   the destructor refuses waiting specs, requests running builds to stop, and joins the
+// Threads:    every method from any thread. `done` runs on the calling thread if the result is
+//             cached or the spec is rejected; otherwise on a compiler thread that holds no lock.
+//             `done` must not block.
+// Lifetime:   the destructor rejects waiting specs, asks running builds to stop, and joins the
+//             threads. The registry must outlive the compiler.
 //             threads. The registry outlives the compiler.
 
 #include <cstdint>
@@ -41,15 +43,16 @@ struct ConstraintOptions : HotConstraintOptions {
 };
 
 struct ConstraintCounts {
-  std::int64_t hits = 0, misses = 0, errors = 0;  // of Compile; misses end as errors or constraints
-  std::int64_t waiting = 0;                       // builds waiting for a thread
+  // Calls of Compile; a miss later ends in an error or a constraint.
+  std::int64_t hits = 0, misses = 0, errors = 0;
+  std::int64_t waiting = 0;  // builds waiting for a thread
   std::int64_t cached_bytes = 0, cached = 0;
 };
 
 class ConstraintCompiler {
  public:
   using Result = absl::StatusOr<std::shared_ptr<const CompiledConstraint>>;
-  // Runs on several threads at once. A refusal of the spec is INVALID_ARGUMENT / BAD_CONSTRAINT.
+  // Runs on several threads at once. Returns INVALID_ARGUMENT / BAD_CONSTRAINT for an invalid spec.
   // The result is ignored if a stop was requested.
   using Build = std::function<Result(const ConstraintSpec&, const std::stop_token&)>;
   using Done = std::function<void(Result)>;
@@ -61,13 +64,13 @@ class ConstraintCompiler {
   ConstraintCompiler(const ConstraintCompiler&) = delete;
   ConstraintCompiler& operator=(const ConstraintCompiler&) = delete;
 
-  // Errors, through `done`: those of the build; BAD_CONSTRAINT, stage `compile`, for a spec or a
-  // compiled constraint that is too large; RESOURCE_EXHAUSTED / QUEUE_FULL when too many builds
-  // wait; UNAVAILABLE / SERVER_SHUTDOWN when the compiler is destroyed.
+  // `done` gets the result or an error: those of the build; BAD_CONSTRAINT, stage `compile`, for a
+  // spec or a compiled constraint that is too large; RESOURCE_EXHAUSTED / QUEUE_FULL when too many
+  // builds wait; UNAVAILABLE / SERVER_SHUTDOWN when the compiler is destroyed.
   Ticket Compile(ConstraintSpec spec, Done done);
 
-  // After it returns true, `done` of the ticket is not called. Returns false if `done` was called
-  // or is being called by another thread.
+  // Returns true if `done` of the ticket will never be called. Returns false if it was called or is
+  // being called by another thread.
   bool Cancel(Ticket ticket);
 
   void SetHotOptions(const HotConstraintOptions& options);

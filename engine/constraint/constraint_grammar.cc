@@ -30,7 +30,8 @@ absl::Status Bad(ConstraintKind kind, absl::string_view why) {
   return BadConstraint("compile", absl::StrCat("constraint.", ConstraintKindName(kind), ": ", why));
 }
 
-// The schema, checked. Appends the keywords that it does not enforce, each behind `field`.
+// Parses and checks the schema. Appends the keywords that it does not enforce, each prefixed with
+// `field`.
 absl::StatusOr<std::unique_ptr<SchemaDocument>> ReadSchema(absl::string_view text,
                                                            UnenforcedPolicy policy,
                                                            absl::string_view field,
@@ -56,7 +57,7 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
   std::vector<Expression> options;
   if (choices.empty() || choices.size() > kMaxChoices) {
     return Bad(ConstraintKind::kChoice,
-               absl::StrCat(choices.size(), " values, 1 to ", kMaxChoices, " are allowed"));
+               absl::StrCat(choices.size(), " values, it must have 1 to ", kMaxChoices));
   }
   for (std::size_t i = 0; i < choices.size(); ++i) {
     const std::string& choice = choices[i];
@@ -73,7 +74,7 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
   return GrammarText::Choice(options);
 }
 
-// A spec without tags. `field`: of a schema within a tag, else empty.
+// Writes a spec without tags. `field` is the field of a schema within a tag, else empty.
 absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
                                           GrammarText* grammar,
                                           std::vector<std::string>* unenforced) {
@@ -99,11 +100,12 @@ absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::stri
     case ConstraintKind::kToolCalls:
       break;
   }
-  return Bad(spec.kind, "tags are not inside of tags");
+  return Bad(spec.kind, "tags cannot be nested");
 }
 
-// The status of the content of a tag, with the field that the client wrote it in.
-absl::Status InTag(const absl::Status& status, absl::string_view field, absl::string_view kind) {
+// Adds the field in which the client wrote the content of a tag to the status.
+absl::Status WithTagField(const absl::Status& status, absl::string_view field,
+                          absl::string_view kind) {
   const auto reason = GetErrorReason(status);
   absl::string_view message = status.message();
   absl::ConsumePrefix(&message, absl::StrCat("constraint.", kind, ": "));
@@ -114,7 +116,7 @@ absl::Status InTag(const absl::Status& status, absl::string_view field, absl::st
   return WithReason(std::move(named), reason->reason, metadata);
 }
 
-// Arguments of a format in which they are no JSON.
+// Writes arguments for a format in which they are not JSON.
 absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const ConstraintTag& tag,
                                        const SpecialTokens& special, GrammarText* grammar,
                                        std::vector<std::string>* unenforced) {
@@ -134,10 +136,10 @@ absl::Status CheckArgumentName(absl::string_view name) {
   if (!name.empty() && std::ranges::all_of(name, text::IsPythonNameByte)) return absl::OkStatus();
   return SchemaRefused({{.pointer = absl::StrCat("/properties", PointerStep(name)),
                          .keyword = "properties",
-                         .text = "a name must be of [A-Za-z0-9_.-]"}});
+                         .text = "a name must consist of [A-Za-z0-9_.-]"}});
 }
 
-// Arguments of a format in which they are those of a call in Python.
+// Writes arguments for a format in which they are keyword arguments of a Python call.
 absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const ConstraintTag& tag,
                                          GrammarText* grammar,
                                          std::vector<std::string>* unenforced) {
@@ -158,9 +160,8 @@ absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const Const
   }
   auto arguments = WritePythonArguments(*document, spec.whitespace, grammar);
   if (arguments) return *std::move(arguments);
-  return SchemaRefused({{.pointer = "",
-                         .keyword = "",
-                         .text = "no object that it allows has the declared names alone"}});
+  return SchemaRefused(
+      {{.pointer = "", .keyword = "", .text = "no allowed object has only declared names"}});
 }
 
 absl::StatusOr<Expression> WriteTagContent(const ConstraintSpec& spec, const ConstraintTag& tag,
@@ -184,7 +185,7 @@ absl::StatusOr<Expression> WriteTagContent(const ConstraintSpec& spec, const Con
   };
   auto written = write();
   if (written.ok()) return written;
-  return InTag(written.status(), tag.field, ConstraintKindName(tag.kind));
+  return WithTagField(written.status(), tag.field, ConstraintKindName(tag.kind));
 }
 
 absl::StatusOr<Expression> WriteSpec(const ConstraintSpec& spec, const SpecialTokens& special,

@@ -1,12 +1,12 @@
 #pragma once
 
-// From a spec to the grammar that stands for it.
+// Translates a constraint spec to a grammar.
 //
-// Place:      above the readers of schemas, expressions and grammars; what it gives goes to
-//             grammar_library.
-// Invariants: a spec that is not supported exactly is refused, BAD_CONSTRAINT, stage `compile`,
-//             with the field, unless its UnenforcedPolicy is kAnnotate.
-// Threads:    pure.
+// Place:      above the readers of schemas, regular expressions and grammars; grammar_library
+//             compiles its result.
+// Invariants: a spec that cannot be enforced exactly is rejected with BAD_CONSTRAINT, stage
+//             `compile`, and the field, unless its UnenforcedPolicy is kAnnotate.
+// Threads:    pure functions.
 
 #include <string>
 #include <vector>
@@ -22,10 +22,10 @@ inline constexpr std::size_t kMaxChoiceBytes = 1024;
 
 struct ConstraintGrammar {
   std::string text;                     // in the EBNF of the grammar library
-  std::vector<std::string> unenforced;  // as CompiledConstraint::unenforced()
+  std::vector<std::string> unenforced;  // as in CompiledConstraint::unenforced()
 };
 
-// `special`: the tokens that markers of tags may be; none are needed for other kinds.
+// `special` contains the special tokens that tag markers may name; other kinds need none.
 absl::StatusOr<ConstraintGrammar> WriteConstraint(const ConstraintSpec& spec,
                                                   const SpecialTokens& special = {});
 

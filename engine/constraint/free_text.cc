@@ -15,9 +15,9 @@ namespace {
 using Expression = GrammarText::Expression;
 
 struct State {
-  std::map<char32_t, std::size_t> children;  // of the trie
-  std::map<char32_t, std::size_t> moves;     // everything that does not lead to the start
-  std::vector<std::size_t> matches;          // ends that are complete here
+  std::map<char32_t, std::size_t> children;  // edges of the trie
+  std::map<char32_t, std::size_t> moves;     // all transitions that do not lead to the start state
+  std::vector<std::size_t> matches;          // indices of the ends that are complete in this state
   GrammarText::Rule rule = 0;
 };
 
@@ -37,10 +37,10 @@ std::vector<State> MakeTrie(const std::vector<FreeTextEnd>& ends) {
   return states;
 }
 
-// Moves of a state are those of the longest other state whose text ends its own, but where the trie
-// goes on.
+// Aho-Corasick: a state inherits the transitions of its failure state, which is the longest proper
+// suffix that is also a state. Its own trie edges override them.
 void LinkStates(std::vector<State>& states) {
-  std::deque<std::pair<std::size_t, std::size_t>> queue;  // a state, and that other one
+  std::deque<std::pair<std::size_t, std::size_t>> queue;  // a state and its failure state
   states[0].moves = states[0].children;
   for (const auto& [c, child] : states[0].children) queue.emplace_back(child, 0);
   for (; !queue.empty(); queue.pop_front()) {

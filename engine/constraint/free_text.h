@@ -1,11 +1,11 @@
 #pragma once
 
-// Free text up to the first of some strings, and what follows each: an automaton over the strings
-// (Aho-Corasick), whose states are rules.
+// Writes free text up to the first of some strings, and the continuation after each string, as an
+// Aho-Corasick automaton whose states are grammar rules.
 //
 // Place:      above grammar_text.
-// Invariants: the text has none of the strings in it but at its end, whichever way they overlap,
-//             and no special token but those that end it.
+// Invariants: the text contains none of the strings except at its end, even if they overlap, and no
+//             special token except those that end it.
 // Threads:    one at a time.
 
 #include <optional>
@@ -18,13 +18,13 @@ namespace quire::engine {
 
 struct FreeTextEnd {
   std::string text;  // UTF-8, not empty
-  // What comes behind it. Absent: the text may not have it at all.
+  // The continuation. If it is nullopt, the text must not contain the string at all.
   std::optional<GrammarText::Expression> next;
 };
 
-// `token_ends`: expressions that begin with a special token, each of which may end the text too.
-// `may_end`: the free text may also be all there is. Defines `start`, so that what comes behind an
-// end can lead back to it. REQUIRES: `ends` is not empty; there is a way to end.
+// Defines the rule `start`, to which the continuations may refer. Each of `token_ends` is an
+// expression that begins with a special token and may also end the text. With `may_end`, the text
+// may also end anywhere. REQUIRES: `ends` is not empty, and at least one end is possible.
 void WriteFreeText(const std::vector<FreeTextEnd>& ends,
                    const std::vector<GrammarText::Expression>& token_ends, bool may_end,
                    GrammarText::Rule start, GrammarText* grammar);

@@ -33,20 +33,21 @@ class GbnfParser {
     while (!AtEnd()) {
       QUIRE_RETURN_IF_ERROR(ParseRule());
       if (num_names_ > kMaxGbnfRules) {
-        return Error(absl::StrCat("more than ", kMaxGbnfRules, " rules"));
+        return Error(absl::StrCat("the grammar has more than ", kMaxGbnfRules, " rules"));
       }
       SkipSpace(/*lines=*/true);
     }
     for (const auto& [name, rule] : rules_) {
-      if (!rule.defined) return ErrorAt(rule.seen_at, absl::StrCat("no rule \"", name, "\""));
+      if (!rule.defined)
+        return ErrorAt(rule.seen_at, absl::StrCat("there is no rule \"", name, "\""));
     }
     const auto root = rules_.find("root");
     if (root == rules_.end()) return Error("there is no rule \"root\"");
-    if (const std::string* barren = FindBarren()) {
-      const bool group = (*barren)[0] == '(';
-      return ErrorAt(rules_.at(*barren).seen_at,
-                     group ? "no text meets the group"
-                           : absl::StrCat("no text meets the rule \"", *barren, "\""));
+    if (const std::string* unmatchable = FindUnmatchable()) {
+      const bool group = (*unmatchable)[0] == '(';
+      return ErrorAt(rules_.at(*unmatchable).seen_at,
+                     group ? "no text matches the group"
+                           : absl::StrCat("no text matches the rule \"", *unmatchable, "\""));
     }
     return GrammarText::Reference(root->second.id);
   }
@@ -56,7 +57,7 @@ class GbnfParser {
     GrammarText::Rule id = 0;
     bool defined = false;
     std::size_t seen_at = 0;
-    std::vector<std::set<std::string>> ways;  // the rules that each of its alternatives needs
+    std::vector<std::set<std::string>> ways;  // for each alternative, the rules that it needs
   };
 
   bool AtEnd() const { return at_ >= text_.size(); }
@@ -78,7 +79,7 @@ class GbnfParser {
     return absl::InvalidArgumentError(absl::StrCat("line ", line, ", column ", column, ": ", what));
   }
 
-  // Comments are space. Without `lines` a line break ends it, unless the next line goes on.
+  // Skips spaces and comments. Without `lines`, a newline is not skipped.
   void SkipSpace(bool lines) {
     while (!AtEnd()) {
       const char c = Peek();
@@ -95,7 +96,7 @@ class GbnfParser {
   absl::StatusOr<std::string> ParseName() {
     const std::size_t start = at_;
     while (!AtEnd() && IsNameChar(static_cast<unsigned char>(Peek()))) ++at_;
-    if (at_ == start) return Error("a name is expected");
+    if (at_ == start) return Error("expected a name");
     return std::string(text_.substr(start, at_ - start));
   }
 
@@ -108,24 +109,24 @@ class GbnfParser {
     return entry->second;
   }
 
-  // Whether a rule begins here, and not an element.
+  // Returns whether a rule definition begins here, and not an element.
   bool AtRule() {
     const std::size_t start = at_;
     while (!AtEnd() && IsNameChar(static_cast<unsigned char>(Peek()))) ++at_;
-    const bool named = at_ > start;
+    const bool has_name = at_ > start;
     SkipSpace(/*lines=*/false);
-    const bool rule = named && absl::StartsWith(text_.substr(at_), "::=");
+    const bool is_rule = has_name && absl::StartsWith(text_.substr(at_), "::=");
     at_ = start;
-    return rule;
+    return is_rule;
   }
 
   absl::Status ParseRule() {
     const std::size_t start = at_;
     QUIRE_ASSIGN_OR_RETURN(const std::string name, ParseName());
     SkipSpace(/*lines=*/false);
-    if (!Take("::=")) return Error("\"::=\" is expected");
+    if (!Take("::=")) return Error("expected \"::=\"");
     if (RuleNamed(name, start).defined) {
-      return ErrorAt(start, absl::StrCat("a second rule \"", name, "\""));
+      return ErrorAt(start, absl::StrCat("there is a second rule \"", name, "\""));
     }
     RuleNamed(name, start).defined = true;
     std::vector<std::set<std::string>> ways;
@@ -157,7 +158,7 @@ class GbnfParser {
       SkipSpace(/*lines=*/true);
       if (AtEnd() || Peek() == '|' || Peek() == ')' || AtRule()) break;
       if (parts.size() == kMaxGbnfElements) {
-        return Error(absl::StrCat("an alternative of more than ", kMaxGbnfElements, " elements"));
+        return Error(absl::StrCat("an alternative has more than ", kMaxGbnfElements, " elements"));
       }
       const std::size_t start = at_;
       std::vector<std::set<std::string>> ways;
@@ -165,8 +166,8 @@ class GbnfParser {
       bool optional = false;
       QUIRE_ASSIGN_OR_RETURN(Expression repeated, ParseCount(element, &optional));
       parts.push_back(std::move(repeated));
-      // Of a group with several alternatives none is needed for certain: it counts as a rule, of a
-      // name that no rule has.
+      // A group with several alternatives needs none of them for certain. It is recorded as a rule
+      // of its own, under a name that no rule can have.
       if (optional || ways.empty()) continue;
       if (ways.size() == 1) {
         needs->insert(ways[0].begin(), ways[0].end());
@@ -183,7 +184,7 @@ class GbnfParser {
     const std::size_t start = at_;
     if (Take("(")) {
       QUIRE_ASSIGN_OR_RETURN(Expression group, ParseChoice(depth + 1, ways));
-      if (!Take(")")) return ErrorAt(start, "\"(\" without \")\"");
+      if (!Take(")")) return ErrorAt(start, "\"(\" has no matching \")\"");
       return absl::StrCat("(", group, ")");
     }
     if (Take("\"")) return ParseLiteral(start);
@@ -197,7 +198,7 @@ class GbnfParser {
   }
 
   absl::StatusOr<char32_t> ParseChar(std::size_t start) {
-    if (AtEnd() || Peek() == '\n') return ErrorAt(start, "a literal or class without end");
+    if (AtEnd() || Peek() == '\n') return ErrorAt(start, "the literal or class is not closed");
     if (Peek() != '\\') {
       const Utf8Char c = DecodeUtf8At(text_, at_);
       at_ += c.size_bytes;
@@ -212,18 +213,18 @@ class GbnfParser {
       return static_cast<unsigned char>(kMeanings[i]);
     }
     const int digits = kind == 'x' ? 2 : kind == 'u' ? 4 : kind == 'U' ? 8 : 0;
-    if (digits == 0) return ErrorAt(at, "an escape that is not supported");
+    if (digits == 0) return ErrorAt(at, "the escape is not supported");
     char32_t value = 0;
     for (int i = 0; i < digits; ++i, ++at_) {
       const auto c = static_cast<unsigned char>(Peek());
       const char32_t digit = c >= '0' && c <= '9'                     ? c - '0'
                              : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
                                                                       : 16;
-      if (digit == 16) return ErrorAt(at, "an escape with too few hexadecimal digits");
+      if (digit == 16) return ErrorAt(at, "the escape has too few hexadecimal digits");
       value = value * 16 + digit;
     }
     if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) {
-      return ErrorAt(at, "no character has this number");
+      return ErrorAt(at, "the number is not a valid code point");
     }
     return value;
   }
@@ -247,13 +248,13 @@ class GbnfParser {
       if (Peek() == '-' && Peek(1) != ']') {
         ++at_;
         QUIRE_ASSIGN_OR_RETURN(last, ParseChar(start));
-        if (last < first) return ErrorAt(at, "a range that is out of order");
+        if (last < first) return ErrorAt(at, "the range is out of order");
       }
       ranges.emplace_back(first, last);
     }
     CodePoints set(std::move(ranges));
     if (negated) set = set.Complement();
-    if (set.empty()) return ErrorAt(start, "a class without characters");
+    if (set.empty()) return ErrorAt(start, "the class has no characters");
     return grammar_.Character(set, Spelling::kPlain);
   }
 
@@ -261,8 +262,7 @@ class GbnfParser {
     const std::size_t start = at_;
     std::int64_t min = 0;
     std::optional<std::int64_t> max;
-    if (Take("*")) {
-    } else if (Take("+")) {
+    if (Take("+")) {
       min = 1;
     } else if (Take("?")) {
       max = 1;
@@ -283,35 +283,36 @@ class GbnfParser {
         max = number();
       } else {
         max = low;
-        if (!low) return ErrorAt(start, "\"{\" without a count");
+        if (!low) return ErrorAt(start, "\"{\" must be followed by a count");
       }
-      if (!Take("}")) return ErrorAt(start, "\"{\" without \"}\"");
-      if (max && *max < min) return ErrorAt(start, "counts that are out of order");
+      if (!Take("}")) return ErrorAt(start, "\"{\" has no matching \"}\"");
+      if (max && *max < min) return ErrorAt(start, "the counts are out of order");
       if (std::max(min, max.value_or(0)) > kMaxGbnfCount) {
-        return ErrorAt(start, absl::StrCat("counts above ", kMaxGbnfCount));
+        return ErrorAt(start, absl::StrCat("counts must be at most ", kMaxGbnfCount));
       }
-    } else {
+    } else if (!Take("*")) {
       return element;
     }
     if (Peek() == '*' || Peek() == '+' || Peek() == '?' || Peek() == '{') {
-      return Error("a repetition of a repetition");
+      return Error("a repetition cannot be repeated; use a group");
     }
     if (++num_repeats_ > kMaxGbnfRepeats) {
-      return ErrorAt(start, absl::StrCat("more than ", kMaxGbnfRepeats, " repetitions"));
+      return ErrorAt(start, absl::StrCat("there are more than ", kMaxGbnfRepeats, " repetitions"));
     }
     *optional = min == 0;
     return grammar_.Repeat(element, min, max);
   }
 
-  // A rule that needs one that needs it in turn, in every way. Null: none. Linear in the length of
-  // the grammar.
-  const std::string* FindBarren() const {
+  // Returns a rule that matches no text, because every alternative needs a rule that matches no
+  // text; null if there is none. Linear in the size of the grammar.
+  const std::string* FindUnmatchable() const {
     struct Way {
       const std::string* rule;
-      std::size_t missing;  // rules that it needs and of which no text is known yet
+      std::size_t missing;  // number of needed rules that are not known to match a text yet
     };
     std::vector<Way> ways;
-    std::map<std::string, std::vector<std::size_t>> ways_with;  // by a rule that they need
+    // Alternatives by the rules that they need.
+    std::map<std::string, std::vector<std::size_t>> ways_with;
     std::set<std::string> fertile;
     std::vector<const std::string*> found;
     const auto add = [&](const std::string& name) {
@@ -340,8 +341,8 @@ class GbnfParser {
   const absl::string_view text_;
   GrammarText& grammar_;
   std::size_t at_ = 0;
-  std::map<std::string, Rule> rules_;  // and groups, as ParseSequence says
-  int num_names_ = 0;                  // of rules
+  std::map<std::string, Rule> rules_;  // also has groups, see ParseSequence
+  int num_names_ = 0;                  // number of rules without the groups
   int num_repeats_ = 0;
 };
 
@@ -349,7 +350,7 @@ class GbnfParser {
 
 absl::StatusOr<Expression> WriteGbnf(absl::string_view text, GrammarText* grammar) {
   if (const auto at = FirstInvalidUtf8(text)) {
-    return absl::InvalidArgumentError(absl::StrCat("byte ", *at, ": not UTF-8"));
+    return absl::InvalidArgumentError(absl::StrCat("byte ", *at, " is not valid UTF-8"));
   }
   return GbnfParser(text, grammar).Parse();
 }

@@ -1,13 +1,13 @@
 #pragma once
 
-// The grammar library behind a wall: takes a grammar as text and gives a compiled constraint. Its
-// exceptions, headers and types stay in one source; a build without it has another source in its
-// place, which refuses.
+// A wrapper of the grammar library: takes a grammar as text and returns a compiled constraint. Only
+// one source file uses the library's types, headers and exceptions. A build without the library
+// uses another source file, whose functions return UNIMPLEMENTED.
 //
-// Place:      below what makes grammars of specs; above xgrammar.
-// Invariants: every failure of the library is a Status; what it would print goes to no stream. What
-//             a call takes is bounded by GrammarLimits, whatever the grammar.
-// Threads:    Compile and what it returns as constraint.h says: any.
+// Place:      below the code that writes grammars; above xgrammar.
+// Invariants: every failure of the library becomes a Status, and the library prints nothing.
+//             GrammarLimits bounds the time and memory of every call, for any grammar.
+// Threads:    Compile, and what it returns as in constraint.h, from any thread.
 // Lifetime:   constraints may outlive the library object.
 
 #include <cstdint>
@@ -22,35 +22,34 @@
 
 namespace quire::engine {
 
-// Counts, and no times: whether a constraint is served does not depend on the machine. A step is a
-// look at one state of the library's parser, and takes some 20 ns; a state that is kept has some 50
-// bytes, and text of JSON needs one to two for each byte.
+// Limits are counts instead of times, so that accepting a constraint does not depend on the
+// machine's speed. A step visits one state of the library's parser and takes about 20 ns. A stored
+// state has about 50 bytes, and JSON text needs one to two of them per byte.
 struct GrammarLimits {
   std::int64_t compile_steps = std::int64_t{128} << 20;
-  std::int64_t compile_bytes = std::int64_t{256} << 20;  // of masks that are made beforehand
-  std::int64_t token_steps = 4 << 20;                    // of accepting a token, and of one mask
-  std::int64_t states = 1 << 20;                         // that one matcher keeps
+  std::int64_t compile_bytes = std::int64_t{256} << 20;  // size of precomputed masks
+  std::int64_t token_steps = 4 << 20;                    // for accepting a token, and for one mask
+  std::int64_t states = 1 << 20;  // maximum number of stored states per matcher
 };
 
 class GrammarLibrary {
  public:
-  // Name and version of the library, or "" in a build without it.
+  // Returns name and version of the library, or "" in a build without it.
   static absl::string_view Version();
 
-  // `tokens` has the bytes of each row of the output matrix, empty for rows that no text reaches:
-  // special tokens, padding. Takes about a microsecond a token. UNIMPLEMENTED / FEATURE_UNSUPPORTED
-  // in a build without the library.
+  // `tokens` contains the bytes of each row of the output matrix. Rows that text cannot produce,
+  // such as special tokens and padding, are empty. Takes about a microsecond per token. Returns
+  // UNIMPLEMENTED / FEATURE_UNSUPPORTED in a build without the library.
   static absl::StatusOr<std::unique_ptr<GrammarLibrary>> Create(std::vector<std::string> tokens,
                                                                 const GrammarLimits& limits = {});
   ~GrammarLibrary();
   GrammarLibrary(const GrammarLibrary&) = delete;
   GrammarLibrary& operator=(const GrammarLibrary&) = delete;
 
-  // `grammar` is in the library's EBNF, its start is `root`. BAD_CONSTRAINT, stage `compile`, with
-  // the library's words, or the limit that it exceeds; what its matchers exceed is of stage
-  // `limit`. CANCELLED when it was told to stop, which it sees where it counts steps: within some
-  // ms, but for the reading of a grammar that is very long. `unenforced` is what
-  // unenforced() of the constraint returns.
+  // Compiles a grammar in the library's EBNF that starts at the rule `root`. Returns
+  // BAD_CONSTRAINT, stage `compile`, with the library's message or the exceeded limit; matchers
+  // return stage `limit`. Returns CANCELLED within some ms after a stop was requested, or later
+  // while it parses a very long grammar. The constraint's unenforced() returns `unenforced`.
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
       absl::string_view grammar, const std::stop_token& stop = {},
       std::vector<std::string> unenforced = {}) const;

@@ -1,4 +1,4 @@
-// A build without xgrammar (cmake/xgrammar.cmake).
+// Implementation for a build without xgrammar (cmake/xgrammar.cmake).
 
 #include "base/error_reason.h"
 #include "engine/constraint/grammar_library.h"
@@ -15,13 +15,15 @@ GrammarLibrary::~GrammarLibrary() = default;
 
 absl::StatusOr<std::unique_ptr<GrammarLibrary>> GrammarLibrary::Create(std::vector<std::string>,
                                                                        const GrammarLimits&) {
-  return WithReason(absl::UnimplementedError("this build has no structured output"),
+  return WithReason(absl::UnimplementedError(
+                        "this build does not support structured output (it has no xgrammar)"),
                     Reason::kFeatureUnsupported, {{"feature", "structured output"}});
 }
 
 absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compile(
     absl::string_view, const std::stop_token&, std::vector<std::string>) const {
-  return absl::UnimplementedError("this build has no structured output");
+  return absl::UnimplementedError(
+      "this build does not support structured output (it has no xgrammar)");
 }
 
 }  // namespace quire::engine

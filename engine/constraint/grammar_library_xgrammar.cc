@@ -14,16 +14,16 @@
 
 namespace xgrammar {
 
-// What cmake/xgrammar.cmake has the library call instead of writing to the standard error.
+// The patched library calls these functions instead of writing to standard error.
 [[noreturn]] void LogFatalImpl(const std::string& file, int lineno, const std::string& message);
 void LogMessageImpl(const std::string& file, int lineno, int level, const std::string& message);
 
-// The library's own way to fail, which Guarded catches.
+// Throws the exception that the library also throws for other failures. CatchErrors catches it.
 void LogFatalImpl(const std::string&, int, const std::string& message) {
   std::rethrow_exception(std::make_exception_ptr(XGrammarError(message)));
 }
 
-// Warnings of refused tokens and the like: what calls the library sees its results.
+// Drops warnings, for example about rejected tokens, because the caller gets the result anyway.
 void LogMessageImpl(const std::string&, int, int, const std::string&) {}
 
 // The counters that the patched library updates (cmake/xgrammar/quire_counters.inc): steps, bytes
@@ -33,7 +33,7 @@ __thread std::int64_t steps_until_asked = 0;
 void AskForSteps();
 void CountMaskBytes(std::size_t bytes);
 void CountStates(std::size_t states);
-void CountNesting(int levels);  // deeper, or less deep when below zero
+void CountNesting(int levels);  // negative when nesting decreases
 
 }  // namespace xgrammar
 
@@ -50,47 +50,47 @@ struct Allowance {
   std::int64_t left = limit;
 };
 
-// What a call of the library may take.
+// The limits of one call of the library.
 struct LibraryBudget {
   Allowance steps;
   Allowance mask_bytes;
   Allowance states;
-  Allowance nesting;                      // of repetitions
-  const std::stop_token* stop = nullptr;  // null: of a call that is never told to stop
+  Allowance nesting;                      // nesting of repetitions
+  const std::stop_token* stop = nullptr;  // null for calls that cannot be stopped
 };
 
 constexpr std::int64_t kMaxNesting = 1000;
 
-// Of the steps that a call may make, so many at a time: then it is seen whether it shall stop, and
-// others may have the processor. About 0.15 ms.
+// Number of steps after which a call checks for a stop request and yields the processor; about 0.15
+// ms.
 constexpr std::int64_t kStepsUntilAsked = 1 << 13;
 
-thread_local LibraryBudget library_budget;  // of the call that this thread is in
+thread_local LibraryBudget library_budget;  // budget of the current call on this thread
 
 struct OverBudget {
   std::int64_t limit;
   const char* unit;
 };
 
-// Puts the budget in force, and gives back its rest in the end.
-class InForce {
+// Activates the budget for a scope and stores the remaining budget at its end.
+class BudgetScope {
  public:
-  explicit InForce(LibraryBudget* budget) : budget_(*budget) {
+  explicit BudgetScope(LibraryBudget* budget) : budget_(*budget) {
     library_budget = *budget;
     xgrammar::steps_until_asked = 0;
   }
-  ~InForce() {
+  ~BudgetScope() {
     library_budget.steps.left += std::exchange(xgrammar::steps_until_asked, 0);
     budget_ = std::exchange(library_budget, LibraryBudget{});
   }
-  InForce(const InForce&) = delete;
-  InForce& operator=(const InForce&) = delete;
+  BudgetScope(const BudgetScope&) = delete;
+  BudgetScope& operator=(const BudgetScope&) = delete;
 
  private:
   LibraryBudget& budget_;
 };
 
-struct Stopped {};
+struct StopException {};
 
 void TakeFrom(Allowance* allowance, std::int64_t amount, const char* unit) {
   allowance->left -= amount;
@@ -99,11 +99,11 @@ void TakeFrom(Allowance* allowance, std::int64_t amount, const char* unit) {
   }
 }
 
-// More steps for a call that has made all that it had, and perhaps some more.
-void GiveSteps() {
+// Grants more steps to a call that has used its steps, possibly exceeding them.
+void GrantSteps() {
   if (library_budget.stop != nullptr) {
     if (library_budget.stop->stop_requested()) {
-      std::rethrow_exception(std::make_exception_ptr(Stopped()));
+      std::rethrow_exception(std::make_exception_ptr(StopException()));
     }
     YieldAtLowPriority();
   }
@@ -113,21 +113,21 @@ void GiveSteps() {
   steps.left -= xgrammar::steps_until_asked;
 }
 
-// Runs a call of the library; what it throws becomes a Status.
+// Runs a call of the library and converts exceptions to a Status.
 template <typename Call>
-absl::Status Guarded(LibraryBudget* budget, const Call& call) {
+absl::Status CatchErrors(LibraryBudget* budget, const Call& call) {
   try {
-    const InForce in_force(budget);
+    const BudgetScope in_force(budget);
     call();
     return absl::OkStatus();
   } catch (const OverBudget& over) {
     const std::string what =
-        absl::StrCat("constraint takes more than ", over.limit, " ", over.unit);
+        absl::StrCat("the constraint exceeds the limit of ", over.limit, " ", over.unit);
     if (budget->mask_bytes.limit != kNoLimit) return BadConstraint("compile", what);
     return WithReason(absl::ResourceExhaustedError(what), Reason::kBadConstraint,
                       {{"stage", "limit"}});
-  } catch (const Stopped&) {
-    return absl::CancelledError("constraint: told to stop");
+  } catch (const StopException&) {
+    return absl::CancelledError("constraint: compilation was stopped");
   } catch (const std::exception& error) {
     return BadConstraint(
         "compile",
@@ -163,7 +163,7 @@ class XgrammarMatcher final : public ConstraintMatcher {
     }
     if (!accepted) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "token ", token, " is not in the constraint after ", num_accepted_, " tokens"));
+          "token ", token, " violates the constraint after ", num_accepted_, " tokens"));
     }
     ++num_accepted_;
     states_before_.push_back(before);
@@ -184,7 +184,7 @@ class XgrammarMatcher final : public ConstraintMatcher {
                     .shape = shape,
                     .strides = nullptr,
                     .byte_offset = 0};
-    // The library is told of no end token: none of its bits is set yet.
+    // The library knows no end tokens, so it sets none of their bits.
     LibraryBudget budget{
         .steps = {limits_.token_steps}, .mask_bytes = {}, .states = {}, .nesting = {}};
     QUIRE_RETURN_IF_ERROR(Run(&budget, [&] { matcher_.FillNextTokenBitmask(&tensor); }));
@@ -226,21 +226,22 @@ class XgrammarMatcher final : public ConstraintMatcher {
 
   absl::Status CheckIntegrity() const override {
     if (states_before_.size() != num_accepted_ || num_states_ > limits_.states) {
-      return absl::InternalError("the states of the matcher do not add up");
+      return absl::InternalError("the number of states of the matcher is wrong");
     }
     if (!failed_.ok()) return absl::OkStatus();
-    if (matcher_.IsTerminated()) return absl::InternalError("the library saw an end token");
+    if (matcher_.IsTerminated())
+      return absl::InternalError("the library has terminated although it knows no end token");
     if (ended_ && !matcher_.IsCompleted()) {
-      return absl::InternalError("an end token was accepted within the constraint");
+      return absl::InternalError("an end token was accepted where the text may not end");
     }
     return absl::OkStatus();
   }
 
  private:
-  // A call that was cut short leaves the library's state as it is: the matcher has come to its end.
+  // A failed call leaves the library's state undefined, so all later calls return its error.
   template <typename Call>
   absl::Status Run(LibraryBudget* budget, const Call& call) {
-    if (failed_.ok()) failed_ = Guarded(budget, call);
+    if (failed_.ok()) failed_ = CatchErrors(budget, call);
     return failed_;
   }
 
@@ -253,9 +254,9 @@ class XgrammarMatcher final : public ConstraintMatcher {
   std::uint32_t vocab_size_;
   std::vector<std::int32_t> end_tokens_;
   std::uint32_t num_accepted_ = 0;
-  bool ended_ = false;  // the last token is an end token
+  bool ended_ = false;  // the last accepted token was an end token
   std::int64_t num_states_ = 0;
-  std::vector<std::int64_t> states_before_;  // each accepted token
+  std::vector<std::int64_t> states_before_;  // num_states_ before each accepted token
   absl::Status failed_;
 };
 
@@ -310,20 +311,21 @@ class GrammarLibrary::Impl {
                          .states = {},
                          .nesting = {kMaxNesting},
                          .stop = &stop};
-    QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] {
+    QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] {
       constraint =
           std::make_shared<XgrammarConstraint>(compiler_.CompileGrammar(std::string(grammar)),
                                                limits_, vocab_size_, std::move(unenforced));
     }));
-    // A matcher takes as much for every answer as here, where it can be refused.
+    // Creating a matcher costs as much for every output as it does here, so an expensive constraint
+    // is rejected now.
     budget.steps = {limits_.token_steps};
-    QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] { constraint->NewMatcher({}); }));
+    QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] { constraint->NewMatcher({}); }));
     return constraint;
   }
 
  private:
-  // Without its caches: 0.2.8 takes the masks of one rule for those of another that differs in a
-  // repeated character class, of another grammar. ConstraintCompiler keeps whole constraints.
+  // The caches are disabled: xgrammar 0.2.8 confuses masks of rules of different grammars that
+  // differ only in a repeated character class. ConstraintCompiler caches whole constraints.
   mutable xgrammar::GrammarCompiler compiler_;
   std::uint32_t vocab_size_;
   GrammarLimits limits_;
@@ -337,7 +339,7 @@ absl::StatusOr<std::unique_ptr<GrammarLibrary>> GrammarLibrary::Create(
     std::vector<std::string> tokens, const GrammarLimits& limits) {
   std::shared_ptr<const Impl> impl;
   LibraryBudget budget;
-  QUIRE_RETURN_IF_ERROR(Guarded(&budget, [&] {
+  QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] {
     const auto size = static_cast<std::uint32_t>(tokens.size());
     const xgrammar::TokenizerInfo info(tokens, xgrammar::VocabType::RAW, std::nullopt,
                                        std::vector<std::int32_t>());
@@ -361,7 +363,7 @@ absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compil
 namespace xgrammar {
 
 void AskForSteps() {
-  quire::engine::GiveSteps();
+  quire::engine::GrantSteps();
 }
 
 void CountMaskBytes(std::size_t bytes) {
@@ -370,8 +372,7 @@ void CountMaskBytes(std::size_t bytes) {
 }
 
 void CountNesting(int levels) {
-  quire::engine::TakeFrom(&quire::engine::library_budget.nesting, levels,
-                          "repetitions within one another");
+  quire::engine::TakeFrom(&quire::engine::library_budget.nesting, levels, "nested repetitions");
 }
 
 void CountStates(std::size_t states) {

@@ -17,7 +17,7 @@ using Expression = GrammarText::Expression;
 constexpr absl::string_view kShortEscapes = "\b\f\n\r\t\\";
 constexpr absl::string_view kShortLetters = "bfnrt\\";
 
-// Always of a fixed length: the library reads \x with as many digits as follow.
+// Writes escapes of a fixed length, because the library reads \x with any number of digits.
 void AppendCodePoint(char32_t code_point, std::string* out) {
   const bool plain = (code_point >= '0' && code_point <= '9') ||
                      (code_point >= 'A' && code_point <= 'Z') ||
@@ -43,7 +43,7 @@ std::string ClassText(const CodePoints& set) {
   return out + "]";
 }
 
-// The ways to write one character of the set.
+// Returns the ways to write one character of the set.
 std::vector<Expression> Spellings(const CodePoints& set, Spelling spelling) {
   QUIRE_CHECK(!set.empty());
   if (spelling == Spelling::kPlain) return {ClassText(set)};
@@ -107,13 +107,13 @@ GrammarText::Expression GrammarText::Choice(const std::vector<Expression>& optio
   return options.size() == 1 ? options[0] : absl::StrCat("(", absl::StrJoin(options, " | "), ")");
 }
 
-CodePoints GrammarText::Allowed(const CodePoints& set) const {
+CodePoints GrammarText::KeepAllowed(const CodePoints& set) const {
   CodePoints allowed = set.Minus(omitted_);
   return allowed.empty() ? set : allowed;
 }
 
 GrammarText::Expression GrammarText::Character(const CodePoints& set, Spelling spelling) {
-  const std::vector<Expression> options = Spellings(Allowed(set), spelling);
+  const std::vector<Expression> options = Spellings(KeepAllowed(set), spelling);
   return options.size() == 1 ? options[0] : Share(Choice(options));
 }
 
@@ -132,7 +132,7 @@ GrammarText::Expression GrammarText::RepeatCharacter(const CodePoints& set, Spel
 GrammarText::Expression GrammarText::CharactersBefore(const Expression& end, const CodePoints& set,
                                                       Spelling spelling, std::int64_t min,
                                                       std::int64_t max) {
-  const std::vector<Expression> spellings = Spellings(Allowed(set), spelling);
+  const std::vector<Expression> spellings = Spellings(KeepAllowed(set), spelling);
   Expression rest = end;
   for (std::int64_t before = max; before-- > 0;) {
     std::vector<Expression> options;
@@ -180,8 +180,8 @@ void GrammarText::Define(Rule rule, const Expression& body, const Expression& fo
 }
 
 GrammarText::Expression GrammarText::Share(const Expression& body) {
-  // A second name for a rule would keep the library from taking it for what it is: its masks take
-  // hundreds of times as long.
+  // A body that is a rule gets no second name, which would prevent the library from recognising the
+  // rule and make masks hundreds of times slower.
   if (body[0] == 'q' && body.find_first_not_of("0123456789", 1) == std::string::npos) return body;
   const auto found = shared_.find(body);
   if (found != shared_.end()) return found->second;
@@ -199,7 +199,7 @@ void GrammarText::Refuse(std::string why) {
 }
 
 void GrammarText::RefuseLength() {
-  Refuse(absl::StrCat("the grammar that stands for it has more than ", kMaxBytes, " bytes"));
+  Refuse(absl::StrCat("the grammar of the constraint exceeds ", kMaxBytes, " bytes"));
 }
 
 absl::StatusOr<std::string> GrammarText::Finish(const Expression& root) {

@@ -1,17 +1,17 @@
 #pragma once
 
-// Writes a grammar in the EBNF of the grammar library, in the forms of it whose masks are exact.
+// Writes a grammar in the EBNF of the grammar library, using only forms whose masks are exact.
 //
 //   GrammarText grammar;
 //   const std::string digit = grammar.Class(CodePoints({{'0', '9'}}));
 //   grammar.DefineRoot(GrammarText::Sequence({grammar.Literal("["), digit, grammar.Literal("]")}));
 //
-// Place:      below what turns specs into grammars; above nothing. Expressions are texts.
-// Invariants: every name is made here, so no name of a client meets one of the library's macros. A
-//             counted repetition is always one of a rule: of a character class in place the
-//             library (0.2.8) allows tokens that it then refuses.
+// Place:      below the code that translates specs to grammars. Expressions are texts.
+// Invariants: all names are generated here, so no name of a client equals one of the library's
+//             macros. Only rules are repeated with a count: with a repeated character class the
+//             library (0.2.8) allows tokens that it then rejects.
 // Threads:    one at a time.
-// Lifetime:   expressions are of use to the object that made them alone.
+// Lifetime:   only the object that created an expression can use it.
 
 #include <cstdint>
 #include <map>
@@ -26,11 +26,11 @@
 
 namespace quire::engine {
 
-// How text of the language is spelled in the output.
+// The encoding of the language's characters in the output.
 enum class Spelling : std::uint8_t {
-  kPlain,         // as it is
-  kJsonString,    // as within the quotes of a JSON string: `"`, `\` and controls escaped
-  kSingleQuoted,  // as within single quotes of a string of Python: `'`, `\` and controls escaped
+  kPlain,         // unchanged
+  kJsonString,    // as inside a JSON string: `"`, `\` and controls are escaped
+  kSingleQuoted,  // as inside a single-quoted Python string: `'`, `\` and controls are escaped
 };
 
 class GrammarText {
@@ -41,61 +41,63 @@ class GrammarText {
   static constexpr std::int64_t kMaxCounted = 16;
   static constexpr std::size_t kMaxBytes = 512 << 10;
 
-  // Matches the empty text; matches nothing at all.
+  // Matches the empty text.
   static Expression Empty() { return "\"\""; }
   // REQUIRES: `text` is UTF-8.
   static Expression Literal(absl::string_view text);
-  // One token, whatever its text is.
+  // Matches one token, regardless of its text.
   static Expression Token(std::int32_t id);
   static Expression Sequence(const std::vector<Expression>& parts);
   // REQUIRES: `options` is not empty.
   static Expression Choice(const std::vector<Expression>& options);
 
-  // Characters that no character of a set is from now on, unless the set has no others.
+  // Removes these characters from all later character sets, unless a set would become empty.
   void Omit(CodePoints set) { omitted_ = std::move(set); }
 
-  // One character of the set. REQUIRES: it is not empty.
+  // Matches one character of the set. REQUIRES: the set is not empty.
   Expression Character(const CodePoints& set, Spelling spelling);
-  // `max` absent: without limit. REQUIRES: min <= max.
+  // If `max` is nullopt, there is no limit. REQUIRES: min <= max.
   Expression Repeat(const Expression& body, std::int64_t min, std::optional<std::int64_t> max);
-  // One character of the set so many times. More than kMaxCounted times beyond `min` they are
-  // counted as RepeatWithinChars does, an escape as several: texts may then be left out that are as
-  // long as `max` allows, and none is let in that is longer.
+  // Repeats a character of the set. If max - min exceeds kMaxCounted, characters are counted as in
+  // RepeatWithinChars, where an escape counts as several. Texts close to `max` may then be
+  // excluded, but no longer text is allowed.
   Expression RepeatCharacter(const CodePoints& set, Spelling spelling, std::int64_t min,
                              std::optional<std::int64_t> max);
-  // The same, exactly, with what follows: the form whose masks are fast, and that takes the library
-  // long to prepare, about 10 ms for each of `max` with a large set and 128 000 tokens.
+  // Like RepeatCharacter, but exact and followed by `end`. Masks are fast, but the library needs
+  // about 10 ms per character of `max` to prepare them, with a large set and 128 000 tokens.
   Expression CharactersBefore(const Expression& end, const CodePoints& set, Spelling spelling,
                               std::int64_t min, std::int64_t max);
-  // The body any number of times, with at most about `max_chars` characters of output altogether:
-  // the last repetition may end beyond. REQUIRES: every repetition may be the last.
+  // Repeats the body any number of times, with at most about `max_chars` characters of output in
+  // total; the last repetition may exceed this. REQUIRES: every repetition may be the last.
   Expression RepeatWithinChars(const Expression& body, std::int64_t max_chars);
 
-  // A rule may be named before it is defined.
+  // Creates a rule, which may be referenced before it is defined.
   Rule Reserve();
-  // `followed_by`: what text goes on with wherever the rule ends, or nothing comes; empty: not
-  // known. Masks that are made beforehand are exact without it, and take longer to be completed.
+  // `followed_by` describes the text that follows every occurrence of the rule; empty if it is
+  // unknown. Precomputed masks are exact in both cases, but without it they take longer to
+  // complete.
   void Define(Rule rule, const Expression& body, const Expression& followed_by = {});
-  // A rule for the body; equal bodies share one.
+  // Creates a rule for the body; equal bodies share one rule.
   Expression Share(const Expression& body);
   static Expression Reference(Rule rule);
 
-  // The grammar will not be finished; the first reason counts.
+  // Marks the grammar as rejected, so that Finish fails. The first reason counts.
   void Refuse(std::string why);
   bool is_refused() const { return !refused_.empty(); }
 
-  // Empty until set, for an expression that several writers into this grammar have in common;
-  // another one while something is omitted.
-  Expression& Kept(absl::string_view name) {
+  // Returns a slot, initially empty, for an expression that several writers of this grammar share.
+  // Slots differ while characters are omitted.
+  Expression& CachedExpression(absl::string_view name) {
     return kept_[std::pair(omitted_.empty(), std::string(name))];
   }
 
-  // The grammar. INVALID_ARGUMENT with the reason if it was refused or has more than kMaxBytes.
+  // Returns the grammar. Returns INVALID_ARGUMENT with the reason if it was rejected or exceeds
+  // kMaxBytes.
   absl::StatusOr<std::string> Finish(const Expression& root);
 
  private:
-  // The set without what is omitted, unless it has no others.
-  CodePoints Allowed(const CodePoints& set) const;
+  // Returns the set without the omitted characters, unless it would become empty.
+  CodePoints KeepAllowed(const CodePoints& set) const;
 
   void RefuseLength();
 

@@ -23,8 +23,8 @@ using nlohmann::ordered_json;
 constexpr absl::string_view kOfArguments[] = {
     "type", "properties", "required", "additionalProperties", "$schema", "$id"};
 constexpr absl::string_view kOfStrings[] = {"type", "enum", "const"};
-// Keywords whose languages may need a character that is left out.
-constexpr absl::string_view kOfPatterns[] = {"pattern", "patternProperties", "propertyNames"};
+// Keywords whose languages may need an omitted character.
+constexpr absl::string_view kPatternKeywords[] = {"pattern", "patternProperties", "propertyNames"};
 
 absl::Status Refused(const std::string& pointer, absl::string_view keyword, absl::string_view why) {
   return SchemaRefused(
@@ -40,7 +40,7 @@ absl::Status CheckKeywords(const ordered_json& schema, const std::string& pointe
   for (const auto& [keyword, value] : schema.items()) {
     if (IsAmong(keyword, known) || IsSchemaAnnotation(keyword)) continue;
     return Refused(absl::StrCat(pointer, "/", keyword), keyword,
-                   "the format of the model has no way to write it");
+                   "the tool format of the model cannot express it");
   }
   return absl::OkStatus();
 }
@@ -48,18 +48,18 @@ absl::Status CheckKeywords(const ordered_json& schema, const std::string& pointe
 bool HasPattern(const ordered_json& json) {
   if (json.is_object()) {
     for (const auto& [key, value] : json.items()) {
-      if (IsAmong(key, kOfPatterns) || HasPattern(value)) return true;
+      if (IsAmong(key, kPatternKeywords) || HasPattern(value)) return true;
     }
   }
   return json.is_array() && std::ranges::any_of(json, HasPattern);
 }
 
-// What a `type` says of strings.
-enum class Strings { kOnly, kAmongOthers, kUnsaid, kNot };
+// Whether the `type` of a schema allows strings.
+enum class Strings { kOnly, kAmongOthers, kUnspecified, kNot };
 
 Strings StringsOf(const ordered_json& schema) {
   const auto type = schema.is_object() ? schema.find("type") : schema.end();
-  if (!schema.is_object() || type == schema.end()) return Strings::kUnsaid;
+  if (!schema.is_object() || type == schema.end()) return Strings::kUnspecified;
   if (*type == "string") return Strings::kOnly;
   const bool has_strings =
       type->is_array() && std::find(type->begin(), type->end(), "string") != type->end();
@@ -90,7 +90,7 @@ class MarkedWriter {
           return Refused("/required", "required",
                          absl::StrCat(JsonQuoted(property.name), " is not among the properties"));
         }
-        if (!spec_.document.HasValue(property.schema)) continue;  // nor is it required
+        if (!spec_.document.HasValue(property.schema)) continue;  // it is not required either
         arguments.push_back({.property = &property, .is_string = false, .value = {}});
         QUIRE_RETURN_IF_ERROR(Read(declared.at(property.name), &arguments.back()));
       }
@@ -110,17 +110,18 @@ class MarkedWriter {
   struct Argument {
     const ObjectShape::Property* property;
     bool is_string;
-    Expression value;  // with the marker behind it
+    Expression value;  // includes the marker after it
   };
 
-  // Whether the argument is a string, which is written then; or that its values can be.
+  // Writes the value of a string argument. For other arguments, checks that their values can be
+  // written.
   absl::Status Read(const ordered_json& schema, Argument* argument) {
     const std::string& key = argument->property->name;
     const std::string pointer = absl::StrCat("/properties", PointerStep(key));
     const bool is_word = !key.empty() && std::ranges::all_of(key, [](unsigned char c) {
       return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
     });
-    if (!is_word) return Refused(pointer, "properties", "a name must be of [A-Za-z0-9_.-]");
+    if (!is_word) return Refused(pointer, "properties", "a name must consist of [A-Za-z0-9_.-]");
     switch (StringsOf(schema)) {
       case Strings::kOnly: {
         QUIRE_ASSIGN_OR_RETURN(argument->value, String(schema, pointer));
@@ -128,9 +129,10 @@ class MarkedWriter {
         return absl::OkStatus();
       }
       case Strings::kAmongOthers:
-        return Refused(pointer + "/type", "type",
-                       "the format of the model does not tell strings from other values");
-      case Strings::kUnsaid:
+        return Refused(
+            pointer + "/type", "type",
+            "the tool format of the model does not distinguish strings from other values");
+      case Strings::kUnspecified:
       case Strings::kNot:
         break;
     }
@@ -149,7 +151,7 @@ class MarkedWriter {
     return absl::OkStatus();
   }
 
-  // Returns true if every value is a string or null, and some are strings. ArgumentSchema
+  // Returns whether every value is a string or null, and at least one is a string. ArgumentSchema
   // reads such a value as a plain string, without JSON quotes.
   static bool AreTexts(const std::vector<Shape>& shapes) {
     bool has_strings = false;
@@ -164,8 +166,8 @@ class MarkedWriter {
     return has_strings;
   }
 
-  // Refuses values that would not be read back as they are: line breaks at the ends are stripped,
-  // and the string "null" would be read as null where null is allowed.
+  // Rejects values that would be read back differently: newlines at the ends are removed, and the
+  // string "null" would be read as null where null is allowed.
   static absl::Status CheckTexts(const std::vector<Shape>& shapes, const std::string& pointer) {
     const bool allows_null = std::ranges::any_of(shapes, [](const Shape& shape) {
       return shape.null || std::ranges::count(shape.values, ordered_json(nullptr)) > 0;
@@ -184,7 +186,8 @@ class MarkedWriter {
     return absl::OkStatus();
   }
 
-  // Writes such values without quotes. Strings with a bounded length or a format have no `<`.
+  // Writes such values without quotes. Strings with a bounded length or a format do not contain
+  // `<`.
   Expression Texts(const std::vector<Shape>& shapes) {
     std::vector<Expression> options;
     const auto add = [&](const ordered_json& value) {
@@ -204,25 +207,25 @@ class MarkedWriter {
             grammar_.RepeatCharacter(CodePoints::All(), Spelling::kPlain, string.min, string.max));
       } else {
         grammar_.Omit({});
-        return FreeString();  // which has all other options
+        return FreeString();  // includes all other options
       }
     }
     grammar_.Omit({});
     return GrammarText::Sequence({GrammarText::Choice(options), End()});
   }
 
-  // Values of which every one can be written without `<`.
+  // Rejects schemas whose values might need `<`.
   static absl::Status CheckJson(const ordered_json& schema, const std::string& pointer) {
     if (absl::StrContains(JsonText(schema), "<")) {
-      return Refused(pointer, "", "the format of the model has no way to write < in it");
+      return Refused(pointer, "", "the tool format of the model cannot express < in it");
     }
     if (HasPattern(schema)) {
-      return Refused(pointer, "pattern", "the format of the model has no way to write it");
+      return Refused(pointer, "pattern", "the tool format of the model cannot express it");
     }
     return absl::OkStatus();
   }
 
-  // Of those that are JSON.
+  // Writes the values of the arguments that are JSON.
   void WriteValues(std::vector<Argument>* arguments) {
     std::vector<SchemaId> schemas;
     for (const Argument& argument : *arguments) {
@@ -261,12 +264,12 @@ class MarkedWriter {
     } else if (list->is_array() && !list->empty()) {
       for (const ordered_json& value : *list) QUIRE_RETURN_IF_ERROR(add(value));
     } else {
-      return Refused(pointer + "/enum", "enum", "must be a list with values");
+      return Refused(pointer + "/enum", "enum", "must be a list with at least one value");
     }
     return GrammarText::Sequence({GrammarText::Choice(options), End()});
   }
 
-  // Lists the keywords of a string that are left out; reading the schema may have listed some.
+  // Lists the keywords of a string that are not enforced, unless they are already listed.
   void ListKeywords(const ordered_json& schema, const std::string& pointer) const {
     for (const auto& [keyword, value] : schema.items()) {
       if (IsAmong(keyword, kOfStrings) || IsSchemaAnnotation(keyword)) continue;
@@ -281,9 +284,9 @@ class MarkedWriter {
     return special_.Write(absl::StrCat(writing_.value_space, writing_.value_end));
   }
 
-  // Up to the marker that ends it.
+  // Writes free text up to its closing marker.
   Expression FreeString() {
-    Expression& kept = grammar_.Kept("string in tags");
+    Expression& kept = grammar_.CachedExpression("string in tags");
     if (!kept.empty()) return kept;
     std::vector<FreeTextEnd> ends = {
         {.text = std::string(writing_.value_end), .next = GrammarText::Empty()}};

@@ -1,14 +1,14 @@
 #pragma once
 
-// Arguments of a tool that are written between markers, each with its key: strings as they are if
-// the schema allows nothing else but null, other values as JSON.
+// Writes tool arguments of formats that put each argument between markers with its key. Strings are
+// written without quotes if the schema allows only strings and null; other values are JSON.
 //
-// Place:      beside tag_grammar; above the reader of schemas and free_text.
-// Invariants: what is written is read back by text/tools as the same values. A schema of which this
-//             cannot be said is refused: a string with other keywords than `enum` and `const`, a
-//             string among other types, names that are no words, and `<` or a pattern where it
-//             would have to be in a value that is JSON.
-// Threads:    pure.
+// Place:      next to tag_grammar; above the reader of schemas and free_text.
+// Invariants: text/tools reads the written values back as the same values. Schemas for which this
+//             cannot be ensured are rejected: strings with keywords other than `enum` and `const`,
+//             strings mixed with other types, names with other characters than words have, and JSON
+//             values that need `<` or a pattern.
+// Threads:    pure functions.
 
 #include <string>
 #include <vector>
@@ -24,12 +24,12 @@
 namespace quire::engine {
 
 struct MarkedSpec {
-  const std::string& schema;         // of all arguments, an object
-  const SchemaDocument& document;    // of the same text; Check() was OK
-  const text::CallWriting& writing;  // with a key_begin
+  const std::string& schema;         // schema of all arguments, an object
+  const SchemaDocument& document;    // parsed from the same text; Check() was OK
+  const text::CallWriting& writing;  // has a key_begin
   JsonWhitespace whitespace;
-  // With UnenforcedPolicy::kAnnotate: gets the other keywords of strings, which are left out, each
-  // behind the field of the schema. Null: they are refused.
+  // With UnenforcedPolicy::kAnnotate: receives the other keywords of strings, which are not
+  // enforced, each prefixed with the field. Null: such keywords are rejected.
   std::vector<std::string>* unenforced = nullptr;
   absl::string_view field = {};
 };

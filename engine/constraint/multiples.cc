@@ -19,8 +19,9 @@ namespace {
 using Expression = GrammarText::Expression;
 using AutomatonState = NumberAutomaton::State;
 
-constexpr std::size_t kMinus = 10, kPoint = 11;  // of NumberAutomaton::kSymbols
-// The limit before minimization, and the steps of reading a schema that one state counts as.
+constexpr std::size_t kMinus = 10, kPoint = 11;  // positions in NumberAutomaton::kSymbols
+// Maximum number of states before minimization, and the number of schema steps that one state
+// costs.
 constexpr std::size_t kMaxReadStates = 1 << 14;
 constexpr std::int64_t kStepsOfState = 64;
 
@@ -30,7 +31,7 @@ std::int64_t PowerOfTen(std::int32_t exponent) {
   return power;
 }
 
-// Absent when the value is above MultipleOf::kMaxUnits.
+// Returns nullopt when the value exceeds a limit of MultipleOf.
 std::optional<MultipleOf> Reduced(std::int64_t units, std::int32_t places) {
   while (places > 0 && units % 10 == 0) {
     units /= 10;
@@ -44,13 +45,15 @@ enum class Phase : std::uint8_t { kStart, kMinus, kWhole, kPoint, kFraction };
 
 // Result of comparing the digits read so far with the same number of digits of a bound.
 struct Comparison {
-  std::int32_t digits = 0;  // of the whole part, then of the fraction; cut where no more count
-  std::int32_t order = 0;   // below, at or above zero
+  // The number of digits read of the current part: first the whole part, then the fraction. It
+  // saturates at the number of the bound's digits.
+  std::int32_t digits = 0;
+  std::int32_t order = 0;  // less than, equal to or greater than zero
 
   friend auto operator<=>(const Comparison&, const Comparison&) = default;
 };
 
-// Compares numbers that are not negative with one.
+// Compares non-negative numbers with a bound.
 class Comparator {
  public:
   explicit Comparator(const Decimal& bound) : bound_(bound) {}
@@ -61,7 +64,7 @@ class Comparator {
       so_far.order = digit - bound_.whole[static_cast<std::size_t>(so_far.digits)];
       so_far.order = (so_far.order > 0) - (so_far.order < 0);
     }
-    if (so_far.digits == length) so_far.order = 1;  // there is no leading zero
+    if (so_far.digits == length) so_far.order = 1;  // numbers have no leading zeros
     so_far.digits = std::min(so_far.digits + 1, length + 1);
     return so_far;
   }
@@ -81,7 +84,8 @@ class Comparator {
     return so_far;
   }
 
-  // The order of the numbers, when no digit follows. `so_far`: behind AfterWhole.
+  // Returns the order of the numbers when no digit follows. `so_far` is a result of AfterWhole or
+  // later.
   std::int32_t AtEnd(const Comparison& so_far) const {
     const bool is_shorter =
         so_far.order == 0 && static_cast<std::size_t>(so_far.digits) < bound_.fraction.size();
@@ -92,7 +96,7 @@ class Comparator {
   const Decimal bound_;
 };
 
-// Magnitudes of numbers of one sign.
+// The range of magnitudes for one sign.
 struct Side {
   explicit Side(const Bound& from) : low(from.value), low_exclusive(from.exclusive) {}
 
@@ -110,7 +114,8 @@ std::optional<Side> SideOf(const NumberRange& range, bool negative) {
   const std::optional<Bound>& near = negative ? range.high : range.low;
   const std::optional<Bound>& far = negative ? range.low : range.high;
   if (far && far->value.negative != negative) return std::nullopt;
-  // The near bound is zero unless it has the sign; zero itself has no minus.
+  // The bound near zero is zero unless it has the same sign. Zero itself is written without a
+  // minus.
   Bound from{.value = {.negative = false, .whole = "0", .fraction = ""}, .exclusive = negative};
   if (near && near->value.negative == negative) from = magnitude(*near);
   Side side(from);
@@ -121,8 +126,8 @@ std::optional<Side> SideOf(const NumberRange& range, bool negative) {
   return side;
 }
 
-// Moore's algorithm: classes of states are split until all states of a class agree. They are
-// numbered by their first states. Absent: the steps run out.
+// Moore's algorithm: splits classes of states until all states of a class agree. Classes are
+// numbered in the order of their first states. Returns nullopt when the steps run out.
 std::optional<std::vector<std::int32_t>> ClassesOf(const std::vector<AutomatonState>& states,
                                                    std::int64_t* steps) {
   constexpr std::size_t kAccepts = NumberAutomaton::kNumSymbols, kOwn = kAccepts + 1;
@@ -147,7 +152,7 @@ std::optional<std::vector<std::int32_t>> ClassesOf(const std::vector<AutomatonSt
   }
 }
 
-// The automaton with one state for each class.
+// Returns the automaton with one state per class.
 NumberAutomaton Merged(const std::vector<AutomatonState>& states,
                        const std::vector<std::int32_t>& classes) {
   NumberAutomaton merged;
@@ -162,7 +167,8 @@ NumberAutomaton Merged(const std::vector<AutomatonState>& states,
   return merged;
 }
 
-// Reads digits; the states are classes of residues, and those of 0 are accepted.
+// Returns an automaton that reads digits. Its states are classes of residues, and it accepts
+// residue 0.
 std::optional<NumberAutomaton> ResiduesOf(std::int64_t units, std::int64_t* steps) {
   std::vector<AutomatonState> states(static_cast<std::size_t>(units));
   for (std::int64_t residue = 0; residue < units; ++residue) {
@@ -213,8 +219,8 @@ class MultiplesReader {
     bool negative = false;
     bool is_zero = false;  // the whole part is "0"
     Comparison low, high;
-    std::int32_t residue = 0;  // its class
-    std::int32_t places = 0;   // digits of the fraction that count
+    std::int32_t residue = 0;  // class of the residue
+    std::int32_t places = 0;   // significant digits of the fraction so far
 
     friend auto operator<=>(const State&, const State&) = default;
   };
@@ -324,11 +330,12 @@ class MultiplesReader {
   }
 
   const MultipleOf multiple_;
-  const std::array<std::optional<Side>, 2> sides_;  // without and with a minus
+  // Index 0: without a minus; index 1: with a minus.
+  const std::array<std::optional<Side>, 2> sides_;
   std::int64_t& steps_;
   NumberAutomaton residues_;
   std::map<State, std::int32_t> index_;
-  std::vector<State> read_;  // by index
+  std::vector<State> read_;  // by index_
   NumberAutomaton automaton_;
 };
 
@@ -358,7 +365,8 @@ MultipleOf MultipleOf::Integers() const {
 }
 
 std::optional<MultipleOf> MultipleOf::Intersect(const MultipleOf& other) const {
-  constexpr std::int64_t kMost = kMaxUnits * 1'000'000'000;  // kMaxPlaces digits can be reduced
+  // Units of kMaxPlaces places can still be reduced.
+  constexpr std::int64_t kMost = kMaxUnits * 1'000'000'000;
   const std::int32_t most = std::max(places, other.places);
   const std::int64_t own = units * PowerOfTen(most - places);
   const std::int64_t its = other.units * PowerOfTen(most - other.places);
@@ -378,7 +386,7 @@ Expression WriteNumbers(const NumberAutomaton& automaton, GrammarText* grammar) 
   for (std::size_t i = 0; i < automaton.states.size(); ++i) rules.push_back(grammar->Reserve());
   for (std::size_t i = 0; i < automaton.states.size(); ++i) {
     const NumberAutomaton::State& state = automaton.states[i];
-    std::map<std::int32_t, std::vector<CodePoints::Range>> symbols;  // by the state they lead to
+    std::map<std::int32_t, std::vector<CodePoints::Range>> symbols;  // by target state
     for (std::size_t symbol = 0; symbol < NumberAutomaton::kNumSymbols; ++symbol) {
       const auto c = static_cast<char32_t>(NumberAutomaton::kSymbols[symbol]);
       if (state.next[symbol] >= 0) symbols[state.next[symbol]].emplace_back(c, c);

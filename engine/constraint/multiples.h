@@ -3,9 +3,9 @@
 // The multiples of a number within a range, as an automaton that reads their digits.
 //
 // Place:      above number_grammar, whose numbers it reads; below the reader of schemas.
-// Invariants: the language is exactly the multiples of the range, in the canonical form of
-//             number_grammar. An automaton has no more states than its language needs.
-// Threads:    pure.
+// Invariants: the language is exactly the multiples in the range, in the canonical form of
+//             number_grammar. An automaton is minimal.
+// Threads:    pure functions.
 
 #include <array>
 #include <cstddef>
@@ -26,13 +26,13 @@ struct MultipleOf {
   std::int64_t units = 1;   // 1 to kMaxUnits
   std::int32_t places = 0;  // 0 to kMaxPlaces
 
-  // Absent when the divisor is not positive or exceeds a limit.
+  // Returns nullopt when the divisor is not positive or exceeds a limit.
   static std::optional<MultipleOf> Parse(const Decimal& divisor);
 
   bool Contains(const Decimal& value) const;
-  // The integers among the multiples.
+  // Returns the multiples that are integers.
   MultipleOf Integers() const;
-  // The numbers that are multiples of both; absent when they exceed a limit.
+  // Returns the numbers that are multiples of both, or nullopt if the result exceeds a limit.
   std::optional<MultipleOf> Intersect(const MultipleOf& other) const;
 };
 
@@ -40,17 +40,18 @@ struct MultipleOf {
 struct NumberAutomaton {
   static constexpr char kSymbols[] = "0123456789-.";
   static constexpr std::size_t kNumSymbols = 12;
-  static constexpr std::size_t kMaxStates = 1024;  // each is a rule of the grammar
+  static constexpr std::size_t kMaxStates = 1024;  // each state becomes a grammar rule
 
   struct State {
-    std::array<std::int32_t, kNumSymbols> next;  // by symbol; -1: no number goes on with it
+    // Indexed by symbol; -1: no number continues with it.
+    std::array<std::int32_t, kNumSymbols> next;
     bool accepts = false;
   };
-  std::vector<State> states;  // the first one is the start; empty: no number is accepted
+  std::vector<State> states;  // starts at the first state; empty: no number is accepted
 };
 
-// The multiples within the range, in canonical form. Takes what it needs from `steps`. Absent when
-// the steps run out or the automaton has more than kMaxStates states.
+// Returns the multiples within the range, in canonical form. Subtracts the used steps from `steps`.
+// Returns nullopt when the steps run out or the automaton exceeds kMaxStates states.
 std::optional<NumberAutomaton> MultiplesWithin(const MultipleOf& multiple, const NumberRange& range,
                                                std::int64_t* steps);
 

@@ -32,7 +32,7 @@ bool AllZero(absl::string_view digits) {
   return digits.find_first_not_of('0') == absl::string_view::npos;
 }
 
-// Appends `head tail` to the options, if there is a tail.
+// Appends `head tail` to the options if `tail` has a value.
 void AddOption(const Expression& head, const std::optional<Expression>& tail,
                std::vector<Expression>* options) {
   if (tail) options->push_back(GrammarText::Sequence({head, *tail}));
@@ -43,8 +43,8 @@ std::optional<Expression> ChoiceOf(const std::vector<Expression>& options) {
   return GrammarText::Choice(options);
 }
 
-// Texts of as many digits as the bounds have, between them; an absent bound does not bind.
-// REQUIRES: the bounds are of one length, `count`.
+// Returns texts of `count` digits between the bounds; a nullopt bound is no restriction. REQUIRES:
+// the bounds have `count` digits.
 std::optional<Expression> SameLength(std::optional<absl::string_view> low,
                                      std::optional<absl::string_view> high, std::size_t count) {
   if (!low && !high) return Digits(count);
@@ -75,13 +75,14 @@ std::optional<Expression> SameLength(std::optional<absl::string_view> low,
   return ChoiceOf(options);
 }
 
-// Natural numbers from `low` to `high`, digits without leading zeros; absent: without limit.
+// Returns natural numbers from `low` to `high`, which have no leading zeros; nullopt: no upper
+// limit.
 std::optional<Expression> NaturalsWithin(const std::string& low,
                                          const std::optional<std::string>& high) {
   std::vector<Expression> options;
   const std::size_t last = high ? high->size() : low.size();
   for (std::size_t count = low.size(); count <= last; ++count) {
-    // No leading zero: numbers of more than one digit begin at 10...
+    // Numbers of more than one digit start at 10..., because there are no leading zeros.
     std::string least(count, '0');
     if (count > 1) least[0] = '1';
     const std::string& from = count == low.size() ? low : least;
@@ -130,8 +131,8 @@ struct FractionBound {
 };
 using Limit = std::optional<FractionBound>;
 
-// Digits behind a point, from some place on, between bounds of which those that are present equal
-// the digits so far; the text may end where `may_end` and the bounds allow it.
+// Returns the rest of a fraction between bounds. The digits so far equal those of the given bounds.
+// The text may end if `may_end` is set and the bounds allow it.
 std::optional<Expression> FractionRest(const Limit& low, const Limit& high, bool may_end) {
   if (!low && !high) return may_end ? "[0-9]*" : "[0-9] [0-9]*";
   const bool low_zero = !low || AllZero(low->digits), high_zero = high && AllZero(high->digits);
@@ -139,7 +140,7 @@ std::optional<Expression> FractionRest(const Limit& low, const Limit& high, bool
       (!low || (low_zero && !low->exclusive)) && (!high || !high_zero || !high->exclusive);
   std::vector<Expression> options;
   if (may_end && ends) options.push_back(GrammarText::Empty());
-  if (high_zero && low_zero) {  // nothing but zeros stays at or below the high bound
+  if (high_zero && low_zero) {  // only zeros remain at or below the high bound
     if (high->exclusive || (low && low->exclusive)) return ChoiceOf(options);
     return may_end ? "\"0\"*" : "\"0\" \"0\"*";
   }
@@ -175,18 +176,18 @@ std::optional<Expression> FractionRest(const Limit& low, const Limit& high, bool
   return ChoiceOf(options);
 }
 
-// A fraction with its point, or none.
+// Returns a fraction with its point, or nothing where the bounds allow it.
 std::optional<Expression> Fraction(const Limit& low, const Limit& high) {
   if (!low && !high) return kAnyFraction;
   std::vector<Expression> options;
-  const bool none = (!low || (AllZero(low->digits) && !low->exclusive)) &&
-                    (!high || !AllZero(high->digits) || !high->exclusive);
-  if (none) options.push_back(GrammarText::Empty());
+  const bool allows_empty = (!low || (AllZero(low->digits) && !low->exclusive)) &&
+                            (!high || !AllZero(high->digits) || !high->exclusive);
+  if (allows_empty) options.push_back(GrammarText::Empty());
   AddOption("\"\\u002e\"", FractionRest(low, high, false), &options);
   return ChoiceOf(options);
 }
 
-// Numbers that are not negative, from `low` to `high`. REQUIRES: neither is negative.
+// Returns non-negative numbers from `low` to `high`. REQUIRES: neither is negative.
 std::optional<Expression> MagnitudesWithin(const Bound& low, const std::optional<Bound>& high) {
   const Limit low_fraction = FractionBound{low.value.fraction, low.exclusive};
   const Limit high_fraction =
@@ -214,14 +215,14 @@ std::optional<Expression> MagnitudesWithin(const Bound& low, const std::optional
   return ChoiceOf(options);
 }
 
-// A range cut at zero: magnitudes with a minus, and without.
+// Splits a range at zero into magnitudes with and without a minus.
 template <typename Within>
 std::optional<Expression> CutAtZero(const NumberRange& range, const Within& within) {
   if (range.empty()) return std::nullopt;
   const Bound zero{.value = {.whole = "0", .fraction = ""}};
   std::vector<Expression> options;
   if (!range.low || range.low->value.negative) {
-    // Magnitudes above 0, or from that of the high bound.
+    // Magnitudes above 0, or from the magnitude of the high bound on.
     Bound from = zero;
     from.exclusive = true;
     if (range.high && range.high->value.negative) {
@@ -297,8 +298,8 @@ std::string Decimal::ToString() const {
 int Compare(const Decimal& a, const Decimal& b) {
   if (a == b) return 0;
   if (a.negative != b.negative) return a.negative ? -1 : 1;
-  const bool less = a.whole == b.whole ? a.fraction < b.fraction : LessNatural(a.whole, b.whole);
-  return less == a.negative ? 1 : -1;
+  const bool is_less = a.whole == b.whole ? a.fraction < b.fraction : LessNatural(a.whole, b.whole);
+  return is_less == a.negative ? 1 : -1;
 }
 
 bool NumberRange::empty() const {

@@ -2,10 +2,10 @@
 
 // Grammars of JSON numbers within a range, without exponents.
 //
-// Place:      below json_schema; above grammar_text.
+// Place:      below the reader of schemas; above grammar_text.
 // Invariants: the language is exactly the numbers of the range, in the canonical form of
 //             docs/structured_output.md: no `+`, no leading zero, no `-0`.
-// Threads:    pure.
+// Threads:    pure functions.
 
 #include <cstdint>
 #include <optional>
@@ -17,14 +17,14 @@
 
 namespace quire::engine {
 
-// A number as written in a schema, exactly.
+// The exact value of a number in a schema.
 struct Decimal {
-  bool negative = false;  // never of zero
+  bool negative = false;  // false for zero
   std::string whole;      // digits without leading zeros, "0" for zero
   std::string fraction;   // digits without trailing zeros
 
-  // INVALID_ARGUMENT when it is no number of JSON, or has more than 20 significant digits or more
-  // than 20 before or behind the point. A 64-bit integer has at most 20.
+  // Returns INVALID_ARGUMENT if the text is not a JSON number, has more than 20 significant digits,
+  // or has more than 20 digits before or after the point. A 64-bit integer has at most 20 digits.
   static absl::StatusOr<Decimal> Parse(absl::string_view text);
 
   bool is_integer() const { return fraction.empty(); }
@@ -32,7 +32,8 @@ struct Decimal {
   std::string ToString() const;
   friend bool operator==(const Decimal&, const Decimal&) = default;
 };
-int Compare(const Decimal& a, const Decimal& b);  // below, at or above zero
+// Returns less than, equal to or greater than zero.
+int Compare(const Decimal& a, const Decimal& b);
 
 struct Bound {
   Decimal value;
@@ -45,7 +46,7 @@ struct NumberRange {
   bool Contains(const Decimal& value) const;
 };
 
-// Absent when no integer, or no number, is in the range.
+// Return nullopt when the range contains no integer, or no number.
 std::optional<GrammarText::Expression> IntegersWithin(const NumberRange& range);
 std::optional<GrammarText::Expression> NumbersWithin(const NumberRange& range);
 

@@ -15,11 +15,11 @@ namespace quire::engine {
 
 namespace {
 
-constexpr std::int64_t kLongest = std::int64_t{1} << 40;  // lengths are counted up to here
+constexpr std::int64_t kLongest = std::int64_t{1} << 40;  // lengths saturate here
 
 const CodePoints kDigits({{'0', '9'}});
 const CodePoints kWord({{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}});
-// ECMA-262, WhiteSpace and LineTerminator.
+// WhiteSpace and LineTerminator of ECMA-262.
 const CodePoints kSpace({{0x09, 0x0D},
                          {0x20, 0x20},
                          {0xA0, 0xA0},
@@ -30,9 +30,9 @@ const CodePoints kSpace({{0x09, 0x0D},
                          {0x205F, 0x205F},
                          {0x3000, 0x3000},
                          {0xFEFF, 0xFEFF}});
-// Non-ASCII letters that match s and k in expressions of ECMAScript and Python that ignore case.
+// Non-ASCII letters that match s and k if case is ignored, in ECMAScript and Python.
 const CodePoints kLongS({{0x17F, 0x17F}}), kKelvin({{0x212A, 0x212A}});
-// Non-ASCII blocks that have letters with a case.
+// Non-ASCII blocks that contain letters with a case.
 const CodePoints kCased({{0x80, 0x58F},
                          {0x10A0, 0x10FF},
                          {0x13A0, 0x13FF},
@@ -54,7 +54,7 @@ Regex Character(CodePoints set) {
   return {.kind = Regex::Kind::kCharacter, .set = std::move(set), .parts = {}, .max = {}};
 }
 
-Regex Of(Regex::Kind kind, std::vector<Regex> parts) {
+Regex MakeRegex(Regex::Kind kind, std::vector<Regex> parts) {
   return {.kind = kind, .set = {}, .parts = std::move(parts), .max = {}};
 }
 
@@ -63,8 +63,8 @@ Regex Repeat(Regex body, std::int64_t min, std::optional<std::int64_t> max) {
       .kind = Regex::Kind::kRepeat, .set = {}, .parts = {std::move(body)}, .min = min, .max = max};
 }
 
-// An alternative whose anchors are known: they stand at its ends only.
-struct Anchored {
+// An alternative whose anchors are known, because they are only at its ends.
+struct AnchoredSequence {
   std::vector<Regex> parts;
   bool begins = false, ends = false;
 };
@@ -83,21 +83,23 @@ class Parser {
     if (Peek() == '(' && Peek(1) == '?' && IsFlag(Peek(2))) {
       at_ = 2;
       QUIRE_RETURN_IF_ERROR(ParseFlags(0));
-      if (!Take(')')) at_ = 0;  // the flags of a group
-      if (at_ == 0) ignores_case_ = false;
+      if (!Take(')')) {  // the flags belong to a group
+        at_ = 0;
+        ignores_case_ = false;
+      }
     }
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<Anchored> options, ParseChoice(0));
-    if (at_ < chars_.size()) return Error("unmatched \")\"");
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<AnchoredSequence> options, ParseChoice(0));
+    if (at_ < chars_.size()) return Error("\")\" has no matching \"(\"");
     std::vector<Regex> whole;
-    for (const Anchored& option : options) {
+    for (const AnchoredSequence& option : options) {
       std::vector<Regex> parts;
       const bool contains = meaning_ == RegexMeaning::kContains;
       if (contains && !option.begins) parts.push_back(Anything());
       parts.insert(parts.end(), option.parts.begin(), option.parts.end());
       if (contains && !option.ends) parts.push_back(Anything());
-      whole.push_back(Of(Regex::Kind::kSequence, std::move(parts)));
+      whole.push_back(MakeRegex(Regex::Kind::kSequence, std::move(parts)));
     }
-    return Of(Regex::Kind::kChoice, std::move(whole));
+    return MakeRegex(Regex::Kind::kChoice, std::move(whole));
   }
 
  private:
@@ -122,7 +124,7 @@ class Parser {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z' && c != 'P' && c != 'R') || c == '-';
   }
 
-  // at_ is behind "(?". Sets ignores_case_.
+  // Sets ignores_case_. REQUIRES: at_ is after "(?".
   absl::Status ParseFlags(std::size_t start) {
     bool is_on = true;
     for (; IsFlag(Peek()); ++at_) {
@@ -132,27 +134,28 @@ class Parser {
         ignores_case_ = is_on;
       } else {
         return ErrorAt(start, absl::StrCat("the flag ", std::string(1, static_cast<char>(Peek())),
-                                           " is not supported, only i is"));
+                                           " is not supported; only i is"));
       }
     }
     return absl::OkStatus();
   }
 
-  // Reads the beginning of a group. at_ is behind "(?".
+  // Parses the kind of a group. REQUIRES: at_ is after "(?".
   absl::Status ParseGroupKind(std::size_t start) {
-    if (Peek() == 'P' && Peek(1) == '<') ++at_;  // Python's spelling of a name
+    if (Peek() == 'P' && Peek(1) == '<') ++at_;  // Python's syntax of a group name
     const char32_t next = Peek(1);
     if (Peek() == '<' && next != '=' && next != '!') {
       while (!AtEnd() && Peek() != '>') ++at_;
-      return Take('>') ? absl::OkStatus() : ErrorAt(start, "a group name without end");
+      return Take('>') ? absl::OkStatus() : ErrorAt(start, "the group name is not closed");
     }
     if (Take(':')) return absl::OkStatus();
     if (IsFlag(Peek())) {
       QUIRE_RETURN_IF_ERROR(ParseFlags(start));
       if (Take(':')) return absl::OkStatus();
       return ErrorAt(start,
-                     "flags of the rest are supported at the beginning of an expression alone; "
-                     "write (?i:...) for a part of it");
+                     "flags of the rest are supported only at the beginning of an expression; "
+                     "write (?i:...) for "
+                     "a part of it");
     }
     switch (Peek()) {
       case '=':
@@ -173,13 +176,13 @@ class Parser {
     }
   }
 
-  // Returns the characters that match one of `written`, as the flags have it. `negated`: the caller
-  // complements the set, so that it must have all of them.
+  // Returns the characters that match one of `written` under the current flags. With `negated` the
+  // caller complements the set, so the set must then be complete.
   absl::StatusOr<CodePoints> CaseVariants(std::size_t start, const CodePoints& written,
                                           bool negated) const {
     if (!ignores_case_) return written;
     if (!written.Intersect(kCased).empty()) {
-      return ErrorAt(start, "letters beyond ASCII are not supported where case is ignored");
+      return ErrorAt(start, "letters beyond ASCII are not supported if case is ignored");
     }
     CodePoints variants = written;
     for (const auto& [first, last] : written.ranges()) {
@@ -194,81 +197,86 @@ class Parser {
     return variants;
   }
 
-  absl::StatusOr<std::vector<Anchored>> ParseChoice(int depth) {
+  absl::StatusOr<std::vector<AnchoredSequence>> ParseChoice(int depth) {
     if (depth > kMaxRegexDepth) {
       return Error(absl::StrCat("groups are nested deeper than ", kMaxRegexDepth));
     }
-    std::vector<Anchored> options;
+    std::vector<AnchoredSequence> options;
     do {
-      QUIRE_ASSIGN_OR_RETURN(std::vector<Anchored> more, ParseAlternative(depth));
+      QUIRE_ASSIGN_OR_RETURN(std::vector<AnchoredSequence> more, ParseAlternative(depth));
       std::move(more.begin(), more.end(), std::back_inserter(options));
     } while (Take('|'));
     return options;
   }
 
-  // Several when it is one group with anchors of its own, as in ^(a$|b)
-  absl::StatusOr<std::vector<Anchored>> ParseAlternative(int depth) {
-    Anchored here;
-    std::vector<Anchored> group;  // with anchors; nothing may stand beside it but anchors
+  // Returns several alternatives if it consists of one group with its own anchors, as in ^(a$|b).
+  absl::StatusOr<std::vector<AnchoredSequence>> ParseAlternative(int depth) {
+    AnchoredSequence here;
+    std::vector<AnchoredSequence>
+        group;  // a group with anchors, which only other anchors may accompany
     while (!AtEnd() && Peek() != '|' && Peek() != ')') {
       const std::size_t start = at_;
-      const bool first = here.parts.empty() && group.empty();
+      const bool is_first = here.parts.empty() && group.empty();
       if (Take('^')) {
-        if (!first) return ErrorAt(start, "\"^\" within an expression");
+        if (!is_first)
+          return ErrorAt(start, "\"^\" is only supported at the beginning of an expression");
         here.begins = true;
         continue;
       }
       if (Take('$')) {
         if (!AtEnd() && Peek() != '|' && Peek() != ')') {
-          return ErrorAt(start, "\"$\" within an expression");
+          return ErrorAt(start, "\"$\" is only supported at the end of an expression");
         }
         here.ends = true;
         continue;
       }
-      if (!group.empty()) return ErrorAt(start, "an anchor inside a group that something follows");
-      QUIRE_ASSIGN_OR_RETURN(std::vector<Anchored> atom, ParseAtom(depth));
-      const bool anchored = std::any_of(atom.begin(), atom.end(),
-                                        [](const Anchored& a) { return a.begins || a.ends; });
-      if (anchored) {
-        if (!first) return ErrorAt(start, "an anchor inside a group that follows something");
+      if (!group.empty())
+        return ErrorAt(start, "an anchor is not supported inside a group that something follows");
+      QUIRE_ASSIGN_OR_RETURN(std::vector<AnchoredSequence> atom, ParseAtom(depth));
+      const bool is_anchored = std::any_of(
+          atom.begin(), atom.end(), [](const AnchoredSequence& a) { return a.begins || a.ends; });
+      if (is_anchored) {
+        if (!is_first)
+          return ErrorAt(start, "an anchor is not supported inside a group that follows something");
         group = std::move(atom);
         continue;
       }
       std::vector<Regex> options;
-      for (Anchored& option : atom) {
+      for (AnchoredSequence& option : atom) {
         options.push_back(option.parts.size() == 1
                               ? std::move(option.parts[0])
-                              : Of(Regex::Kind::kSequence, std::move(option.parts)));
+                              : MakeRegex(Regex::Kind::kSequence, std::move(option.parts)));
       }
       Regex body = options.size() == 1 ? std::move(options[0])
-                                       : Of(Regex::Kind::kChoice, std::move(options));
+                                       : MakeRegex(Regex::Kind::kChoice, std::move(options));
       QUIRE_ASSIGN_OR_RETURN(Regex repeated, ParseCount(std::move(body)));
       here.parts.push_back(std::move(repeated));
     }
-    if (group.empty()) return std::vector<Anchored>{std::move(here)};
-    for (Anchored& option : group) {
+    if (group.empty()) return std::vector<AnchoredSequence>{std::move(here)};
+    for (AnchoredSequence& option : group) {
       option.begins |= here.begins;
       option.ends |= here.ends;
     }
     return group;
   }
 
-  absl::StatusOr<std::vector<Anchored>> ParseAtom(int depth) {
+  absl::StatusOr<std::vector<AnchoredSequence>> ParseAtom(int depth) {
     const auto one = [](CodePoints set) {
-      return std::vector<Anchored>{{.parts = {Character(std::move(set))}}};
+      return std::vector<AnchoredSequence>{{.parts = {Character(std::move(set))}}};
     };
     const std::size_t start = at_;
     if (++num_parts_ > kMaxRegexParts) {
-      return Error(absl::StrCat("more than ", kMaxRegexParts, " characters, classes and groups"));
+      return Error(absl::StrCat("the expression has more than ", kMaxRegexParts,
+                                " characters, classes and groups"));
     }
     const char32_t c = chars_[at_++];
     switch (c) {
       case '(': {
-        const bool outer = ignores_case_;
+        const bool outer_ignores_case = ignores_case_;
         if (Take('?')) QUIRE_RETURN_IF_ERROR(ParseGroupKind(start));
-        QUIRE_ASSIGN_OR_RETURN(std::vector<Anchored> options, ParseChoice(depth + 1));
-        ignores_case_ = outer;
-        if (!Take(')')) return ErrorAt(start, "\"(\" without \")\"");
+        QUIRE_ASSIGN_OR_RETURN(std::vector<AnchoredSequence> options, ParseChoice(depth + 1));
+        ignores_case_ = outer_ignores_case;
+        if (!Take(')')) return ErrorAt(start, "\"(\" has no matching \")\"");
         return options;
       }
       case '[': {
@@ -287,11 +295,11 @@ class Parser {
       case '*':
       case '+':
       case '?':
-        return ErrorAt(start, "a repetition of nothing");
+        return ErrorAt(start, "there is nothing to repeat");
       case '{':
       case '}':
       case ']':
-        return ErrorAt(start, "a bracket that must be escaped");
+        return ErrorAt(start, "a bracket must be escaped here");
       default: {
         QUIRE_ASSIGN_OR_RETURN(CodePoints set,
                                CaseVariants(start, CodePoints({{c, c}}), /*negated=*/false));
@@ -304,9 +312,10 @@ class Parser {
     return c <= 0x7F && absl::StrContains("dDwWsS", static_cast<char>(c));
   }
 
-  // The classes \d and so on, and single characters. at_ is behind the backslash.
+  // Parses an escape: a class such as \d, or a single character. REQUIRES: at_ is after the
+  // backslash.
   absl::StatusOr<CodePoints> ParseEscape(std::size_t start, bool in_class) {
-    if (AtEnd()) return ErrorAt(start, "\"\\\" at the end");
+    if (AtEnd()) return ErrorAt(start, "the expression ends with \"\\\"");
     const char32_t c = chars_[at_++];
     const auto character = [](char32_t code_point) {
       return CodePoints({{code_point, code_point}});
@@ -343,7 +352,7 @@ class Parser {
         return character(0);
       case 'c': {
         const char32_t letter = Peek() | 0x20;
-        if (letter < 'a' || letter > 'z') return ErrorAt(start, "\\c without a letter");
+        if (letter < 'a' || letter > 'z') return ErrorAt(start, "\\c must be followed by a letter");
         ++at_;
         return character(letter - 'a' + 1);
       }
@@ -388,27 +397,27 @@ class Parser {
         return ErrorAt(start, "\\u{} needs 1 to 6 hexadecimal digits");
       }
     } else if (!digits(kind == 'x' ? 2 : 4, &value)) {
-      return ErrorAt(start, "an escape with too few hexadecimal digits");
+      return ErrorAt(start, "the escape has too few hexadecimal digits");
     }
     if (value >= 0xD800 && value <= 0xDBFF && Peek() == '\\' && Peek(1) == 'u') {
       at_ += 2;
       char32_t low = 0;
       if (!digits(4, &low) || low < 0xDC00 || low > 0xDFFF) {
-        return ErrorAt(start, "half a surrogate pair");
+        return ErrorAt(start, "a surrogate pair is incomplete");
       }
       value = 0x10000 + ((value - 0xD800) << 10) + (low - 0xDC00);
     }
     if ((value >= 0xD800 && value <= 0xDFFF) || value > 0x10FFFF) {
-      return ErrorAt(start, "no character has this number");
+      return ErrorAt(start, "the number is not a valid code point");
     }
     return value;
   }
 
-  // at_ is behind the bracket.
+  // Parses a character class. REQUIRES: at_ is after the bracket.
   absl::StatusOr<CodePoints> ParseClass(std::size_t start) {
     const bool negated = Take('^');
     std::vector<CodePoints::Range> ranges;
-    // A member; `single` when it is one character, which may begin or end a range.
+    // Parses a member. Sets `single` if it is one character, which can start or end a range.
     const auto member = [&](bool* single) -> absl::StatusOr<CodePoints> {
       const std::size_t at = at_;
       const char32_t c = chars_[at_++];
@@ -432,22 +441,22 @@ class Parser {
       if (Peek() == '-' && Peek(1) != ']' && at_ + 1 < chars_.size()) {
         ++at_;
         QUIRE_ASSIGN_OR_RETURN(const CodePoints last, member(&last_single));
-        if (!single || !last_single) return ErrorAt(at, "a range with a class at its end");
+        if (!single || !last_single) return ErrorAt(at, "a class cannot be the end of a range");
         const char32_t low = first.ranges()[0].first, high = last.ranges()[0].first;
-        if (low > high) return ErrorAt(at, "a range that is out of order");
+        if (low > high) return ErrorAt(at, "the range is out of order");
         first = CodePoints({{low, high}});
       }
       if (single) {
         QUIRE_ASSIGN_OR_RETURN(first, CaseVariants(at, first, negated));
       } else if (negated && ignores_case_ && first.Contains('s') && first.Contains('k')) {
-        first = first.Union(kLongS).Union(kKelvin);  // the other cases of s and k
+        first = first.Union(kLongS).Union(kKelvin);  // the other case variants of s and k
       }
       ranges.insert(ranges.end(), first.ranges().begin(), first.ranges().end());
     }
-    if (!Take(']')) return ErrorAt(start, "\"[\" without \"]\"");
+    if (!Take(']')) return ErrorAt(start, "\"[\" has no matching \"]\"");
     CodePoints set(std::move(ranges));
     if (negated) set = set.Complement();
-    if (set.empty()) return ErrorAt(start, "a class without characters");
+    if (set.empty()) return ErrorAt(start, "the class has no characters");
     return set;
   }
 
@@ -455,8 +464,7 @@ class Parser {
     const std::size_t start = at_;
     std::int64_t min = 0;
     std::optional<std::int64_t> max;
-    if (Take('*')) {
-    } else if (Take('+')) {
+    if (Take('+')) {
       min = 1;
     } else if (Take('?')) {
       max = 1;
@@ -470,24 +478,24 @@ class Parser {
         return value;
       };
       const std::optional<std::int64_t> low = number();
-      if (!low) return ErrorAt(start, "\"{\" without a count");
+      if (!low) return ErrorAt(start, "\"{\" must be followed by a count");
       min = *low;
       max = min;
       if (Take(',')) max = number();
-      if (!Take('}')) return ErrorAt(start, "\"{\" without \"}\"");
-      if (max && *max < min) return ErrorAt(start, "counts that are out of order");
+      if (!Take('}')) return ErrorAt(start, "\"{\" has no matching \"}\"");
+      if (max && *max < min) return ErrorAt(start, "the counts are out of order");
       if (std::max(min, max.value_or(0)) > kMaxRegexCount) {
-        return ErrorAt(start, absl::StrCat("counts above ", kMaxRegexCount));
+        return ErrorAt(start, absl::StrCat("counts must be at most ", kMaxRegexCount));
       }
-    } else {
+    } else if (!Take('*')) {
       return body;
     }
     if (++num_repeats_ > kMaxRegexRepeats) {
-      return ErrorAt(start, absl::StrCat("more than ", kMaxRegexRepeats, " repetitions"));
+      return ErrorAt(start, absl::StrCat("there are more than ", kMaxRegexRepeats, " repetitions"));
     }
-    Take('?');  // lazy
+    Take('?');  // laziness is ignored
     if (!AtEnd() && (Peek() == '*' || Peek() == '+' || Peek() == '?' || Peek() == '{')) {
-      return Error("a repetition of a repetition");
+      return Error("a repetition cannot be repeated; use a group");
     }
     return Repeat(std::move(body), min, max);
   }
@@ -504,11 +512,13 @@ std::int64_t Bounded(std::int64_t value) {
   return std::min(value, kLongest);
 }
 
-// The ends of matches that begin at one of `starts`. Of no use once the steps have run out.
+// Returns the ends of matches that begin at one of `starts`. The result is invalid if the steps run
+// out.
 std::set<std::size_t> EndsFrom(const Regex& regex, const std::vector<char32_t>& text,
                                const std::set<std::size_t>& starts, std::int64_t* steps) {
   std::set<std::size_t> ends;
-  *steps -= 4 * (1 + static_cast<std::int64_t>(starts.size()));  // a step is short elsewhere
+  // One step here costs as much as four elsewhere.
+  *steps -= 4 * (1 + static_cast<std::int64_t>(starts.size()));
   if (*steps < 0) return ends;
   switch (regex.kind) {
     case Regex::Kind::kCharacter:
@@ -526,7 +536,8 @@ std::set<std::size_t> EndsFrom(const Regex& regex, const std::vector<char32_t>& 
     case Regex::Kind::kRepeat: {
       std::set<std::size_t> at = starts;
       std::int64_t count = 0;
-      // Without a new end nothing new follows: counts are at most those of the text, or zero width.
+      // Without a new end, more repetitions add nothing, so the count is at most the length of the
+      // text.
       for (; count < regex.min && !at.empty(); ++count) {
         std::set<std::size_t> next = EndsFrom(regex.parts[0], text, at, steps);
         if (next == at) break;
@@ -548,7 +559,8 @@ std::set<std::size_t> EndsFrom(const Regex& regex, const std::vector<char32_t>& 
 }  // namespace
 
 absl::StatusOr<Regex> ParseRegex(absl::string_view pattern, RegexMeaning meaning) {
-  if (FirstInvalidUtf8(pattern)) return absl::InvalidArgumentError("not UTF-8");
+  if (FirstInvalidUtf8(pattern))
+    return absl::InvalidArgumentError("the expression is not valid UTF-8");
   return Parser(pattern, meaning).Parse();
 }
 
@@ -562,7 +574,7 @@ GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, Gramma
       const Regex& body = regex.parts[0];
       if (regex.max_chars) {
         const std::int64_t once =
-            LengthOf(body).max.value_or(0);  // by which the last one may end beyond
+            LengthOf(body).max.value_or(0);  // the last repetition may exceed the limit by this
         return grammar->RepeatWithinChars(WriteRegex(body, spelling, grammar),
                                           *regex.max_chars - once + 1);
       }
@@ -624,30 +636,32 @@ namespace {
 
 std::optional<Regex> SequenceWithoutFirst(const Regex& regex, const CodePoints& taken,
                                           bool may_be_empty) {
-  constexpr std::size_t kMaxEmptyParts = 16;  // each makes a copy of what follows it
+  constexpr std::size_t kMaxEmptyParts = 16;  // each copies the parts after it
   std::vector<Regex> options;
   std::size_t at = 0;
   for (; at < regex.parts.size() && at < kMaxEmptyParts; ++at) {
-    if (auto first = WithoutFirst(regex.parts[at], taken, /*may_be_empty=*/false)) {
+    if (auto first = ExcludeFirst(regex.parts[at], taken, /*may_be_empty=*/false)) {
       std::vector<Regex> parts = {*std::move(first)};
       parts.insert(parts.end(), regex.parts.begin() + static_cast<std::ptrdiff_t>(at) + 1,
                    regex.parts.end());
-      options.push_back(Of(Regex::Kind::kSequence, std::move(parts)));
+      options.push_back(MakeRegex(Regex::Kind::kSequence, std::move(parts)));
     }
     if (LengthOf(regex.parts[at]).min > 0) break;
   }
-  if (at == regex.parts.size() && may_be_empty) options.push_back(Of(Regex::Kind::kSequence, {}));
+  if (at == regex.parts.size() && may_be_empty)
+    options.push_back(MakeRegex(Regex::Kind::kSequence, {}));
   if (options.empty()) return std::nullopt;
-  return Of(Regex::Kind::kChoice, std::move(options));
+  return MakeRegex(Regex::Kind::kChoice, std::move(options));
 }
 
 std::optional<Regex> RepeatWithoutFirst(const Regex& regex, const CodePoints& taken,
                                         bool may_be_empty) {
   const Regex& body = regex.parts[0];
   std::vector<Regex> options;
-  if (may_be_empty && LengthOf(regex).min == 0) options.push_back(Of(Regex::Kind::kSequence, {}));
+  if (may_be_empty && LengthOf(regex).min == 0)
+    options.push_back(MakeRegex(Regex::Kind::kSequence, {}));
   std::optional<Regex> first;
-  if (regex.max != 0) first = WithoutFirst(body, taken, /*may_be_empty=*/false);
+  if (regex.max != 0) first = ExcludeFirst(body, taken, /*may_be_empty=*/false);
   Regex rest = regex;
   rest.min = std::max<std::int64_t>(regex.min - 1, 0);
   if (regex.max) rest.max = *regex.max - 1;
@@ -656,15 +670,15 @@ std::optional<Regex> RepeatWithoutFirst(const Regex& regex, const CodePoints& ta
     if (*rest.max_chars < LengthOf(body).max.value_or(0)) first.reset();
   }
   if (first) {
-    options.push_back(Of(Regex::Kind::kSequence, {*std::move(first), std::move(rest)}));
+    options.push_back(MakeRegex(Regex::Kind::kSequence, {*std::move(first), std::move(rest)}));
   }
   if (options.empty()) return std::nullopt;
-  return Of(Regex::Kind::kChoice, std::move(options));
+  return MakeRegex(Regex::Kind::kChoice, std::move(options));
 }
 
 }  // namespace
 
-std::optional<Regex> WithoutFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty) {
+std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty) {
   switch (regex.kind) {
     case Regex::Kind::kCharacter: {
       CodePoints others = regex.set.Minus(taken);
@@ -680,12 +694,12 @@ std::optional<Regex> WithoutFirst(const Regex& regex, const CodePoints& taken, b
   }
   std::vector<Regex> options;
   for (const Regex& part : regex.parts) {
-    if (auto others = WithoutFirst(part, taken, may_be_empty)) {
+    if (auto others = ExcludeFirst(part, taken, may_be_empty)) {
       options.push_back(*std::move(others));
     }
   }
   if (options.empty()) return std::nullopt;
-  return Of(Regex::Kind::kChoice, std::move(options));
+  return MakeRegex(Regex::Kind::kChoice, std::move(options));
 }
 
 std::optional<bool> Matches(const Regex& regex, absl::string_view text, std::int64_t* steps) {

@@ -1,15 +1,15 @@
 #pragma once
 
-// Regular expressions: the subset of ECMAScript (with its `u` flag) that describes a regular
+// Regular expressions: the subset of ECMAScript (with the `u` flag) that describes a regular
 // language.
 //
-// Place:      below json_schema (`pattern`, formats) and what builds constraints; above
-//             grammar_text.
-// Invariants: what is not supported is refused by its position in characters: \b, look-around,
-//             back-references, \p, anchors within an expression, flags but i. Marks of laziness and
-//             names of groups say nothing about a language and are read over. Where case is
-//             ignored, letters match as ASCII has them, and others that have a case are refused.
-// Threads:    pure.
+// Place:      below the reader of schemas (`pattern`, formats) and the writers of constraints;
+//             above grammar_text.
+// Invariants: unsupported syntax is rejected with its position in characters: \b, look-around,
+//             back-references, \p, anchors inside an expression, flags other than i. Laziness and
+//             group names are ignored, because they do not affect the language. If case is ignored,
+//             letters match as in ASCII, and other letters with a case are rejected.
+// Threads:    pure functions.
 
 #include <cstdint>
 #include <optional>
@@ -23,33 +23,32 @@
 
 namespace quire::engine {
 
-inline constexpr std::int64_t kMaxRegexCount = 4096;  // of {m,n}
-inline constexpr int kMaxRegexDepth = 100;            // of groups
-inline constexpr int kMaxRegexParts = 8192;           // characters, classes and groups
+inline constexpr std::int64_t kMaxRegexCount = 4096;  // maximum m and n of {m,n}
+inline constexpr int kMaxRegexDepth = 100;            // nesting of groups
+inline constexpr int kMaxRegexParts = 8192;           // number of characters, classes and groups
 inline constexpr int kMaxRegexRepeats = 1024;
 
 struct Regex {
   enum class Kind : std::uint8_t { kCharacter, kSequence, kChoice, kRepeat };
   Kind kind = Kind::kSequence;
   CodePoints set;            // kCharacter
-  std::vector<Regex> parts;  // of kSequence and kChoice; one of kRepeat
+  std::vector<Regex> parts;  // for kSequence and kChoice; one for kRepeat
   std::int64_t min = 0;      // kRepeat
   std::optional<std::int64_t> max;
-  // kRepeat without `min` and `max`, with a bounded body: limit for the characters of all
+  // kRepeat without `min` and `max`, and with a bounded body: maximum number of characters of all
   // repetitions together. Matches does not enforce it.
   std::optional<std::int64_t> max_chars = std::nullopt;
 };
 
-// Whether an expression without anchors stands for texts that match it as a whole, or for texts
-// that contain a match.
+// Whether an expression without anchors matches whole texts, or texts that contain a match.
 enum class RegexMeaning : std::uint8_t { kWhole, kContains };
 
-// INVALID_ARGUMENT with the position.
+// Returns INVALID_ARGUMENT with the position for invalid or unsupported syntax.
 absl::StatusOr<Regex> ParseRegex(absl::string_view pattern, RegexMeaning meaning);
 
 GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, GrammarText* grammar);
 
-// Bounds of the characters in a text of the language; `max` absent without one.
+// Minimum and maximum number of characters of the texts; `max` is nullopt if there is no maximum.
 struct TextLength {
   std::int64_t min = 0;
   std::optional<std::int64_t> max;
@@ -57,12 +56,12 @@ struct TextLength {
 TextLength LengthOf(const Regex& regex);
 
 // Returns the texts of the language that do not begin with a character of `taken`. The empty text
-// is among them if it is in the language and `may_be_empty`. Behind many parts that may be empty,
-// texts that begin with a later part are lost. Absent if there is no text.
-std::optional<Regex> WithoutFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty);
+// is included if the language contains it and `may_be_empty` is set. If many leading parts may be
+// empty, texts that begin with a later part are lost. Returns nullopt if no text remains.
+std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty);
 
-// Whether the text as a whole is in the language. Takes the steps that it needs from `steps`: about
-// the product of the lengths of both; absent when they run out.
+// Returns whether the language contains the whole text. Subtracts the used steps from `steps`,
+// about the product of both lengths. Returns nullopt when they run out.
 std::optional<bool> Matches(const Regex& regex, absl::string_view text, std::int64_t* steps);
 
 }  // namespace quire::engine

@@ -22,18 +22,18 @@ namespace quire::engine {
 
 namespace {
 
-constexpr std::size_t kMaxSchemas = 8192;  // that one document reaches, intersections included
-constexpr std::size_t kMaxWays = 1024;     // in which a value can meet one schema
-constexpr std::size_t kMaxQuoted = 200;    // bytes of the document in one reason
-constexpr std::size_t kMaxReasons = 1200;  // bytes of all reasons
-// What a schema and a shape keep costs memory as well, which steps bound.
+constexpr std::size_t kMaxSchemas = 8192;  // that one document refers to, intersections included
+constexpr std::size_t kMaxWays = 1024;     // alternatives of one schema
+constexpr std::size_t kMaxQuoted = 200;    // bytes of the document that one reason quotes
+constexpr std::size_t kMaxReasons = 1200;  // total size of all reasons in bytes
+// Number of steps that a schema or a shape costs, because it uses memory too.
 constexpr std::int64_t kStepsOfSchema = 64;
 constexpr std::int64_t kStepsUntilYield = 1 << 12;  // about 0.1 ms
 
-// Why the text is not parsed: what recurses over containers, or looks for one member after the
-// other, is not to meet more of them. "": it is.
+// Returns why the text must not be parsed, or "" if it may be. The limits bound the recursion over
+// containers and linear searches for members.
 std::string TooLarge(absl::string_view text) {
-  std::vector<std::size_t> members;  // begun so far, of each container around
+  std::vector<std::size_t> members;  // number of members so far, per open container
   bool in_string = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -56,7 +56,7 @@ std::string TooLarge(absl::string_view text) {
   return "";
 }
 
-// %41 as in a URI, then ~0 and ~1 as in a JSON pointer.
+// Decodes %41 as in a URI, then ~0 and ~1 as in a JSON pointer.
 std::string DecodedStep(absl::string_view step) {
   std::string out;
   for (std::size_t i = 0; i < step.size(); ++i) {
@@ -87,7 +87,7 @@ absl::Status SchemaRefused(const std::vector<SchemaReason>& reasons) {
   for (const SchemaReason& reason : reasons) {
     absl::StrAppend(&all, all.empty() ? "" : "; ", reason.pointer, ": ", reason.text);
   }
-  all = Shortened(all, kMaxReasons);
+  all = Shorten(all, kMaxReasons);
   return WithReason(absl::InvalidArgumentError(absl::StrCat("constraint.json_schema: ", all)),
                     Reason::kBadConstraint,
                     {{"stage", "compile"},
@@ -101,7 +101,7 @@ std::string PointerStep(absl::string_view name) {
 }
 
 std::string PointerFragment(absl::string_view pointer) {
-  constexpr absl::string_view kPlain = "/~$-._!&'()*+,;=:@";  // RFC 3986, section 3.5, in part
+  constexpr absl::string_view kPlain = "/~$-._!&'()*+,;=:@";  // a subset of RFC 3986, section 3.5
   std::string out = "#";
   for (const char c : pointer) {
     if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains(kPlain, c)) {
@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<SchemaDocument>> SchemaDocument::Parse(absl::stri
   document->json_ = OrderedJson::parse(text.begin(), text.end(), nullptr, false);
   const OrderedJson& json = document->json_;
   if (json.is_discarded()) return bad("is not JSON");
-  if (!json.is_object() && !json.is_boolean()) return bad("is no object");
+  if (!json.is_object() && !json.is_boolean()) return bad("is neither an object nor a boolean");
   if (json.is_object()) {
     if (const auto dialect = json.find("$schema"); dialect != json.end()) {
       const std::string name = dialect->is_string() ? dialect->get<std::string>() : "";
@@ -154,7 +154,8 @@ void SchemaDocument::IndexAnchors(const OrderedJson& json, std::string* pointer)
   const std::size_t size = pointer->size();
   if (json.is_object()) {
     if (const auto anchor = json.find("$anchor"); anchor != json.end() && anchor->is_string()) {
-      // One within a `const` is no anchor, which is not told apart: of two neither is taken.
+      // An `$anchor` inside a `const` is indexed too, although it is not an anchor. If a name
+      // occurs twice, neither is used.
       const auto [at, first] =
           anchors_.emplace(anchor->get<std::string>(), std::pair(&json, *pointer));
       if (!first) at->second.first = nullptr;
@@ -176,11 +177,11 @@ void SchemaDocument::IndexAnchors(const OrderedJson& json, std::string* pointer)
 absl::Status SchemaDocument::Check(UnenforcedPolicy policy) {
   policy_ = policy;
   root_ = Intern({NodeAt(json_, nullptr, "")});
-  // What is read names more schemas, which stand behind it.
+  // Reading a schema may append more schemas.
   for (std::size_t i = 0; i < schemas_.size() && reasons_.size() < kMaxSchemaReasons && !is_spent();
        ++i) {
     if (Read(static_cast<SchemaId>(i)) == nullptr && reasons_.empty()) {
-      Refuse(*schemas_[i][0], "", "what it lists cannot be told from what it allows");
+      Refuse(*schemas_[i][0], "", "the schema refers to itself in a way that cannot be resolved");
     }
   }
   if (!reasons_.empty()) return SchemaRefused(reasons_);
@@ -194,10 +195,11 @@ absl::Status SchemaDocument::Check(UnenforcedPolicy policy) {
 void SchemaDocument::Refuse(const Node& node, absl::string_view keyword, std::string text) {
   if (reasons_.size() >= kMaxSchemaReasons) return;
   const std::string pointer = absl::StrCat(node.Pointer(), keyword.empty() ? "" : "/", keyword);
-  steps_left_ -= static_cast<std::int64_t>(pointer.size() / 16);  // which may be as long as it all
-  SchemaReason reason{.pointer = Shortened(pointer, kMaxQuoted),
-                      .keyword = Shortened(keyword, kMaxQuoted),
-                      .text = Shortened(text, 2 * kMaxQuoted)};
+  // The pointer may be as long as the document.
+  steps_left_ -= static_cast<std::int64_t>(pointer.size() / 16);
+  SchemaReason reason{.pointer = Shorten(pointer, kMaxQuoted),
+                      .keyword = Shorten(keyword, kMaxQuoted),
+                      .text = Shorten(text, 2 * kMaxQuoted)};
   for (const SchemaReason& other : reasons_) {
     if (other.pointer == reason.pointer && other.text == reason.text) return;
   }
@@ -249,7 +251,7 @@ bool SchemaDocument::Spend(std::int64_t steps) {
     if (before / kStepsUntilYield != steps_left_ / kStepsUntilYield) YieldAtLowPriority();
     if (is_spent()) {
       Refuse(*nodes_.at(&json_), "",
-             absl::StrCat("takes more than ", kMaxSchemaSteps, " steps to read"));
+             absl::StrCat("reading the schema exceeds ", kMaxSchemaSteps, " steps"));
     }
   }
   return !is_spent();
@@ -261,8 +263,8 @@ bool SchemaDocument::Descend(const Node* node) {
     return true;
   }
   Refuse(node == nullptr ? *nodes_.at(&json_) : *node, "",
-         absl::StrCat("references, alternatives and values are more than ", kMaxSchemaNesting,
-                      " within one another"));
+         absl::StrCat("references, alternatives and values are nested more than ",
+                      kMaxSchemaNesting, " deep"));
   return false;
 }
 
@@ -306,7 +308,7 @@ const SchemaDocument::Node* SchemaDocument::Resolve(const Node&, absl::string_vi
 const SchemaDocument::Local& SchemaDocument::LocalOf(const Node& node) {
   Node& own = *nodes_.at(node.json);
   if (own.local == nullptr) {
-    // Reading may come to this node again, through oneOf: Expand does not go into it then.
+    // Reading can reach this node again through oneOf; Expand does not recurse into it then.
     own.is_being_read = true;
     own.local = NodeReader(this, own).Read();
     own.is_being_read = false;
@@ -315,7 +317,7 @@ const SchemaDocument::Local& SchemaDocument::LocalOf(const Node& node) {
 }
 
 SchemaId SchemaDocument::Intern(Nodes nodes) {
-  // `true` says nothing.
+  // A schema that is `true` or {} allows everything.
   std::erase_if(nodes, [](const Node* node) {
     return (node->json->is_boolean() && node->json->get<bool>()) ||
            (node->json->is_object() && node->json->empty());
@@ -330,7 +332,8 @@ SchemaId SchemaDocument::Intern(Nodes nodes) {
   const auto [entry, added] = ids_.emplace(distinct, id);
   if (!added) return entry->second;
   if (schemas_.size() >= kMaxSchemas) {
-    Refuse(*distinct[0], "", absl::StrCat("more than ", kMaxSchemas, " intersections of schemas"));
+    Refuse(*distinct[0], "",
+           absl::StrCat("there are more than ", kMaxSchemas, " intersections of schemas"));
     return SchemaId{0};
   }
   schemas_.push_back(std::move(distinct));
@@ -356,10 +359,10 @@ const std::vector<Shape>* SchemaDocument::Read(SchemaId id) {
     return nullptr;
   }
   reading_.insert(id);
-  const bool outer = std::exchange(is_incomplete_, false);
+  const bool was_incomplete = std::exchange(is_incomplete_, false);
   std::vector<Shape> shapes = ReadShapes(schemas_[at]);
   if (!is_incomplete_) shapes_[at] = std::make_unique<std::vector<Shape>>(std::move(shapes));
-  is_incomplete_ = outer;
+  is_incomplete_ = was_incomplete;
   reading_.erase(id);
   --nesting_;
   return shapes_[at].get();
@@ -369,7 +372,7 @@ std::vector<Shape> SchemaDocument::ReadShapes(Nodes seeds) {
   std::vector<Nodes> ways = {{}};
   for (const Node* seed : seeds) {
     std::vector<const Node*> path;
-    ways = Combined(*seed, ways, Expand(*seed, &path));
+    ways = Combine(*seed, ways, Expand(*seed, &path));
   }
   std::vector<Shape> shapes;
   for (const Nodes& way : ways) {
@@ -381,11 +384,12 @@ std::vector<Shape> SchemaDocument::ReadShapes(Nodes seeds) {
   return shapes;
 }
 
-std::vector<SchemaDocument::Nodes> SchemaDocument::Combined(const Node& node,
-                                                            const std::vector<Nodes>& ways,
-                                                            const std::vector<Nodes>& more) {
+std::vector<SchemaDocument::Nodes> SchemaDocument::Combine(const Node& node,
+                                                           const std::vector<Nodes>& ways,
+                                                           const std::vector<Nodes>& more) {
   if (ways.size() * more.size() > kMaxWays) {
-    Refuse(node, "", absl::StrCat("more than ", kMaxWays, " combinations of alternatives"));
+    Refuse(node, "",
+           absl::StrCat("there are more than ", kMaxWays, " combinations of alternatives"));
     return {};
   }
   std::vector<Nodes> both;
@@ -402,7 +406,7 @@ std::vector<SchemaDocument::Nodes> SchemaDocument::Combined(const Node& node,
 std::vector<SchemaDocument::Nodes> SchemaDocument::Expand(const Node& node,
                                                           std::vector<const Node*>* path) {
   if (std::find(path->begin(), path->end(), &node) != path->end()) {
-    Refuse(node, "$ref", "leads back to itself without a value in between");
+    Refuse(node, "$ref", "refers to itself without a value in between");
     return {};
   }
   if (node.is_being_read) {
@@ -413,13 +417,13 @@ std::vector<SchemaDocument::Nodes> SchemaDocument::Expand(const Node& node,
   path->push_back(&node);
   const Local& local = LocalOf(node);
   std::vector<Nodes> ways = {{&node}};
-  for (const Node* other : local.all) ways = Combined(node, ways, Expand(*other, path));
+  for (const Node* other : local.all) ways = Combine(node, ways, Expand(*other, path));
   for (const auto& branches : local.unions) {
     std::vector<Nodes> any;
     for (const Node* branch : branches) {
       for (Nodes& way : Expand(*branch, path)) any.push_back(std::move(way));
     }
-    ways = Combined(node, ways, any);
+    ways = Combine(node, ways, any);
   }
   path->pop_back();
   --nesting_;
@@ -477,7 +481,7 @@ bool SchemaDocument::AcceptsArray(const ArrayShape& shape, const OrderedJson& va
 bool SchemaDocument::AddValues(SchemaId id, std::size_t max,
                                std::map<nlohmann::json, OrderedJson>* values) {
   const std::vector<Shape>* shapes = Read(id);
-  if (shapes == nullptr) return false;  // most often an array within itself
+  if (shapes == nullptr) return false;  // usually an array that contains itself
   const auto add = [&](const OrderedJson& value) {
     values->emplace(value, value);
     return Spend(16) && values->size() <= max;
@@ -488,7 +492,7 @@ bool SchemaDocument::AddValues(SchemaId id, std::size_t max,
     if (shape.boolean && !(add(false) && add(true))) return false;
     if (!shape.number) continue;
     const NumberRange& range = shape.number->range;
-    // Small integers: sums and differences of such bounds do not overflow.
+    // Only small integers, so that sums and differences of bounds do not overflow.
     const auto is_small = [](const std::optional<Bound>& bound) {
       return bound && bound->value.whole.size() <= 15;
     };
@@ -508,7 +512,7 @@ bool SchemaDocument::AddValues(SchemaId id, std::size_t max,
 bool SchemaDocument::AcceptsObject(const ObjectShape& shape, const OrderedJson& value) {
   const auto size = static_cast<std::int64_t>(value.size());
   if (size < shape.min || (shape.max && size > *shape.max)) return false;
-  // Each name is looked for among all those of the other.
+  // The cost of looking up each name among the names of the other side.
   if (!Spend(static_cast<std::int64_t>(2 * value.size() * shape.properties.size()))) return false;
   for (const auto& property : shape.properties) {
     if (property.required && !value.contains(property.name)) return false;
@@ -538,7 +542,7 @@ bool SchemaDocument::Accepts(const Shape& shape, const OrderedJson& value) {
   return shape.object && AcceptsObject(*shape.object, value);
 }
 
-// Whether no value meets both; where it cannot be told, false.
+// Returns whether no value satisfies both. Returns false if this is unknown.
 bool SchemaDocument::Disjoint(const Shape& a, const Shape& b, int depth) {
   if (!Spend(1)) return false;
   for (const OrderedJson& value : a.values) {
@@ -585,7 +589,7 @@ bool SchemaDocument::ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b,
         continue;
       }
       if (never(match->schema)) return true;
-      if (!match->required || depth >= kMaxDepth) continue;  // cannot be told
+      if (!match->required || depth >= kMaxDepth) continue;  // unknown
       const std::vector<Shape>* ours = Read(property.schema);
       const std::vector<Shape>* theirs = Read(match->schema);
       if (ours == nullptr || theirs == nullptr) continue;
@@ -602,32 +606,31 @@ bool SchemaDocument::ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b,
 void SchemaDocument::CheckDisjoint(const Node& node, const std::vector<const Node*>& branches) {
   const auto leave_out = [&](std::size_t i, std::size_t j) {
     LeaveOut(node, "oneOf",
-             absl::StrCat("a value can meet both ", i, " and ", j,
-                          ", or it cannot be told; write anyOf, or tell them apart by a required "
-                          "property with const"));
+             absl::StrCat("a value may match both ", i, " and ", j,
+                          "; write anyOf, or distinguish them by a required property with const"));
   };
-  const bool outer = std::exchange(is_incomplete_, false);
+  const bool was_incomplete = std::exchange(is_incomplete_, false);
   std::vector<const std::vector<Shape>*> shapes;
   for (const Node* branch : branches) shapes.push_back(Read(Intern({branch})));
-  const auto apart = [&](std::size_t i, std::size_t j) {
+  const auto are_disjoint = [&](std::size_t i, std::size_t j) {
     if (!Spend(1) || shapes[i] == nullptr || shapes[j] == nullptr) return false;
     return std::all_of(shapes[i]->begin(), shapes[i]->end(), [&](const Shape& a) {
       return std::all_of(shapes[j]->begin(), shapes[j]->end(),
                          [&](const Shape& b) { return Disjoint(a, b, 0) && !is_incomplete_; });
     });
   };
-  bool all = true;
-  for (std::size_t i = 0; i < branches.size() && all; ++i) {
-    for (std::size_t j = i + 1; j < branches.size() && all; ++j) {
-      all = apart(i, j);
-      if (!all) leave_out(i, j);
+  bool is_ok = true;
+  for (std::size_t i = 0; i < branches.size() && is_ok; ++i) {
+    for (std::size_t j = i + 1; j < branches.size() && is_ok; ++j) {
+      is_ok = are_disjoint(i, j);
+      if (!is_ok) leave_out(i, j);
     }
   }
-  is_incomplete_ = outer;
+  is_incomplete_ = was_incomplete;
 }
 
-// A least fixed point: what has a value because its parts have one. What only holds itself has
-// none.
+// Computes a least fixed point: a schema has a value if its parts have values. A schema that only
+// contains itself has none.
 void SchemaDocument::FindValues() {
   has_value_.assign(schemas_.size(), false);
   const auto shape_has_value = [&](const Shape& shape) {
@@ -636,13 +639,13 @@ void SchemaDocument::FindValues() {
     }
     if (shape.array) {
       const ArrayShape& array = *shape.array;
-      bool all = true;
+      bool has_all_items = true;
       if (array.unique != nullptr) return true;
-      for (std::size_t i = 0; i < static_cast<std::size_t>(array.min) && all; ++i) {
-        all = HasValue(i < array.prefix.size() ? array.prefix[i] : array.items);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(array.min) && has_all_items; ++i) {
+        has_all_items = HasValue(i < array.prefix.size() ? array.prefix[i] : array.items);
         if (i >= array.prefix.size()) break;
       }
-      if (all) return true;
+      if (has_all_items) return true;
     }
     if (!shape.object) return false;
     const ObjectShape& object = *shape.object;

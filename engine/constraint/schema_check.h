@@ -1,19 +1,20 @@
 #pragma once
 
-// Reads a JSON Schema into shapes that a grammar can enforce exactly, or says why it cannot: every
-// keyword is enforced, rewritten, an annotation, or a reason to refuse the schema
-// (docs/structured_output.md has the table). With UnenforcedPolicy::kAnnotate a keyword that cannot
-// be enforced is left out and listed instead; limits and malformed keywords are still refused.
+// Reads a JSON Schema into shapes that a grammar can enforce exactly, or reports why it cannot.
+// Every keyword is enforced, rewritten, an annotation, or a reason to reject the schema
+// (docs/structured_output.md has the table). With UnenforcedPolicy::kAnnotate, keywords that cannot
+// be enforced are ignored and listed instead; exceeded limits and malformed keywords are still
+// errors.
 //
-// Place:      above regex and number_grammar; below schema_grammar, which writes what is read here.
-// Invariants: a schema is the intersection of a list of nodes of the document, named by a SchemaId;
-//             references and allOf add nodes to it, anyOf and its kin multiply its shapes. So equal
-//             intersections, also recursive ones, are one SchemaId, and there are finitely many.
-//             Nothing is fetched. Reading takes at most kMaxSchemaSteps, and calls itself at most
-//             kMaxSchemaNesting deep, whatever references lead to; what is kept is in proportion to
-//             the document and the steps.
+// Place:      above regex and number_grammar; below schema_grammar, which writes the shapes.
+// Invariants: a SchemaId names the intersection of a list of nodes of the document. References and
+//             allOf add nodes to it; anyOf and similar keywords multiply its shapes. Equal
+//             intersections, even recursive ones, have one SchemaId, so there are finitely many.
+//             Nothing is fetched. Reading takes at most kMaxSchemaSteps and recurses at most
+//             kMaxSchemaNesting deep, for any references. Its memory is proportional to the
+//             document and the steps.
 // Threads:    one at a time.
-// Lifetime:   keeps the document.
+// Lifetime:   owns the document.
 
 #include <cstdint>
 #include <map>
@@ -41,30 +42,31 @@ inline constexpr int kMaxSchemaDepth = 128;
 inline constexpr std::size_t kMaxSchemaMembers = 4096;    // of one object of the document
 inline constexpr std::size_t kMaxSchemaProperties = 512;  // that one schema declares
 inline constexpr std::size_t kMaxSchemaAnchors = 256;
-inline constexpr int kMaxSchemaNesting = 256;             // of references, branches and values
-inline constexpr std::int64_t kMaxSchemaSteps = 8 << 20;  // names, values and nodes looked at
+inline constexpr int kMaxSchemaNesting = 256;  // nesting of references, branches and values
+// Names, values and nodes that are visited.
+inline constexpr std::int64_t kMaxSchemaSteps = 8 << 20;
 inline constexpr std::size_t kMaxSchemaReasons = 20;
 inline constexpr std::size_t kMaxUnenforcedKeywords = 256;    // of one constraint
-inline constexpr std::size_t kMaxUnenforcedBytes = 16 << 10;  // of their pointers
+inline constexpr std::size_t kMaxUnenforcedBytes = 16 << 10;  // total size of their pointers
 
-// Whether a keyword says nothing of a value.
+// Returns whether a keyword does not restrict values.
 bool IsSchemaAnnotation(absl::string_view keyword);
 
-// Why a schema is refused.
+// The reason why a schema is rejected.
 struct SchemaReason {
   std::string pointer;  // JSON pointer to the keyword
   std::string keyword;
   std::string text;
 };
 
-// BAD_CONSTRAINT, stage `compile`, with `pointer` and `keyword` of the first of them. REQUIRES:
-// there is one.
+// Returns BAD_CONSTRAINT, stage `compile`, with `pointer` and `keyword` of the first reason.
+// REQUIRES: reasons is not empty.
 absl::Status SchemaRefused(const std::vector<SchemaReason>& reasons);
 
-// A name as a step of a JSON pointer, with the slash before it.
+// Returns a name as a step of a JSON pointer, including the slash before it.
 std::string PointerStep(absl::string_view name);
 
-// A JSON pointer as a URI fragment (RFC 6901, section 6), with the # before it.
+// Returns a JSON pointer as a URI fragment (RFC 6901, section 6), including the # before it.
 std::string PointerFragment(absl::string_view pointer);
 
 enum class SchemaId : std::int32_t {};
@@ -79,10 +81,11 @@ struct NumberShape {
   bool integers = false;
   NumberRange range;
   std::optional<MultipleOf> multiple;
-  std::shared_ptr<const NumberAutomaton> multiples;  // within the range; null: no multiple
+  // Multiples within the range; null: not restricted to multiples.
+  std::shared_ptr<const NumberAutomaton> multiples;
 };
 
-// All arrays without equal items, where the items are from a finite set.
+// All arrays of unequal items from a finite set.
 struct UniqueItems {
   struct State {
     // Pairs of an item (an index into `values`) and the next state, which has a higher index.
@@ -90,15 +93,15 @@ struct UniqueItems {
     bool may_end = false;
   };
   std::vector<OrderedJson> values;
-  std::vector<State> states;  // the first one is the start
+  std::vector<State> states;  // starts at the first state
 };
 
 struct ArrayShape {
   std::vector<SchemaId> prefix;
-  SchemaId items;  // behind the prefix
+  SchemaId items;  // items after the prefix
   std::int64_t min = 0;
   std::optional<std::int64_t> max;
-  std::shared_ptr<const UniqueItems> unique;  // all that the above allows; null: items may be equal
+  std::shared_ptr<const UniqueItems> unique;  // all allowed arrays; null: items may be equal
 };
 
 struct ObjectShape {
@@ -107,14 +110,14 @@ struct ObjectShape {
     SchemaId schema;
     bool required = false;
   };
-  std::vector<Property> properties;    // in the order in which they are produced
-  SchemaId additional;                 // of all other names
-  std::shared_ptr<const Regex> names;  // other names are of this language; null: any name
+  std::vector<Property> properties;    // in output order
+  SchemaId additional;                 // schema of all other names
+  std::shared_ptr<const Regex> names;  // language of the other names; null: any name
   std::int64_t min = 0;
   std::optional<std::int64_t> max;
 };
 
-// A set of values: those that are listed, and those of any of the kinds.
+// A set of values: the listed ones, and those of any of the kinds below.
 struct Shape {
   std::vector<OrderedJson> values;
   bool null = false, boolean = false;
@@ -126,56 +129,58 @@ struct Shape {
 
 class SchemaDocument {
  public:
-  // BAD_CONSTRAINT for text that is no JSON, nested too deep or with too many members, or a schema
-  // that is no object or boolean.
+  // Returns BAD_CONSTRAINT for text that is not JSON, is nested too deeply or has too many members,
+  // and for a schema that is neither an object nor a boolean.
   static absl::StatusOr<std::unique_ptr<SchemaDocument>> Parse(absl::string_view text);
 
   ~SchemaDocument();
 
-  // Reads everything that the root reaches. BAD_CONSTRAINT with `pointer` and `keyword` of the
-  // first reason and `reasons` of all, at most kMaxSchemaReasons. What they repeat of the document
-  // is cut.
+  // Reads everything that the root refers to. Returns BAD_CONSTRAINT with `pointer` and `keyword`
+  // of the first reason, and `reasons` with all of them, at most kMaxSchemaReasons. Quotes of the
+  // document are truncated.
   absl::Status Check(UnenforcedPolicy policy = UnenforcedPolicy::kRefuse);
 
-  // After Check. The values of the schema are those of any of its shapes; none: there is no value.
+  // Valid after Check. The values of a schema are those of any of its shapes; without shapes it has
+  // none.
   SchemaId root() const { return root_; }
   const std::vector<Shape>& ShapesOf(SchemaId id) const;
-  // Whether the schema has a value at all.
+  // Returns whether the schema has any value.
   bool HasValue(SchemaId id) const;
 
   const std::vector<SchemaReason>& reasons() const { return reasons_; }
 
-  // After Check with kAnnotate: pointers to the keywords that are not enforced, as URI fragments. A
-  // `$ref` to one of them finds it.
+  // Valid after Check with kAnnotate. Returns pointers to the keywords that are not enforced, as
+  // URI fragments that a `$ref` could contain.
   const std::vector<std::string>& unenforced() const { return unenforced_; }
 
  private:
   struct Node;
   struct Local;
   using Nodes = std::vector<const Node*>;
-  friend class NodeReader;  // of schema_nodes.h, as the next
+  friend class NodeReader;  // NodeReader and ShapeBuilder are in schema_nodes.h
   friend class ShapeBuilder;
 
   SchemaDocument();
 
   const Node* NodeAt(const OrderedJson& json, const Node* parent, std::string path);
-  // Steps that are about to be taken. False: there are none left, and the schema is refused.
+  // Subtracts steps that are about to be taken. Returns false, and rejects the schema, if too few
+  // are left.
   bool Spend(std::int64_t steps);
   bool is_spent() const { return steps_left_ < 0; }
-  // False: one more level is too much, and the schema is refused.
+  // Enters one more level. Returns false, and rejects the schema, if the limit is exceeded.
   bool Descend(const Node* node);
   const Node* Resolve(const Node& from, absl::string_view reference);
   const Local& LocalOf(const Node& node);
   SchemaId Intern(Nodes nodes);
-  // Null: it is being read, or needs a node that is, or the schema is refused.
+  // Returns null if the schema is being read, refers to a node that is being read, or is rejected.
   const std::vector<Shape>* Read(SchemaId id);
   std::vector<Shape> ReadShapes(Nodes seeds);
-  // The ways in which values can meet all of the node: for each, the nodes whose own keywords they
-  // meet.
+  // Returns the alternatives in which a value can satisfy the node. Each is the list of nodes whose
+  // own keywords the value must satisfy.
   std::vector<Nodes> Expand(const Node& node, std::vector<const Node*>* path);
-  // Each of `ways` with each of `more`.
-  std::vector<Nodes> Combined(const Node& node, const std::vector<Nodes>& ways,
-                              const std::vector<Nodes>& more);
+  // Returns every combination of one of `ways` and one of `more`.
+  std::vector<Nodes> Combine(const Node& node, const std::vector<Nodes>& ways,
+                             const std::vector<Nodes>& more);
   void CheckDisjoint(const Node& node, const std::vector<const Node*>& branches);
   bool Disjoint(const Shape& a, const Shape& b, int depth);
   bool ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b, int depth);
@@ -184,36 +189,36 @@ class SchemaDocument {
   bool AcceptsArray(const ArrayShape& shape, const OrderedJson& value);
   bool AcceptsObject(const ObjectShape& shape, const OrderedJson& value);
   bool AcceptsString(const StringShape& shape, const OrderedJson& value);
-  // Adds the values of the schema to `values`, where equal values are one. Returns false if they
-  // are more than `max` or not finitely many.
+  // Adds the values of the schema to `values`, without duplicates. Returns false if there are more
+  // than `max` or not finitely many.
   bool AddValues(SchemaId id, std::size_t max, std::map<nlohmann::json, OrderedJson>* values);
   bool Matches(const Regex& regex, const std::string& text);
   void FindValues();
   void IndexAnchors(const OrderedJson& json, std::string* pointer);
   void Refuse(const Node& node, absl::string_view keyword, std::string text);
-  // Handles a keyword that cannot be enforced exactly: with kAnnotate it is listed, and the caller
-  // leaves it out; with kRefuse the schema is refused.
+  // Handles a keyword that cannot be enforced exactly. With kAnnotate it is listed, and the caller
+  // ignores it; with kRefuse the schema is rejected.
   void LeaveOut(const Node& node, absl::string_view keyword, std::string why);
-  // With kAnnotate, lists the keyword as not enforced. With kRefuse, does nothing.
+  // Lists the keyword as not enforced with kAnnotate. Does nothing with kRefuse.
   void Note(const Node& node, absl::string_view keyword);
 
   OrderedJson json_;
-  bool references_stand_alone_ = false;  // up to draft 7 nothing beside a $ref counts
+  bool references_stand_alone_ = false;  // up to draft 7, siblings of a $ref are ignored
   std::string root_uri_;
-  // By name; null: it stands at two places.
+  // Anchors by name; null if two nodes have the same anchor.
   std::map<std::string, std::pair<const OrderedJson*, std::string>, std::less<>> anchors_;
   std::map<const OrderedJson*, std::unique_ptr<Node>> nodes_;
-  std::vector<std::unique_ptr<OrderedJson>> made_;  // nodes that rewriting made
+  std::vector<std::unique_ptr<OrderedJson>> made_;  // nodes created by rewriting
   std::map<Nodes, SchemaId> ids_;
-  std::vector<Nodes> schemas_;                               // by SchemaId
-  std::vector<std::unique_ptr<std::vector<Shape>>> shapes_;  // by SchemaId; null: not read
-  std::vector<bool> has_value_;                              // by SchemaId
-  std::set<SchemaId> reading_;                               // within Read
-  bool is_incomplete_ = false;  // what is being read needs what is being read around it
+  std::vector<Nodes> schemas_;                               // indexed by SchemaId
+  std::vector<std::unique_ptr<std::vector<Shape>>> shapes_;  // indexed by SchemaId; null: not read
+  std::vector<bool> has_value_;                              // indexed by SchemaId
+  std::set<SchemaId> reading_;                               // schemas whose Read is in progress
+  bool is_incomplete_ = false;  // the schema being read depends on one that is still being read
   std::vector<SchemaReason> reasons_;
   UnenforcedPolicy policy_ = UnenforcedPolicy::kRefuse;
   std::vector<std::string> unenforced_;
-  std::set<std::string> unenforced_set_;  // the same
+  std::set<std::string> unenforced_set_;  // the elements of unenforced_
   std::size_t unenforced_bytes_ = 0;
   std::int64_t steps_left_ = kMaxSchemaSteps;
   int nesting_ = 0;

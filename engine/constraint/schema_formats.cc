@@ -1,5 +1,5 @@
-// The values of `format`, as expressions, and as ranges of integers. Each stands for texts that its
-// specification allows; for URIs and addresses of mail not for all of them
+// Regular expressions and integer ranges of the values of `format`. They only contain texts that
+// the specification allows. For URIs and email addresses they do not contain all of them
 // (docs/structured_output.md).
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace quire::engine {
 
 namespace {
 
-// RFC 3339, with the days that each month has. Year 0 is none.
+// RFC 3339, with the number of days of each month. Year 0 is excluded.
 std::string Date() {
   constexpr char kYear[] = "(?:[1-9]\\d{3}|0[1-9]\\d{2}|00[1-9]\\d|000[1-9])";
   constexpr char kLeapYear[] =
@@ -29,7 +29,7 @@ std::string Date() {
 constexpr char kTime[] =
     "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d+)?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)";
 constexpr char kLabel[] = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
-// Without two hyphens in a row, which begin the ASCII form of other labels.
+// Excludes two consecutive hyphens, which start the ASCII form of other labels.
 constexpr char kIdnLabel[] = "[a-z0-9](?:-?[a-z0-9]){0,31}";
 constexpr char kByte[] = "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
 
@@ -40,7 +40,7 @@ std::string Ipv4() {
 std::string Ipv6() {
   constexpr char kGroup[] = "[0-9A-Fa-f]{1,4}";
   std::string out = absl::StrCat("(?:", kGroup, ":){7}", kGroup);
-  // Groups before "::", then those behind it: at most 7 together.
+  // Groups before "::" and after it, together at most 7.
   for (int before = 0; before <= 7; ++before) {
     const std::string left =
         before == 0 ? "" : absl::StrCat(kGroup, "(?::", kGroup, "){", before - 1, "}");
@@ -52,11 +52,12 @@ std::string Ipv6() {
   return out;
 }
 
-// Labels joined by dots, without three hyphens in a row. Labels may be longer than 63, which would
-// cost a second to compile. No repetition is within another, so that a length can be shared.
+// Labels joined by dots, without three consecutive hyphens. Labels may exceed 63 characters,
+// because a limit would take a second to compile. Repetitions are not nested, so that they can
+// share a maximum length.
 constexpr char kHost[] = "[A-Za-z0-9](?:(?:\\.|--?)?[A-Za-z0-9])*";
 
-// RFC 3986, with registered names as hosts. A path and the query behind it are one repetition.
+// RFC 3986, with registered names as hosts. A path and its query are one repetition.
 constexpr char kChar[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
 constexpr char kMore[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*";
 
@@ -79,7 +80,7 @@ std::string Email() {
   return absl::StrCat(kAtom, "(?:\\.?", kAtom, ")*@", kHost);
 }
 
-// RFC 6570, without the operators that it reserves.
+// RFC 6570, without the reserved operators.
 std::string UriTemplate() {
   constexpr char kLiteral[] =
       "[!#$&(-;=?-\\[\\]_a-z~\\u00A0-\\uD7FF\\uF900-\\uFDCF\\uFDF0-\\uFFEF]";
@@ -96,7 +97,7 @@ std::string Uuid(absl::string_view version, absl::string_view variant) {
                       kHex, "{12}");
 }
 
-// RFC 4648, section 4: the unused bits of the last group are zero.
+// RFC 4648, section 4. The unused bits of the last group are zero.
 std::string Base64() {
   constexpr char kDigit[] = "[A-Za-z0-9+/]";
   return absl::StrCat("(?:", kDigit, "{4})*(?:", kDigit, "[AQgw]==|", kDigit,
@@ -108,7 +109,7 @@ std::map<std::string, std::string, std::less<>> MakeFormats() {
       {"date", Date()},
       {"time", kTime},
       {"date-time", absl::StrCat(Date(), "T", kTime)},
-      // RFC 3339, appendix A: every unit in its order, none without a number.
+      // RFC 3339, appendix A: units in order, each with a number.
       {"duration",
        "P(?:\\d+W|(?:\\d+Y(?:\\d+M(?:\\d+D)?)?|\\d+M(?:\\d+D)?|\\d+D)"
        "(?:T(?:\\d+H(?:\\d+M(?:\\d+S)?)?|\\d+M(?:\\d+S)?|\\d+S))?"
@@ -130,7 +131,7 @@ std::map<std::string, std::string, std::less<>> MakeFormats() {
       {"byte", Base64()},
       {"base64", Base64()},
   };
-  // The versions of RFC 9562, as Pydantic names them.
+  // The versions of RFC 9562, with Pydantic's names.
   for (const char* version : {"1", "3", "4", "5", "6", "7", "8"}) {
     formats.emplace(absl::StrCat("uuid", version), Uuid(version, "[89abAB]"));
   }
@@ -142,7 +143,7 @@ NumberRange Between(absl::string_view low, absl::string_view high) {
           .high = Bound{.value = *Decimal::Parse(high)}};
 }
 
-// Formats that describe the use or the storage of a value.
+// Formats that describe the use or the storage of a value and do not restrict it.
 constexpr absl::string_view kFreeFormats[] = {"binary", "double", "float", "password", "path"};
 
 const std::map<std::string, std::string, std::less<>>& Formats() {
@@ -157,7 +158,7 @@ absl::string_view FormatPattern(absl::string_view format) {
   return found == Formats().end() ? "" : absl::string_view(found->second);
 }
 
-// The names are those of the format registry of OpenAPI.
+// The names are those of OpenAPI's format registry.
 std::optional<NumberRange> FormatRange(absl::string_view format) {
   static const auto* ranges = new std::map<absl::string_view, NumberRange>{
       {"int8", Between("-128", "127")},

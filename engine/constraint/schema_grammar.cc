@@ -16,7 +16,7 @@ namespace {
 
 using Expression = GrammarText::Expression;
 
-// Places at which other names may leave the declared ones.
+// Maximum number of positions at which undeclared names may diverge from the declared ones.
 constexpr std::int64_t kMaxNameStates = 4;
 constexpr int kMaxNameDepth = 64;
 
@@ -36,7 +36,7 @@ struct NameTree {
     at->ends |= i == name.size();
   }
 
-  // Places with fewer than `depth` characters before them.
+  // Returns the number of nodes at a depth less than `depth`.
   std::int64_t CountTo(int depth) const {
     if (depth == 0) return 0;
     std::int64_t count = 1;
@@ -47,7 +47,7 @@ struct NameTree {
 
 enum class ValueSyntax : std::uint8_t { kJson, kPython };
 
-// A way to write a string: between which marks, and how its characters are spelled there.
+// Quotes of a string, and the encoding of the characters inside them.
 struct Quotes {
   char mark;
   Spelling spelling;
@@ -65,7 +65,7 @@ class Writer {
     is_compact_ = whitespace == JsonWhitespace::kCompact;
     if (is_compact_) return;
     indent_ = Indent();
-    gap_ = grammar_.Share(GrammarText::Choice(WithGap(GrammarText::Empty())));
+    gap_ = grammar_.Share(GrammarText::Choice(OptionsWithGap(GrammarText::Empty())));
   }
 
   std::vector<Expression> Write(std::span<const SchemaId> schemas) {
@@ -79,7 +79,7 @@ class Writer {
     return written;
   }
 
-  // The objects of the root, each as name=value, name=value.
+  // Writes the objects of the root, each as name=value, name=value.
   std::optional<Expression> WriteArguments() {
     std::vector<Expression> options;
     for (const Shape& shape : document_.ShapesOf(document_.root())) {
@@ -100,18 +100,18 @@ class Writer {
   }
 
  private:
-  // A line break is followed by so many of one of these.
+  // Maximum indentation after a newline, in spaces and in tabs.
   static constexpr std::size_t kMaxSpaces = 40, kMaxTabs = 10;
-  // Gaps that are written in the form whose masks are fast, each at its place: the library prepares
-  // some masks for each. Further ones share a rule, and masks along them take twice as long.
+  // Maximum number of gaps that are written in place, which gives fast masks but costs the library
+  // some precomputed masks per gap. Other gaps share a rule, and their masks take twice as long.
   static constexpr int kMaxFastGaps = 256;
-  // Texts that are longer are not written several times.
+  // Longer expressions are shared instead of copied.
   static constexpr std::size_t kMaxCopiedBytes = 160;
 
-  // The white space at the beginning of a line, each length of it written out: the library makes
-  // one automaton of it, whose masks are made beforehand. In JSON few tokens may follow it.
+  // Writes the white space at the start of a line, with each length spelled out. The library builds
+  // one automaton from it and precomputes its masks. In JSON, few tokens can follow.
   Expression Indent() {
-    Expression& kept = grammar_.Kept(is_python_ ? "indent of Python" : "indent");
+    Expression& kept = grammar_.CachedExpression(is_python_ ? "indent of Python" : "indent");
     if (!kept.empty()) return kept;
     std::vector<Expression> lengths;
     for (std::size_t i = 0; i <= kMaxSpaces; ++i) {
@@ -127,8 +127,8 @@ class Writer {
     return kept = GrammarText::Reference(rule);
   }
 
-  // The ways to write a gap with what follows it.
-  std::vector<Expression> WithGap(const Expression& next) const {
+  // Returns the ways to write a gap followed by `next`.
+  std::vector<Expression> OptionsWithGap(const Expression& next) const {
     std::vector<Expression> options = {next};
     for (const char* const space : {" ", "\n", "\r\n"}) {
       std::vector<Expression> parts = {GrammarText::Literal(space)};
@@ -139,42 +139,42 @@ class Writer {
     return options;
   }
 
-  // What follows behind a gap, with the gap. In one rule the library knows when it makes masks
-  // beforehand what may stand behind the gap; behind a gap of its own it looks for each mask.
+  // Writes a gap and `next` in one rule, so that the library can precompute which tokens may follow
+  // the gap. With a separate gap rule it would have to search for each mask.
   Expression AfterGap(const Expression& next) {
     if (is_compact_) return next;
     if (num_fast_gaps_ == kMaxFastGaps) return GrammarText::Sequence({gap_, next});
     ++num_fast_gaps_;
     const Expression copied = next.size() > kMaxCopiedBytes ? grammar_.Share(next) : next;
-    return grammar_.Share(GrammarText::Choice(WithGap(copied)));
+    return grammar_.Share(GrammarText::Choice(OptionsWithGap(copied)));
   }
 
-  // Behind a comma or a colon.
+  // Writes what follows a comma or a colon.
   Expression AfterMark(const Expression& next) {
     if (is_compact_) return GrammarText::Sequence({GrammarText::Literal(" "), next});
     return AfterGap(next);
   }
 
   void WriteWaiting() {
-    // Schemas are written one after the other, however they refer to each other.
+    // Schemas are written one after the other, so recursive references do not recurse here.
     for (std::size_t i = 0; i < waiting_.size() && !grammar_.is_refused(); ++i) {
       const auto [id, rule] = waiting_[i];
       std::vector<Expression> options;
       for (const Shape& shape : document_.ShapesOf(id)) AddShape(shape, &options);
-      // Schema is asked for those that have a value.
+      // Schema is only called for schemas that have a value.
       if (options.empty()) {
-        grammar_.Refuse("error of the server: a schema has no value");
+        grammar_.Refuse("internal error: a schema has no value");
       } else {
         grammar_.Define(rule, GrammarText::Choice(options));
       }
     }
   }
 
-  // Its rule, which Write defines. REQUIRES: the schema has a value.
+  // Returns the schema's rule, which Write defines. REQUIRES: the schema has a value.
   Expression Schema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;
-    // A second name for a rule would be one more that the library looks through.
+    // Scalars need no rule of their own, which the library would have to search as well.
     if (std::ranges::none_of(document_.ShapesOf(id), [](const Shape& shape) {
           return shape.array.has_value() || shape.object.has_value();
         })) {
@@ -202,7 +202,7 @@ class Writer {
     if (shape.object) AddObject(*shape.object, options);
   }
 
-  // The characters of a string in canonical form.
+  // Matches one character of a string in canonical form.
   Expression Char(const Quotes& quotes) {
     return grammar_.Character(CodePoints::All(), quotes.spelling);
   }
@@ -211,7 +211,7 @@ class Writer {
     return GrammarText::Literal(absl::string_view(&quotes.mark, 1));
   }
 
-  // A string in each of the quotes that there are.
+  // Writes a string with each of the allowed quotes.
   template <typename Write>
   Expression InQuotes(const Write& write) {
     std::vector<Expression> options;
@@ -227,16 +227,16 @@ class Writer {
     const std::string name = absl::StrCat("free string", is_python_ ? " of Python " : "",
                                           is_python_ ? absl::string_view(&quotes.mark, 1) : "",
                                           strings_are_inside_ ? " inside" : "");
-    Expression& kept = grammar_.Kept(name);
+    Expression& kept = grammar_.CachedExpression(name);
     if (!kept.empty()) return kept;
     const auto mark = static_cast<char32_t>(quotes.mark);
     const CodePoints raw =
         CodePoints::All().Minus(CodePoints({{0, 0x1F}, {mark, mark}, {'\\', '\\'}}));
-    // Of one letter. Python leaves the backslash of \/ where it is.
+    // The one-letter escapes. Python does not treat \/ as an escape.
     std::vector<CodePoints::Range> letters = {{mark, mark}, {'\\', '\\'}, {'b', 'b'}, {'f', 'f'},
                                               {'n', 'n'},   {'r', 'r'},   {'t', 't'}};
     if (!is_python_) letters.emplace_back('/', '/');
-    // One rule up to the closing quote: the form of it whose masks are the fastest.
+    // A single rule up to the closing quote gives the fastest masks.
     const GrammarText::Rule rest = grammar_.Reserve();
     const Expression again = GrammarText::Reference(rest);
     const Expression escaped = grammar_.Character(CodePoints(letters), Spelling::kPlain);
@@ -250,7 +250,8 @@ class Writer {
     return kept;
   }
 
-  // Any \u but halves of a surrogate pair alone; in Python, which knows no pairs, none of these.
+  // Matches any \u escape except unpaired surrogates. Python has no surrogate pairs, so it excludes
+  // all surrogates.
   Expression UnicodeEscape() const {
     constexpr char kHex[] = "[0-9A-Fa-f]";
     const Expression pair = absl::StrCat(" | [Dd] [89ABab] ", kHex, " ", kHex,
@@ -297,7 +298,7 @@ class Writer {
         whole, " (\"\\u002e\" [0-9] [0-9]*)? ([Ee] (\"\\u002b\" | \"-\")? [0-9] [0-9]?)?"));
   }
 
-  // Without its quotes.
+  // Returns the canonical text without its quotes.
   static std::string Canonical(const std::string& text, const Quotes& quotes) {
     const std::string json = OrderedJson(text).dump();
     if (quotes.spelling == Spelling::kJsonString) return json.substr(1, json.size() - 2);
@@ -332,7 +333,7 @@ class Writer {
     return GrammarText::Literal(value.dump());
   }
 
-  // One value, with gaps where they may be.
+  // Writes one constant, with gaps where they are allowed.
   Expression Value(const OrderedJson& value) {
     if (value.is_array()) {
       std::vector<Expression> parts = {GrammarText::Literal("["), gap_};
@@ -352,7 +353,7 @@ class Writer {
     return GrammarText::Sequence(parts);
   }
 
-  // How the name of a member is written, with what follows it.
+  // Writes the name of a member and what follows it.
   using WriteName = Expression (Writer::*)(const std::string& name, const Expression& value);
   Expression Key(const std::string& name, const Expression& value) {
     return BeforeValue(StringLiteral(name), value);
@@ -376,7 +377,7 @@ class Writer {
     return GrammarText::Sequence(parts);
   }
 
-  // A comma or a colon within a constant, which is written with few rules.
+  // Writes a comma or a colon inside a constant, with few rules.
   Expression ConstantMark(absl::string_view mark) const {
     return GrammarText::Sequence(
         {gap_, GrammarText::Literal(mark), is_compact_ ? GrammarText::Literal(" ") : gap_});
@@ -392,7 +393,7 @@ class Writer {
 
   void AddArray(const ArrayShape& array, std::vector<Expression>* options) {
     if (array.unique != nullptr) return AddUniqueItems(*array.unique, options);
-    // Positions that have a value, and how many there may be.
+    // Count the positions that have a value, and how many items are allowed.
     std::size_t prefix = 0;
     while (prefix < array.prefix.size() && document_.HasValue(array.prefix[prefix])) ++prefix;
     std::optional<std::int64_t> max = array.max;
@@ -402,17 +403,17 @@ class Writer {
     }
     if (max && *max < array.min) return;
     const auto count = static_cast<std::int64_t>(prefix);
-    // From the end: what may follow the items so far.
+    // Built from the end: `rest` is what may follow the items so far.
     Expression rest = AfterGap(GrammarText::Literal("]"));
     if (!max || *max > count) {
-      const bool none = count == 0;  // the first item, which has no comma before it, is another
-      const std::int64_t before = none ? 1 : count;
+      const bool is_first = count == 0;  // the first item has no comma before it
+      const std::int64_t before = is_first ? 1 : count;
       const std::optional<std::int64_t> more = max ? std::optional(*max - before) : std::nullopt;
       const Expression item = Schema(array.items);
       rest = GrammarText::Sequence(
           {grammar_.Repeat(Comma(item), std::max<std::int64_t>(array.min - before, 0), more),
            rest});
-      if (none) {
+      if (is_first) {
         return FinishArray(array.min == 0, GrammarText::Sequence({item, rest}), options);
       }
     }
@@ -434,7 +435,7 @@ class Writer {
   void AddUniqueItems(const UniqueItems& items, std::vector<Expression>* options) {
     std::vector<Expression> values;
     for (const OrderedJson& value : items.values) values.push_back(grammar_.Share(Value(value)));
-    // From the end: what may follow the items of a state.
+    // Built from the end: rest[i] is what may follow the items of state i.
     std::vector<Expression> rest(items.states.size());
     const auto next = [&](const UniqueItems::State& state) {
       std::vector<Expression> ways;
@@ -448,7 +449,7 @@ class Writer {
       std::vector<Expression> ways;
       if (!state.moves.empty()) ways.push_back(Comma(next(state)));
       if (state.may_end) ways.push_back(AfterGap(GrammarText::Literal("]")));
-      // No move leads to a state without a way on.
+      // No move leads to a state without a continuation.
       if (!ways.empty()) rest[i] = grammar_.Share(GrammarText::Choice(ways));
     }
     const UniqueItems::State& start = items.states[0];
@@ -466,9 +467,9 @@ class Writer {
         {GrammarText::Literal(open), AfterGap(GrammarText::Literal(close))});
   }
 
-  // The rest of a name, with the closing quote, that is not one of those of the tree. Behind
-  // `depth` characters that a declared name has too there is none: each place costs the library
-  // a walk over the vocabulary.
+  // Writes the rest of an undeclared name with its closing quote. It never has more than `depth`
+  // characters in common with a declared name, because each branching position costs the library a
+  // traversal of the vocabulary.
   Expression NotAmong(const NameTree& tree, int depth, const Quotes& quotes,
                       const Expression& rest) {
     std::vector<Expression> options;
@@ -499,8 +500,8 @@ class Writer {
     for (const auto& property : object.properties) tree.Add(property.name);
     int depth = 1;
     while (depth < kMaxNameDepth && tree.CountTo(depth + 1) <= kMaxNameStates) ++depth;
-    // In canonical form a character is written in one way alone, so that no other spelling of a
-    // declared name passes.
+    // In canonical form each character has one spelling, so a declared name cannot appear in
+    // another spelling.
     const GrammarText::Rule rest = grammar_.Reserve();
     const Expression again = GrammarText::Reference(rest);
     grammar_.Define(
@@ -508,7 +509,7 @@ class Writer {
     return GrammarText::Sequence({Mark(quotes), NotAmong(tree, depth, quotes, again)});
   }
 
-  // Those that have a value. Absent: one that has none is required.
+  // Returns the properties that have a value, or nullopt if a required property has none.
   std::optional<std::vector<ObjectShape::Property>> Properties(const ObjectShape& object) const {
     std::vector<ObjectShape::Property> properties;
     for (const auto& property : object.properties) {
@@ -521,11 +522,11 @@ class Writer {
     return properties;
   }
 
-  // What the members of an object are written with.
+  // Determines how the members of an object are written.
   struct ObjectText {
     WriteName name;
-    Expression end;                   // behind the last member; the gap before it is its own
-    std::optional<Expression> other;  // a member that is not declared; absent: there is none
+    Expression end;  // text after the last member; the gap before it is added separately
+    std::optional<Expression> other;  // an undeclared member; nullopt: none is allowed
   };
 
   void AddObject(const ObjectShape& object, std::vector<Expression>* options) {
@@ -540,12 +541,12 @@ class Writer {
     }
   }
 
-  // What may follow behind the opening bracket. None: nothing valid.
+  // Writes what may follow the opening bracket. Returns nullopt if nothing is valid.
   std::optional<Expression> Members(const ObjectShape& object,
                                     const std::vector<ObjectShape::Property>& properties,
                                     const ObjectText& text) {
-    // How many pairs may stand before each property, and before the end, counted as far as it
-    // matters.
+    // The possible numbers of members before each property and before the end, saturated where
+    // larger numbers make no difference.
     const std::int64_t most = std::max<std::int64_t>({1, object.min, object.max.value_or(0)});
     const auto full = [&](std::int64_t count) { return object.max && count >= *object.max; };
     std::vector<std::set<std::int64_t>> before(properties.size() + 1);
@@ -556,7 +557,8 @@ class Writer {
         if (!properties[i].required) before[i + 1].insert(count);
       }
     }
-    // From the end: what may follow behind so many pairs. Absent: nothing valid.
+    // Built from the end: rest[n] is what may follow n members. A missing entry means that nothing
+    // is valid.
     std::map<std::int64_t, Expression> rest;
     for (const std::int64_t count : before.back()) {
       if (count >= object.min) rest[count] = grammar_.Share(End(object, count, text));
@@ -585,7 +587,7 @@ class Writer {
     return comma ? Comma(member) : member;
   }
 
-  // Other names, and the end.
+  // Writes undeclared members and the end.
   Expression End(const ObjectShape& object, std::int64_t count, const ObjectText& text) {
     const std::optional<std::int64_t> left =
         object.max ? std::optional(*object.max - count) : std::nullopt;
@@ -603,11 +605,12 @@ class Writer {
   const bool is_python_;
   const std::vector<Quotes> quotes_;
   bool is_compact_ = false;
-  bool strings_are_inside_ = false;  // of objects and arrays, all of them
+  bool strings_are_inside_ = false;  // all strings of the schemas are inside objects and arrays
   Expression indent_, gap_;          // empty if compact
   int num_fast_gaps_ = 0;
   std::map<SchemaId, Expression> schemas_;
-  std::vector<std::pair<SchemaId, GrammarText::Rule>> waiting_;  // of schemas_, in their order
+  // The schemas in schemas_ that are not written yet, in order.
+  std::vector<std::pair<SchemaId, GrammarText::Rule>> waiting_;
 };
 
 }  // namespace

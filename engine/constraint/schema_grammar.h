@@ -1,12 +1,12 @@
 #pragma once
 
-// Writes the grammar of a schema that was read: exactly its values, in canonical form
-// (docs/structured_output.md): keys in the order of the schema, bounded white space.
+// Writes the grammar of a schema: exactly its values in canonical form (docs/structured_output.md),
+// with keys in the order of the schema and bounded white space.
 //
 // Place:      above schema_check and grammar_text.
-// Invariants: every rule has a text, so that no allowed token leads to where none is.
+// Invariants: every rule matches some text, so that an allowed token never leads to a dead end.
 // Threads:    one at a time.
-// Lifetime:   of one call.
+// Lifetime:   one call.
 
 #include <optional>
 #include <span>
@@ -18,16 +18,16 @@
 
 namespace quire::engine {
 
-// Expressions of `grammar`, which may refuse itself, for schemas of the document. REQUIRES:
-// document.Check() was OK, and each of the schemas has a value.
+// Returns expressions of `grammar` for schemas of the document; the grammar may become rejected.
+// REQUIRES: document.Check() was OK, and each of the schemas has a value.
 std::vector<GrammarText::Expression> WriteSchemas(const SchemaDocument& document,
                                                   std::span<const SchemaId> schemas,
                                                   JsonWhitespace whitespace, GrammarText* grammar);
 
-// The objects of the root as keyword arguments of Python, `a=1, b=[True, None]`, with those names
-// alone that the schema declares or requires. Values are literals of Python: strings in quotes of
-// either kind, escaped as JSON escapes them, which Python reads alike. Absent: no object of the
-// root has such names alone. REQUIRES: as above, and the names can be written as they are.
+// Returns the objects of the root as Python keyword arguments, `a=1, b=[True, None]`, with only the
+// names that the schema declares or requires. Values are Python literals: strings have quotes of
+// either kind and JSON escapes, which Python reads in the same way. Returns nullopt if no object
+// has only such names. REQUIRES: as above, and the names are valid argument names.
 std::optional<GrammarText::Expression> WritePythonArguments(const SchemaDocument& document,
                                                             JsonWhitespace whitespace,
                                                             GrammarText* grammar);

@@ -1,4 +1,4 @@
-// The keywords of JSON Schema: what each says of a value, alone.
+// Reads the keywords of JSON Schema, one at a time.
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,8 @@ constexpr std::int64_t kMaxCount = 1'000'000'000;
 constexpr std::size_t kMaxTriggers = 4;
 constexpr std::size_t kMaxValues = 4096;
 
-// Say nothing of a value; `then` and `else` without `if`, which is refused.
+// Keywords that do not restrict values. `then` and `else` have no effect without `if`, which is not
+// supported.
 constexpr const char* kAnnotations[] = {"then",
                                         "else",
                                         "$anchor",
@@ -42,7 +43,7 @@ constexpr const char* kNotSupported[] = {"contains",         "minContains",     
                                          "dependentSchemas", "$dynamicRef",      "$dynamicAnchor",
                                          "$recursiveRef",    "$recursiveAnchor", "$vocabulary"};
 
-// Parts of the `$schema` that is read; the last stands for the newest.
+// Substrings of the supported values of `$schema`; the last one means the newest draft.
 constexpr const char* kDialects[] = {
     "json-schema.org/draft-04/",      "json-schema.org/draft-06/",      "json-schema.org/draft-07/",
     "json-schema.org/draft/2019-09/", "json-schema.org/draft/2020-12/", "json-schema.org/schema"};
@@ -56,7 +57,7 @@ std::uint8_t TypeBit(const std::string& name) {
   return found == kTypes.end() ? 0 : found->second;
 }
 
-// Steps from one word to the other: letters that differ, are missing or too many.
+// Returns the number of edits between two words: letters that differ, are missing or surplus.
 std::size_t EditDistance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -72,7 +73,7 @@ std::size_t EditDistance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-// What it takes to compare or to copy the value.
+// Returns the cost of comparing or copying the value.
 std::int64_t StepsOf(const OrderedJson& value) {
   std::int64_t steps = 8;
   if (value.is_string()) {
@@ -134,7 +135,7 @@ const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywo
         {"dependencies", {&R::Dependencies}},
     };
     for (const char* keyword : kAnnotations) made->emplace(keyword, Keyword{nullptr});
-    // Alone it still says which parts are evaluated.
+    // `if` without `then` and `else` still affects which parts count as evaluated.
     made->emplace("if", Keyword{nullptr, "is not supported; write the cases as anyOf"});
     for (const char* keyword : kNotSupported) {
       made->emplace(keyword, Keyword{nullptr, "is not supported"});
@@ -151,7 +152,7 @@ std::unique_ptr<NodeReader::Local> NodeReader::Read() {
   } else if (json.is_object()) {
     ReadObject();
   } else {
-    Refuse("a schema is an object or a boolean");
+    Refuse("a schema must be an object or a boolean");
   }
   return std::move(local_);
 }
@@ -181,7 +182,7 @@ void NodeReader::ReadObject() {
 void NodeReader::Unknown(const std::string& keyword) {
   if (keyword.starts_with("x-")) return;
   std::string nearest;
-  std::size_t distance = 4;  // a word that is further away is another word
+  std::size_t distance = 4;  // larger distances give no suggestion
   for (const auto& [known, how] : Keywords()) {
     const std::size_t d = keyword.size() > 64 ? distance : EditDistance(keyword, known);
     if (d < distance) {
@@ -189,8 +190,8 @@ void NodeReader::Unknown(const std::string& keyword) {
       nearest = known;
     }
   }
-  LeaveOut(nearest.empty() ? "is no keyword"
-                           : absl::StrCat("is no keyword; did you mean ", nearest, "?"));
+  LeaveOut(nearest.empty() ? "is not a known keyword"
+                           : absl::StrCat("is not a known keyword; did you mean ", nearest, "?"));
 }
 
 const NodeReader::Node* NodeReader::Child(const OrderedJson& value, const std::string& step) {
@@ -202,17 +203,17 @@ const NodeReader::Node* NodeReader::Child(const OrderedJson& value, const std::s
 std::vector<const NodeReader::Node*> NodeReader::Children(const OrderedJson& value) {
   std::vector<const Node*> out;
   if (!value.is_array() || value.empty()) {
-    Refuse("a list of schemas with at least one");
+    Refuse("must be a list of schemas with at least one");
     return out;
   }
   for (std::size_t i = 0; i < value.size(); ++i) out.push_back(Child(value[i], absl::StrCat(i)));
   return out;
 }
 
-std::optional<std::int64_t> NodeReader::Count(const OrderedJson& value) {
-  const bool whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());
-  if (!whole || value.get<double>() < 0 || value.get<double>() > kMaxCount) {
-    Refuse(absl::StrCat("a whole number from 0 to ", kMaxCount));
+std::optional<std::int64_t> NodeReader::ReadCount(const OrderedJson& value) {
+  const bool is_whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());
+  if (!is_whole || value.get<double>() < 0 || value.get<double>() > kMaxCount) {
+    Refuse(absl::StrCat("must be a whole number from 0 to ", kMaxCount));
     return std::nullopt;
   }
   return static_cast<std::int64_t>(value.get<double>());
@@ -220,10 +221,10 @@ std::optional<std::int64_t> NodeReader::Count(const OrderedJson& value) {
 
 std::optional<Decimal> NodeReader::Number(const OrderedJson& value) {
   if (!value.is_number()) {
-    Refuse("a number");
+    Refuse("must be a number");
     return std::nullopt;
   }
-  // A double is what JSON readers make of a longer number, of which the rest is lost.
+  // JSON readers convert longer numbers to double and lose digits.
   constexpr std::size_t kMaxDoubleDigits = 17;
   auto decimal = Decimal::Parse(value.dump());
   if (!decimal.ok()) {
@@ -259,24 +260,24 @@ void NodeReader::Type(const OrderedJson& value) {
     integers |= name == "integer";
     numbers |= name == "number";
   }
-  if (types == 0) return Refuse("a type, or a list of types with at least one");
-  local_->integers |= integers && !numbers;  // also beside a format of integers
+  if (types == 0) return Refuse("must be a type, or a list of types with at least one");
+  local_->integers |= integers && !numbers;  // a format of integers may also set it
   const OrderedJson* nullable = Sibling("nullable");
   if (nullable != nullptr && nullable->is_boolean() && nullable->get<bool>()) types |= kNull;
   local_->types &= types;
 }
 
 void NodeReader::Nullable(const OrderedJson& value) {
-  if (!value.is_boolean()) Refuse("true or false");  // Type reads it
+  if (!value.is_boolean()) Refuse("must be true or false");  // Type reads it
 }
 
 void NodeReader::Enum(const OrderedJson& value) {
-  if (!value.is_array()) return Refuse("a list of values");
+  if (!value.is_array()) return Refuse("must be a list of values");
   if (value.size() > kMaxValues) {
     return Refuse(absl::StrCat("has ", value.size(), " values, the limit is ", kMaxValues));
   }
   std::set<OrderedJson> values(value.begin(), value.end());
-  if (local_->values) {  // beside const
+  if (local_->values) {  // `enum` and `const` occur together
     std::erase_if(*local_->values, [&](const OrderedJson& v) { return !values.contains(v); });
     std::erase_if(local_->value_set, [&](const OrderedJson& v) { return !values.contains(v); });
   } else {
@@ -332,41 +333,41 @@ void NodeReader::MultipleOf(const OrderedJson& value) {
   const auto divisor = Number(value);
   if (!divisor) return;
   if (divisor->negative || (divisor->whole == "0" && divisor->fraction.empty())) {
-    return Refuse(absl::StrCat("multiples of ", divisor->ToString(), ", must be above 0"));
+    return Refuse(absl::StrCat("is ", divisor->ToString(), ", must be above 0"));
   }
   using Multiple = engine::MultipleOf;
   local_->multiple = Multiple::Parse(*divisor);
   if (local_->multiple) return;
-  LeaveOut(absl::StrCat("multiples of ", divisor->ToString(), "; supported are numbers of at most ",
-                        Multiple::kMaxPlaces, " places behind the point and at most ",
-                        Multiple::kMaxUnits, " units of the last of them"));
+  LeaveOut(absl::StrCat("is ", divisor->ToString(), "; the supported numbers have at most ",
+                        Multiple::kMaxPlaces, " decimal places and are at most ",
+                        Multiple::kMaxUnits, " units of the last place"));
 }
 
 void NodeReader::MinLength(const OrderedJson& value) {
   constexpr std::int64_t kMost = 1024;
-  const auto count = Count(value);
+  const auto count = ReadCount(value);
   if (!count) return;
   if (*count > kMost) {
-    return LeaveOut(absl::StrCat("a least length of ", *count, ", the limit is ", kMost));
+    return LeaveOut(absl::StrCat("is ", *count, ", the limit is ", kMost));
   }
   local_->min_length = *count;
 }
 
 void NodeReader::MaxLength(const OrderedJson& value) {
-  local_->max_length = Count(value);
+  local_->max_length = ReadCount(value);
 }
 
 void NodeReader::Pattern(const OrderedJson& value) {
-  if (!value.is_string()) return Refuse("an expression");
+  if (!value.is_string()) return Refuse("must be a regular expression");
   const auto text = value.get<std::string>();
   auto regex = ParseRegex(text, RegexMeaning::kContains);
   if (!regex.ok()) return LeaveOut(std::string(regex.status().message()));
   local_->patterns.emplace_back(text, std::make_shared<const Regex>(*std::move(regex)));
 }
 
-// Formats that have no expression and no range are annotations, as the standard has it.
+// As the standard requires, formats without an expression or a range are annotations.
 void NodeReader::Format(const OrderedJson& value) {
-  if (!value.is_string()) return Refuse("the name of a format");
+  if (!value.is_string()) return Refuse("must be the name of a format");
   const auto name = value.get<std::string>();
   if (const std::optional<NumberRange> range = FormatRange(name)) {
     AtLeast(*range->low);
@@ -411,30 +412,30 @@ void NodeReader::UnevaluatedItems(const OrderedJson& value) {
 }
 
 void NodeReader::MinItems(const OrderedJson& value) {
-  local_->min_items = Count(value).value_or(0);
+  local_->min_items = ReadCount(value).value_or(0);
 }
 
 void NodeReader::MaxItems(const OrderedJson& value) {
-  local_->max_items = Count(value);
+  local_->max_items = ReadCount(value);
 }
 
 void NodeReader::UniqueItems(const OrderedJson& value) {
-  if (!value.is_boolean()) return Refuse("true or false");
+  if (!value.is_boolean()) return Refuse("must be true or false");
   local_->unique_items = value.get<bool>();
 }
 
 void NodeReader::Properties(const OrderedJson& value) {
-  if (!value.is_object()) return Refuse("an object of schemas");
+  if (!value.is_object()) return Refuse("must be an object of schemas");
   for (const auto& [name, schema] : value.items()) {
     local_->properties.emplace_back(name, Child(schema, name));
   }
 }
 
 void NodeReader::Required(const OrderedJson& value) {
-  if (value.is_boolean()) return Refuse("a list of names; true and false are of draft 3");
-  if (!value.is_array()) return Refuse("a list of names");
+  if (value.is_boolean()) return Refuse("must be a list of names; true and false are from draft 3");
+  if (!value.is_array()) return Refuse("must be a list of names");
   for (const OrderedJson& name : value) {
-    if (!name.is_string()) return Refuse("a list of names");
+    if (!name.is_string()) return Refuse("must be a list of names");
     local_->required.push_back(name.get<std::string>());
   }
 }
@@ -452,7 +453,7 @@ void NodeReader::PropertyNames(const OrderedJson& value) {
 }
 
 void NodeReader::PatternProperties(const OrderedJson& value) {
-  if (!value.is_object()) return Refuse("an object of schemas");
+  if (!value.is_object()) return Refuse("must be an object of schemas");
   for (const auto& [pattern, schema] : value.items()) {
     auto regex = ParseRegex(pattern, RegexMeaning::kContains);
     if (!regex.ok()) {
@@ -466,11 +467,11 @@ void NodeReader::PatternProperties(const OrderedJson& value) {
 }
 
 void NodeReader::MinProperties(const OrderedJson& value) {
-  local_->min_properties = Count(value).value_or(0);
+  local_->min_properties = ReadCount(value).value_or(0);
 }
 
 void NodeReader::MaxProperties(const OrderedJson& value) {
-  local_->max_properties = Count(value);
+  local_->max_properties = ReadCount(value);
 }
 
 void NodeReader::AllOf(const OrderedJson& value) {
@@ -486,7 +487,7 @@ void NodeReader::OneOf(const OrderedJson& value) {
   document_.CheckDisjoint(node_, local_->unions.back());
 }
 
-// Of a type, or of nothing; the rest would need a complement.
+// Only supports types, `true` and {}; anything else would need a complement.
 void NodeReader::Not(const OrderedJson& value) {
   if (value.is_boolean() || (value.is_object() && value.empty())) {
     local_->never |= value.is_object() || value.get<bool>();
@@ -494,12 +495,12 @@ void NodeReader::Not(const OrderedJson& value) {
   }
   const auto type = value.is_object() ? value.find("type") : value.end();
   if (!value.is_object() || value.size() != 1 || type == value.end()) {
-    return LeaveOut("is supported of a type alone");
+    return LeaveOut("is supported only with a type");
   }
   std::uint8_t types = 0;
   for (const OrderedJson& name : type->is_array() ? *type : OrderedJson::array({*type})) {
     const std::string text = name.is_string() ? name.get<std::string>() : "";
-    if (text == "integer") return LeaveOut("is not supported of integers");
+    if (text == "integer") return LeaveOut("is not supported for integers");
     if (TypeBit(text) == 0) return Refuse(absl::StrCat("there is no type \"", text, "\""));
     types |= TypeBit(text);
   }
@@ -511,29 +512,30 @@ void NodeReader::Dialect(const OrderedJson& value) {
   for (const char* known : kDialects) {
     if (absl::StrContains(name, known)) return;
   }
-  Refuse("is none of drafts 4, 6 and 7, 2019-09 and 2020-12");
+  Refuse("must be one of drafts 4, 6, 7, 2019-09 and 2020-12");
 }
 
 void NodeReader::Ref(const OrderedJson& value) {
-  if (!value.is_string()) return Refuse("a reference");
+  if (!value.is_string()) return Refuse("must be a reference");
   const auto text = value.get<std::string>();
   const Node* target = document_.Resolve(node_, text);
   if (target == nullptr) {
     local_->hides_evaluation = true;
     return LeaveOut(absl::StrCat("\"", text.substr(0, 80),
-                                 "\" is nothing in this document, or an anchor that stands twice "
-                                 "in it, and nothing is fetched"));
+                                 "\" is not in this document, or is an anchor that occurs twice "
+                                 "in it; other documents are not fetched"));
   }
   local_->all.push_back(target);
 }
 
 void NodeReader::Id(const OrderedJson& value) {
   if (keyword_ == "id" && !value.is_string()) return Unknown("id");
-  if (!node_.Pointer().empty()) Refuse("changes what references mean; supported at the root alone");
+  if (!node_.Pointer().empty())
+    Refuse("is supported only at the root, because it changes the meaning of references");
 }
 
 void NodeReader::DependentRequired(const OrderedJson& value) {
-  if (!value.is_object()) return Refuse("an object of lists of names");
+  if (!value.is_object()) return Refuse("must be an object of lists of names");
   if (value.size() > kMaxTriggers) {
     return LeaveOut(absl::StrCat("has ", value.size(), " names, the limit is ", kMaxTriggers));
   }
@@ -541,10 +543,10 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
       std::ranges::all_of(value, [](const OrderedJson& names) { return names.is_array(); });
   if (!has_names_alone) {
     local_->hides_evaluation = true;
-    return LeaveOut("is supported with lists of names");
+    return LeaveOut("is supported only with lists of names");
   }
   for (const auto& [trigger, names] : value.items()) {
-    // Either the name is there and so are the others, or it is not.
+    // Either the name and the required names are present, or the name is absent.
     OrderedJson with = {{"required", names}}, without;
     with["required"].push_back(trigger);
     without["properties"][trigger] = false;
@@ -553,7 +555,7 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
       document_.made_.push_back(std::make_unique<OrderedJson>(std::move(*way)));
       ways.push_back(Child(*document_.made_.back(), trigger));
     }
-    // Both say something of objects alone; of other values the first way says enough.
+    // Both alternatives only restrict objects; the first one accepts all other values.
     local_->unions.push_back(std::move(ways));
   }
 }

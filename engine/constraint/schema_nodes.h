@@ -1,10 +1,10 @@
 #pragma once
 
-// What is within a SchemaDocument: its nodes, what the keywords of one say alone, and the parts
-// that read them.
+// Internals of SchemaDocument: its nodes, the meaning of one node's keywords, and the classes that
+// read them.
 //
-// Place:      of schema_check's sources alone.
-// Invariants: a Local says what one node says; the rest is in the nodes that it names.
+// Place:      only for the sources of schema_check.
+// Invariants: a Local describes a single node; nodes that it refers to are not included.
 // Threads:    those of SchemaDocument.
 // Lifetime:   nodes live as long as their document.
 
@@ -29,9 +29,9 @@ enum SchemaType : std::uint8_t {
 
 struct SchemaDocument::Node {
   const OrderedJson* json = nullptr;
-  const Node* parent = nullptr;  // null: `path` begins at the document
-  std::string path;              // from the parent, the end of a JSON pointer
-  std::unique_ptr<Local> local;  // once it is read
+  const Node* parent = nullptr;  // null: `path` starts at the root of the document
+  std::string path;              // relative to the parent; the end of a JSON pointer
+  std::unique_ptr<Local> local;  // null until the node has been read
   bool is_being_read = false;
 
   std::string Pointer() const;
@@ -42,13 +42,13 @@ struct SchemaDocument::Local {
   std::uint8_t types = kAllTypes;
   bool integers = false;
   std::optional<std::vector<OrderedJson>> values;
-  std::set<OrderedJson> value_set;  // the same
-  std::int64_t value_steps = 0;     // to go through all of them, down to the last digit
+  std::set<OrderedJson> value_set;  // the elements of `values`
+  std::int64_t value_steps = 0;     // cost of comparing all of them
   NumberRange range;
   std::optional<MultipleOf> multiple;
   std::int64_t min_length = 0;
   std::optional<std::int64_t> max_length;
-  // With the text, or the name of a format.
+  // Each with its text, or the name of its format.
   std::vector<std::pair<std::string, std::shared_ptr<const Regex>>> patterns;
   std::vector<const Node*> prefix;
   const Node* items = nullptr;
@@ -63,11 +63,12 @@ struct SchemaDocument::Local {
   const Node* names = nullptr;
   std::vector<std::pair<std::shared_ptr<const Regex>, const Node*>> pattern_properties;
   bool leaves_out_patterns = false;  // a pattern of patternProperties is not supported
-  // A keyword that may apply schemas is left out, so it is not known what the node evaluates.
+  // A keyword that may apply schemas is ignored, so it is unknown what the node evaluates.
   bool hides_evaluation = false;
   std::int64_t min_properties = 0;
   std::optional<std::int64_t> max_properties;
-  // Other nodes that a value meets as well: all of these, and one of each of those.
+  // Other nodes that a value must satisfy: all nodes in `all`, and one node of each list in
+  // `unions`.
   std::vector<const Node*> all;
   std::vector<std::vector<const Node*>> unions;
 };
@@ -86,7 +87,7 @@ class NodeReader {
   using Handler = void (NodeReader::*)(const OrderedJson& value);
   struct Keyword {
     Handler read;                  // null: an annotation
-    const char* refuse = nullptr;  // why it is refused
+    const char* refuse = nullptr;  // reason why it is rejected
   };
   static const std::map<std::string, Keyword, std::less<>>& Keywords();
 
@@ -132,10 +133,10 @@ class NodeReader {
 
   void Refuse(std::string text) { document_.Refuse(node_, keyword_, std::move(text)); }
   void LeaveOut(std::string why) { document_.LeaveOut(node_, keyword_, std::move(why)); }
-  // The subschema at `value`, and those of an array.
+  // Returns the subschema at `value`, or those of an array.
   const Node* Child(const OrderedJson& value, const std::string& step = "");
   std::vector<const Node*> Children(const OrderedJson& value);
-  std::optional<std::int64_t> Count(const OrderedJson& value);
+  std::optional<std::int64_t> ReadCount(const OrderedJson& value);
   std::optional<Decimal> Number(const OrderedJson& value);
   void AtLeast(const Bound& bound);
   void AtMost(const Bound& bound);
@@ -146,51 +147,51 @@ class NodeReader {
   SchemaDocument& document_;
   const Node& node_;
   std::unique_ptr<Local> local_;
-  std::string keyword_;  // which is being read
+  std::string keyword_;  // the keyword that is being read
 };
 
-// Intersects what nodes say into one shape.
+// Intersects several nodes into one shape.
 class ShapeBuilder {
  public:
   using Node = SchemaDocument::Node;
   using Local = SchemaDocument::Local;
   using Nodes = SchemaDocument::Nodes;
 
-  // `one_seed`: all nodes are part of the first.
+  // With `one_seed`, all nodes are part of the first.
   ShapeBuilder(SchemaDocument* document, const Nodes& nodes, bool one_seed)
       : document_(*document), nodes_(nodes), one_seed_(one_seed) {}
-  // None when no value can be all of it.
+  // Returns nullopt when no value satisfies all nodes.
   std::optional<Shape> Build();
 
  private:
   void AddNumber(bool integers, Shape* shape);
   void AddString(Shape* shape);
-  // Cuts the expression to the lengths of the shape. Returns false if no text has them.
+  // Restricts the expression to the lengths of the shape. Returns false if no text has them.
   bool CutPattern(StringShape* string);
   void AddArray(Shape* shape);
-  // Sets `unique`, or leaves uniqueItems out. Returns false if no array is valid.
+  // Sets `unique`, or ignores uniqueItems. Returns false if no array is valid.
   bool AddUniqueItems(const Node& node, ArrayShape* array);
   void AddObject(Shape* shape);
-  // The listed values that all nodes list and the shape accepts.
-  std::optional<Shape> Listed(const std::vector<OrderedJson>& listed, const Shape& shape);
+  // Returns the values that all nodes list and the shape accepts.
+  std::optional<Shape> ShapeOfListed(const std::vector<OrderedJson>& listed, const Shape& shape);
   ObjectShape::Property PropertyNamed(const std::string& name);
   void SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object);
-  // Restricts other names to texts of the expression that differ in their first character from
+  // Restricts other names to texts of the expression whose first character differs from that of
   // every declared name that matches it. Returns false if there is none.
   bool RestrictNames(const Regex& names, const std::vector<std::string>& declared,
                      ObjectShape* object);
   // Restricts other names to those that propertyNames of the node allows. Returns false if there is
   // none.
   bool ReadNames(const Node& node, const std::vector<std::string>& declared, ObjectShape* object);
-  // The names that propertyNames of the node lists; absent: it does not list them.
+  // Returns the names that propertyNames of the node lists, or nullopt if it does not list names.
   std::optional<std::vector<std::string>> ListedNames(const Local& local);
   std::vector<std::string> DeclaredNames();
   void SetCounts(std::int64_t required, std::int64_t declared, ObjectShape* object);
   SchemaId ItemsAt(std::size_t index);
-  // Returns whether `unevaluated...` of the node is enforced, which needs that the node is the seed
-  // and that it is known what the other nodes evaluate. Leaves the keyword out otherwise.
+  // Returns whether `unevaluated...` of the node is enforced. This requires that the node is the
+  // seed and that it is known what the other nodes evaluate. Otherwise the keyword is ignored.
   bool AppliesUnevaluated(std::size_t index, const char* keyword);
-  // The first node that has the keyword.
+  // Returns the first node that has the keyword.
   const Node& NodeWith(const char* keyword) const;
 
   SchemaDocument& document_;
@@ -198,17 +199,16 @@ class ShapeBuilder {
   const bool one_seed_;
 };
 
-// Makes the lengths of the language those of `length`, where it has one repetition of one
-// character that can be shortened. Else divides the greatest length among several repetitions;
-// texts in which one of them is longer than its share are lost. Returns false where neither is
-// possible.
+// Restricts the lengths of the language to `length` if it has one repetition of one character that
+// can be shortened. Otherwise divides the maximum length among several repetitions; texts in which
+// a repetition exceeds its share are lost. Returns false if neither is possible.
 bool ClampLength(const TextLength& length, Regex* regex);
 
-// The expression of a `format` of strings, or "" for one that has none.
+// Returns the regular expression of a string `format`, or "" if it has none.
 absl::string_view FormatPattern(absl::string_view format);
-// The range of a `format` of integers.
+// Returns the range of an integer `format`.
 std::optional<NumberRange> FormatRange(absl::string_view format);
-// Whether a `format` asserts nothing.
+// Returns whether a `format` does not restrict values.
 bool IsFreeFormat(absl::string_view format);
 
 }  // namespace quire::engine

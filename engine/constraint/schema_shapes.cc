@@ -1,4 +1,4 @@
-// The intersection of what nodes say, keyword by keyword.
+// Intersects nodes keyword by keyword.
 
 #include <algorithm>
 #include <utility>
@@ -12,10 +12,10 @@ namespace quire::engine {
 namespace {
 
 constexpr std::int64_t kMaxPropertyStates = 8192;  // of counted properties
-constexpr std::int64_t kStepsOfCopiedPart = 64;    // of an expression
+constexpr std::int64_t kStepsOfCopiedPart = 64;    // for each part of a copied expression
 // A move adds one item to the set of items so far.
 constexpr std::size_t kMaxUniqueMoves = 1 << 14;
-// Where several repetitions share a greatest length, each gets at least so many characters.
+// Minimum number of characters for each of several repetitions that share a maximum length.
 constexpr std::int64_t kMinShare = 24;
 
 std::optional<std::int64_t> Least(std::optional<std::int64_t> a, std::optional<std::int64_t> b) {
@@ -29,8 +29,8 @@ std::int64_t PartsOf(const Regex& regex) {
   return parts;
 }
 
-// The one part of a choice or sequence of one, and of that in turn.
-Regex* Unwrapped(Regex* regex) {
+// Unwraps choices and sequences that have only one part.
+Regex* Unwrap(Regex* regex) {
   while ((regex->kind == Regex::Kind::kSequence || regex->kind == Regex::Kind::kChoice) &&
          regex->parts.size() == 1) {
     regex = &regex->parts[0];
@@ -38,22 +38,23 @@ Regex* Unwrapped(Regex* regex) {
   return regex;
 }
 
-// The parts of a sequence, or the expression itself.
+// Returns the parts of a sequence, or the expression itself.
 std::vector<Regex*> PartsInOrder(Regex* regex) {
-  Regex* whole = Unwrapped(regex);
+  Regex* whole = Unwrap(regex);
   std::vector<Regex*> parts = {whole};
   if (whole->kind == Regex::Kind::kSequence) {
     parts.clear();
-    for (Regex& part : whole->parts) parts.push_back(Unwrapped(&part));
+    for (Regex& part : whole->parts) parts.push_back(Unwrap(&part));
   }
   return parts;
 }
 
 bool ShareLength(std::int64_t max, Regex* regex);
 
-// Gives each part its least length, and the parts that can be longer a share of the rest.
+// Gives each part its minimum length, and divides the rest among the parts that can be longer.
 bool ShareAmong(std::int64_t max, std::vector<Regex>* parts) {
-  std::vector<std::pair<std::int64_t, Regex*>> longer;  // by what they can take beyond the least
+  // Sorted by the length that they can take beyond the minimum.
+  std::vector<std::pair<std::int64_t, Regex*>> longer;
   for (Regex& part : *parts) {
     const TextLength own = LengthOf(part);
     max -= own.min;
@@ -74,8 +75,8 @@ bool ShareAmong(std::int64_t max, std::vector<Regex>* parts) {
   return true;
 }
 
-// Shortens repetitions until no text of the language has more than `max` characters. False where
-// one of several would get less than kMinShare, or where one of another kind cannot be shortened.
+// Shortens repetitions until no text of the language exceeds `max` characters. Returns false if one
+// of several repetitions would get less than kMinShare, or if a repetition cannot be shortened.
 bool ShareLength(std::int64_t max, Regex* regex) {
   const TextLength own = LengthOf(*regex);
   if (own.min > max) return false;
@@ -95,7 +96,7 @@ bool ShareLength(std::int64_t max, Regex* regex) {
   Regex& body = regex->parts[0];
   const TextLength once = LengthOf(body);
   if (regex->max == 1 && once.min > max) {
-    regex->max = 0;  // it may be left out, since the least length is at most `max`
+    regex->max = 0;  // it can be omitted, because the minimum length is at most `max`
     return true;
   }
   if (regex->max == 1) return ShareLength(max, &body);
@@ -120,7 +121,7 @@ bool ClampLength(const TextLength& length, Regex* regex) {
     if (own.max == own.min) {
       fixed += own.min;
     } else if (repeat == nullptr && part->kind == Regex::Kind::kRepeat &&
-               Unwrapped(&part->parts[0])->kind == Regex::Kind::kCharacter) {
+               Unwrap(&part->parts[0])->kind == Regex::Kind::kCharacter) {
       repeat = part;
     } else {
       has_one_repeat = false;
@@ -144,10 +145,10 @@ const ShapeBuilder::Node& ShapeBuilder::NodeWith(const char* keyword) const {
 
 bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
   if (!one_seed_ || index > 0) {
-    document_.LeaveOut(*nodes_[index], keyword, "within an intersection");
+    document_.LeaveOut(*nodes_[index], keyword, "is not supported within an intersection");
     return false;
   }
-  // Other nodes with such a keyword evaluate, too, and theirs is left out.
+  // Another node with such a keyword evaluates items or properties too, and its keyword is ignored.
   const bool is_known = std::ranges::none_of(nodes_, [&](const Node* node) {
     const Local& local = document_.LocalOf(*node);
     const bool evaluates_rest = local.unevaluated != nullptr || local.unevaluated_items != nullptr;
@@ -177,11 +178,11 @@ std::optional<Shape> ShapeBuilder::Build() {
   if (types & kString) AddString(&shape);
   if (types & kArray) AddArray(&shape);
   if (types & kObject) AddObject(&shape);
-  return listed == nullptr ? shape : Listed(*listed, shape);
+  return listed == nullptr ? shape : ShapeOfListed(*listed, shape);
 }
 
-std::optional<Shape> ShapeBuilder::Listed(const std::vector<OrderedJson>& listed,
-                                          const Shape& shape) {
+std::optional<Shape> ShapeBuilder::ShapeOfListed(const std::vector<OrderedJson>& listed,
+                                                 const Shape& shape) {
   std::int64_t steps = 0;
   for (const Node* node : nodes_) steps += document_.LocalOf(*node).value_steps;
   if (!document_.Spend(steps)) return std::nullopt;
@@ -218,7 +219,8 @@ void ShapeBuilder::AddNumber(bool integers, Shape* shape) {
     if (both) {
       number.multiple = both;
     } else {
-      document_.LeaveOut(*node, "multipleOf", "beside another one in an intersection");
+      document_.LeaveOut(*node, "multipleOf",
+                         "cannot be combined with another one in an intersection");
     }
   }
   if (number.range.empty()) return;
@@ -233,7 +235,7 @@ void ShapeBuilder::AddNumber(bool integers, Shape* shape) {
     if (!document_.Spend(document_.steps_left_ - steps)) return;
     if (!multiples) {
       document_.LeaveOut(NodeWith("multipleOf"), "multipleOf",
-                         absl::StrCat("takes an automaton of more than ",
+                         absl::StrCat("needs an automaton of more than ",
                                       NumberAutomaton::kMaxStates, " states within the range"));
       number.multiple.reset();
     } else if (multiples->states.empty()) {
@@ -257,7 +259,7 @@ void ShapeBuilder::AddString(Shape* shape) {
     for (const auto& own : local.patterns) {
       if (pattern != nullptr && pattern->first != own.first) {
         document_.LeaveOut(*node, own.first.starts_with("format ") ? "format" : "pattern",
-                           "beside another expression");
+                           "cannot be combined with another expression");
         continue;
       }
       pattern = &own;
@@ -289,7 +291,7 @@ bool ShapeBuilder::CutPattern(StringShape* string) {
   const auto leave_out = [&](const char* keyword) {
     document_.LeaveOut(
         NodeWith(keyword), keyword,
-        absl::StrCat("beside an expression whose texts have ", own.min, " to ",
+        absl::StrCat("cannot be combined with an expression whose texts have ", own.min, " to ",
                      own.max ? absl::StrCat(*own.max) : "any number of", " characters"));
   };
   if (own.min < string->min) leave_out("minLength");
@@ -347,16 +349,18 @@ namespace {
 
 // The input of StatesOf.
 struct ItemSets {
-  std::vector<std::vector<std::size_t>> values_at;  // by position; the last is of all behind it
-  std::size_t min = 0, max = 0;                     // items
+  // The values at each position. The last entry applies to all later positions.
+  std::vector<std::vector<std::size_t>> values_at;
+  std::size_t min = 0, max = 0;  // number of items
 };
 
-// Returns a state for each set of items that an array can begin with. Absent if they have more than
-// kMaxUniqueMoves moves.
+// Returns one state for each set of items that an array can begin with. Returns nullopt if they
+// have more than kMaxUniqueMoves moves.
 std::optional<std::vector<UniqueItems::State>> StatesOf(const ItemSets& items,
                                                         std::size_t* num_moves) {
   std::vector<UniqueItems::State> states(1);
-  std::map<std::vector<std::size_t>, std::size_t> known;  // of one size, in ascending order
+  // Sets of one size; their items are in ascending order.
+  std::map<std::vector<std::size_t>, std::size_t> known;
   std::vector<std::pair<std::vector<std::size_t>, std::size_t>> sets = {{{}, 0}}, next;
   for (std::size_t size = 0; !sets.empty(); ++size, sets = std::exchange(next, {})) {
     known.clear();
@@ -389,14 +393,15 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
     document_.LeaveOut(node, "uniqueItems", std::string(why));
     return true;
   };
-  // Maps by value, since items of different positions may be equal.
+  // One map per position, keyed by value, because items of different positions may be equal.
   std::vector<std::map<nlohmann::json, OrderedJson>> values_at;
   std::vector<SchemaId> positions = array->prefix;
   positions.push_back(array->items);
   for (const SchemaId id : positions) {
     if (!document_.AddValues(id, kMaxUniqueMoves, &values_at.emplace_back())) {
       return leave_out(
-          "is supported of items that are listed, boolean, null or integers of a small range, or "
+          "is supported only for items that are listed, boolean, null or integers of a small "
+          "range, or "
           "with maxItems of at most 1");
     }
   }
@@ -417,10 +422,10 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
   auto states = StatesOf(items, &num_moves);
   if (!document_.Spend(static_cast<std::int64_t>(16 * num_moves))) return false;
   if (!states) {
-    return leave_out(absl::StrCat("of ", index.size(), " different items takes more than ",
+    return leave_out(absl::StrCat("with ", index.size(), " different items needs more than ",
                                   kMaxUniqueMoves, " moves from one set of items to the next"));
   }
-  // States come behind those that lead to them.
+  // States come after those that lead to them, so this loop visits successors first.
   std::vector<bool> is_dead(states->size());
   for (std::size_t i = states->size(); i-- > 0;) {
     UniqueItems::State& state = (*states)[i];
@@ -539,7 +544,7 @@ bool ShapeBuilder::RestrictNames(const Regex& names, const std::vector<std::stri
   }
   auto others = std::make_shared<Regex>(names);
   if (!taken.empty() || is_empty_taken) {
-    auto without = WithoutFirst(names, CodePoints(std::move(taken)), !is_empty_taken);
+    auto without = ExcludeFirst(names, CodePoints(std::move(taken)), !is_empty_taken);
     if (!without) return false;
     *others = *std::move(without);
   }
@@ -550,17 +555,17 @@ bool ShapeBuilder::RestrictNames(const Regex& names, const std::vector<std::stri
 bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& declared,
                              ObjectShape* object) {
   const Local& local = document_.LocalOf(node);
-  if (ListedNames(local)) return false;  // they are declared
+  if (ListedNames(local)) return false;  // the names are declared
   const std::vector<Shape>* shapes = document_.Read(document_.Intern({local.names}));
   const StringShape* own = shapes != nullptr && shapes->size() == 1 && (*shapes)[0].string
                                ? &*(*shapes)[0].string
                                : nullptr;
   if (own != nullptr && !own->pattern && own->min == 0 && !own->max) return true;
   if (own == nullptr || object->names) {
-    document_.LeaveOut(node, "propertyNames",
-                       own == nullptr
-                           ? "is supported with an enum, or with one pattern, format or lengths"
-                           : "beside another set of names");
+    document_.LeaveOut(
+        node, "propertyNames",
+        own == nullptr ? "is supported only with an enum, or with one pattern, format or lengths"
+                       : "cannot be combined with another set of names");
     return true;
   }
   if (own->pattern) return RestrictNames(*own->pattern, declared, object);
@@ -601,11 +606,11 @@ void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, Objec
     } else if (local.pattern_properties.empty()) {
       if (local.additional != nullptr) nodes.push_back(local.additional);
     } else if (any_closed) {
-      // No other names: those that patterns would allow are not either.
+      // Undeclared names are forbidden, so the pattern allows no more names.
     } else if (local.pattern_properties.size() > 1 || object->names) {
-      document_.LeaveOut(
-          *nodes_[n], "patternProperties",
-          object->names ? "beside another set of names" : "is supported with one expression");
+      document_.LeaveOut(*nodes_[n], "patternProperties",
+                         object->names ? "cannot be combined with another set of names"
+                                       : "is supported only with one expression");
       if (local.additional != nullptr) document_.Note(*nodes_[n], "additionalProperties");
     } else {
       has_others &= RestrictNames(*local.pattern_properties[0].first, declared, object);
@@ -633,7 +638,8 @@ void ShapeBuilder::SetCounts(std::int64_t required, std::int64_t declared, Objec
   }
   if (declared * std::max(object->min, object->max.value_or(0)) <= kMaxPropertyStates) return;
   const auto leave_out = [&](const char* keyword) {
-    document_.LeaveOut(NodeWith(keyword), keyword, "counts too many declared properties");
+    document_.LeaveOut(NodeWith(keyword), keyword,
+                       "cannot be enforced with so many declared properties");
   };
   if (object->min > 0) leave_out("minProperties");
   if (object->max) leave_out("maxProperties");

@@ -22,7 +22,7 @@ std::optional<std::pair<std::size_t, std::int32_t>> SpecialTokens::AtBeginningOf
 
 GrammarText::Expression SpecialTokens::Write(absl::string_view text) const {
   std::vector<GrammarText::Expression> parts;
-  std::size_t plain = 0;  // bytes at the beginning of `text` that are no special token
+  std::size_t plain = 0;  // bytes at the start of `text` that contain no special token
   while (plain < text.size()) {
     const auto token = AtBeginningOf(text.substr(plain));
     if (!token) {

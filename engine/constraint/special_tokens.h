@@ -1,11 +1,11 @@
 #pragma once
 
-// The special tokens of a vocabulary that a constraint may place: by their texts, as a tokenizer
-// splits text at them.
+// The special tokens that a constraint may contain. They are identified by their text, as a
+// tokenizer splits text at them.
 //
-// Place:      below the writers of grammars, which have a marker that is a special token written as
-//             that token: its bytes are in no other one.
-// Invariants: texts are not empty. Where two begin at the same place, the longer one counts.
+// Place:      below the writers of grammars. A marker that is a special token is written as that
+//             token, because no other token contains its bytes.
+// Invariants: texts are not empty. If two begin at the same position, the longer one counts.
 // Threads:    immutable.
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace quire::engine {
 
 class SpecialTokens {
  public:
-  SpecialTokens() = default;  // none
-  // Texts and ids. Of a text that is there twice the first id counts.
+  SpecialTokens() = default;  // no tokens
+  // `tokens` has texts and ids. If a text occurs twice, the first id counts.
   explicit SpecialTokens(const std::vector<std::pair<std::string, std::int32_t>>& tokens);
 
-  // With which `text` begins: its length in bytes and its id.
+  // Returns the size in bytes and the id of the special token with which `text` begins.
   std::optional<std::pair<std::size_t, std::int32_t>> AtBeginningOf(absl::string_view text) const;
 
-  // The text with its special tokens as tokens. REQUIRES: it is UTF-8.
+  // Writes the text with its special tokens as tokens. REQUIRES: the text is UTF-8.
   GrammarText::Expression Write(absl::string_view text) const;
 
  private:

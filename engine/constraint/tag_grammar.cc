@@ -28,8 +28,8 @@ absl::Status Bad(absl::string_view why) {
 
 absl::Status CheckMarker(absl::string_view field, absl::string_view text, std::size_t min_bytes) {
   if (text.size() < min_bytes || text.size() > kMaxMarkerBytes) {
-    return Bad(absl::StrCat(field, " has ", text.size(), " bytes, ", min_bytes, " to ",
-                            kMaxMarkerBytes, " are allowed"));
+    return Bad(absl::StrCat(field, " has ", text.size(), " bytes, it must have ", min_bytes, " to ",
+                            kMaxMarkerBytes));
   }
   if (FirstInvalidUtf8(text)) return Bad(absl::StrCat(field, " is not UTF-8"));
   return absl::OkStatus();
@@ -38,7 +38,7 @@ absl::Status CheckMarker(absl::string_view field, absl::string_view text, std::s
 absl::Status CheckTriggers(const std::vector<std::string>& triggers, const SpecialTokens& special) {
   if (triggers.empty() || triggers.size() > kMaxTags) {
     return Bad(
-        absl::StrCat("triggers has ", triggers.size(), " texts, 1 to ", kMaxTags, " are allowed"));
+        absl::StrCat("triggers has ", triggers.size(), " texts, it must have 1 to ", kMaxTags));
   }
   std::size_t bytes = 0;
   std::set<std::string> known;
@@ -47,26 +47,24 @@ absl::Status CheckTriggers(const std::vector<std::string>& triggers, const Speci
     QUIRE_RETURN_IF_ERROR(CheckMarker(field, triggers[i], 1));
     bytes += triggers[i].size();
     if (!known.insert(triggers[i]).second) {
-      return Bad(absl::StrCat(field, " is ", JsonQuoted(triggers[i]), ", as another one"));
+      return Bad(absl::StrCat(field, " is ", JsonQuoted(triggers[i]), ", like an earlier trigger"));
     }
     for (std::size_t at = 1; at < triggers[i].size(); ++at) {
       const absl::string_view rest = absl::string_view(triggers[i]).substr(at);
       if (const auto token = special.AtBeginningOf(rest)) {
-        return Bad(absl::StrCat(field, " has the special token ",
+        return Bad(absl::StrCat(field, " contains the special token ",
                                 JsonQuoted(rest.substr(0, token->first)),
-                                " in it, where it may only begin with one"));
+                                ", which is allowed only at its beginning"));
       }
     }
   }
   if (bytes <= kMaxTriggerBytes) return absl::OkStatus();
-  return Bad(
-      absl::StrCat("triggers have ", bytes, " bytes, at most ", kMaxTriggerBytes, " are allowed"));
+  return Bad(absl::StrCat("triggers have ", bytes, " bytes, the limit is ", kMaxTriggerBytes));
 }
 
 absl::Status CheckTags(const ConstraintSpec& spec) {
   if (spec.tags.empty() || spec.tags.size() > kMaxTags) {
-    return Bad(
-        absl::StrCat("tags has ", spec.tags.size(), " tags, 1 to ", kMaxTags, " are allowed"));
+    return Bad(absl::StrCat("tags has ", spec.tags.size(), " tags, it must have 1 to ", kMaxTags));
   }
   std::vector<bool> is_used(spec.triggers.size());
   for (std::size_t i = 0; i < spec.tags.size(); ++i) {
@@ -80,21 +78,21 @@ absl::Status CheckTags(const ConstraintSpec& spec) {
     }
     if (!has_trigger) {
       return Bad(absl::StrCat(field, ".begin is ", JsonQuoted(spec.tags[i].begin),
-                              ", which begins with none of the triggers"));
+                              ", which does not begin with a trigger"));
     }
   }
   for (std::size_t t = 0; t < spec.triggers.size(); ++t) {
     if (is_used[t]) continue;
     return Bad(absl::StrCat("triggers[", t, "] is ", JsonQuoted(spec.triggers[t]),
-                            ", with which no tag begins"));
+                            ", but no tag begins with it"));
   }
   return absl::OkStatus();
 }
 
-// What may come after a trigger, or after the special token with which tags begin.
-Expression Behind(const ConstraintSpec& spec, const SpecialTokens& special,
-                  const std::vector<Expression>& contents, absl::string_view beginning,
-                  const Expression& after) {
+// Returns what may follow a trigger, or the special token with which tags begin.
+Expression TextAfterTrigger(const ConstraintSpec& spec, const SpecialTokens& special,
+                            const std::vector<Expression>& contents, absl::string_view beginning,
+                            const Expression& after) {
   std::vector<Expression> options;
   for (std::size_t i = 0; i < spec.tags.size(); ++i) {
     absl::string_view begin = spec.tags[i].begin;
@@ -104,16 +102,17 @@ Expression Behind(const ConstraintSpec& spec, const SpecialTokens& special,
   return GrammarText::Sequence({GrammarText::Choice(options), after});
 }
 
-// Free text with tags. `after`: what follows a tag.
+// Writes free text with tags. `after` is what follows a tag.
 void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
                      const std::vector<Expression>& contents, const Expression& after, bool may_end,
                      GrammarText::Rule start, GrammarText* grammar) {
   std::vector<FreeTextEnd> ends;
   for (const std::string& trigger : spec.triggers) {
     ends.push_back(
-        {.text = trigger, .next = grammar->Share(Behind(spec, special, contents, trigger, after))});
+        {.text = trigger,
+         .next = grammar->Share(TextAfterTrigger(spec, special, contents, trigger, after))});
   }
-  std::map<std::string, std::int32_t> tokens;  // with which tags begin
+  std::map<std::string, std::int32_t> tokens;  // special tokens with which tags begin
   for (const ConstraintTag& tag : spec.tags) {
     if (const auto token = special.AtBeginningOf(tag.begin)) {
       tokens.emplace(tag.begin.substr(0, token->first), token->second);
@@ -122,24 +121,25 @@ void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
   std::vector<Expression> token_ends;
   for (const auto& [text, id] : tokens) {
     token_ends.push_back(GrammarText::Sequence(
-        {GrammarText::Token(id), grammar->Share(Behind(spec, special, contents, text, after))}));
+        {GrammarText::Token(id),
+         grammar->Share(TextAfterTrigger(spec, special, contents, text, after))}));
   }
   WriteFreeText(ends, token_ends, may_end, start, grammar);
 }
 
-// The markers of reasoning; empty where the format has no such section.
+// Returns the markers of reasoning; empty if the format has no such section.
 std::pair<absl::string_view, absl::string_view> ReasoningMarkers(const text::ToolFormat& format) {
   const text::CallWriting& writing = format.writing;
   if (!writing.reasoning_begin.empty()) return {writing.reasoning_begin, writing.reasoning_end};
   return {format.reasoning_begin, format.reasoning_end};
 }
 
-// Reasoning up to its last marker, with that, up to two line breaks, and what comes behind them.
-// `may_end`: the answer may end within it.
+// Writes reasoning up to and including its last marker, then at most two newlines, then `behind`.
+// With `may_end` the output may end inside the reasoning.
 Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& special,
                           const Expression& behind, bool may_end, GrammarText* grammar) {
   const absl::string_view marker = ReasoningMarkers(format).second;
-  // Only the first token of the marker ends the text; the rest must follow then.
+  // Only the first token of the marker ends the text; the rest of the marker must then follow.
   const auto token = special.AtBeginningOf(marker);
   const absl::string_view end = marker.substr(0, token ? token->first : marker.size());
   const Expression rest = grammar->Share(
@@ -156,7 +156,7 @@ Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& s
   return GrammarText::Reference(start);
 }
 
-// 0 to 999.
+// Matches 0 to 999.
 Expression Index(GrammarText* grammar) {
   const Expression digit = grammar->Character(CodePoints({{'0', '9'}}), Spelling::kPlain);
   const Expression first = grammar->Character(CodePoints({{'1', '9'}}), Spelling::kPlain);
@@ -164,7 +164,7 @@ Expression Index(GrammarText* grammar) {
       {GrammarText::Literal("0"), GrammarText::Sequence({first, grammar->Repeat(digit, 0, 2)})});
 }
 
-// A call of any of the tools, behind its call_begin.
+// Writes a call of any of the tools, starting after its call_begin.
 absl::StatusOr<Expression> WriteCall(const ConstraintSpec& spec, const SpecialTokens& special,
                                      const WriteContent& content, GrammarText* grammar) {
   const text::CallWriting& writing = spec.tool_format->writing;
@@ -184,8 +184,8 @@ absl::StatusOr<Expression> WriteCall(const ConstraintSpec& spec, const SpecialTo
       GrammarText::Sequence({GrammarText::Choice(options), special.Write(writing.call_end)}));
 }
 
-// Free text, in which the trigger of the format begins calls. `opening`: what they begin with, the
-// trigger first; `calls`: all behind it.
+// Writes free text in which the trigger of the format begins calls. `opening` is the beginning of
+// the calls and starts with the trigger; `calls` is everything after `opening`.
 Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens& special,
                             absl::string_view opening, const Expression& calls,
                             GrammarText* grammar) {
@@ -195,7 +195,7 @@ Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens&
   const Expression behind = grammar->Share(GrammarText::Sequence(
       {special.Write(opening.substr(trigger.size())), calls, GrammarText::Reference(start)}));
   std::vector<FreeTextEnd> ends = {{.text = std::string(trigger), .next = behind}};
-  // What else a reader of answers takes for the beginning of a call, or of reasoning.
+  // The parser of the output would also treat these as the beginning of a call or of reasoning.
   for (const absl::string_view marker : {format.section_begin, format.call_begin[0],
                                          format.call_begin[1], ReasoningMarkers(format).first}) {
     if (marker.empty() || marker == trigger) continue;

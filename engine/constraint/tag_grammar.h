@@ -1,11 +1,11 @@
 #pragma once
 
-// Writes the grammars of specs with tags: free text with constrained sections, and tool calls,
-// which are forced or stand in free text.
+// Writes the grammars of specs with tags: free text with constrained sections, and tool calls that
+// are forced or occur in free text.
 //
-// Place:      above free_text and special_tokens; what stands inside a tag is written by the
-//             caller's function.
-// Invariants: markers that are special tokens of the vocabulary are those tokens; elsewhere no
+// Place:      above free_text and special_tokens; the caller's function writes the content of a
+//             tag.
+// Invariants: markers that are special tokens of the vocabulary become those tokens; no other
 //             special token is allowed.
 // Threads:    one at a time.
 
@@ -20,26 +20,27 @@ namespace quire::engine {
 
 inline constexpr std::size_t kMaxTags = 256;
 inline constexpr std::size_t kMaxMarkerBytes = 1024;  // of a begin or an end
-// Of all triggers of a spec: each byte is a state of the automaton.
+// Total size of the triggers of a spec. Each byte is a state of the automaton.
 inline constexpr std::size_t kMaxTriggerBytes = 256;
 
 // Writes the content of tag `index`.
 using WriteContent = std::function<absl::StatusOr<GrammarText::Expression>(std::size_t index)>;
 
-// kStructuralTags. The status says what is wrong with the tags, or is that of the content.
+// Writes kStructuralTags. Errors are those of the tags or of the content.
 absl::StatusOr<GrammarText::Expression> WriteStructuralTags(const ConstraintSpec& spec,
                                                             const SpecialTokens& special,
                                                             const WriteContent& content,
                                                             GrammarText* grammar);
 
-// kToolCalls. REQUIRES: spec.tool_format can be forced, and has a trigger where calls are optional.
+// Writes kToolCalls. REQUIRES: spec.tool_format can be forced, and has a trigger if calls are
+// optional.
 absl::StatusOr<GrammarText::Expression> WriteToolCalls(const ConstraintSpec& spec,
                                                        const SpecialTokens& special,
                                                        const WriteContent& content,
                                                        GrammarText* grammar);
 
-// The answer, behind the section of reasoning where the format has one: it comes first where
-// spec.opens_reasoning, and may elsewhere. REQUIRES: a spec.tool_format.
+// Writes the output after the reasoning section, if the format has one. The section comes first if
+// spec.opens_reasoning, and is optional otherwise. REQUIRES: spec.tool_format is set.
 GrammarText::Expression WriteAfterReasoning(const ConstraintSpec& spec,
                                             const SpecialTokens& special,
                                             const GrammarText::Expression& answer,

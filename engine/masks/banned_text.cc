@@ -33,7 +33,7 @@ BannedText::BannedText(const std::vector<std::string>& strings,
   }
 }
 
-// Behind a state other than kStart, only what begins before the text.
+// In a state other than kStart, only finds strings that begin before `text`.
 bool BannedText::Completes(std::int32_t state, absl::string_view text) const {
   const bool is_start = state == kStart;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -51,8 +51,8 @@ std::int32_t BannedText::Next(std::int32_t state, std::int32_t token) const {
   return state;
 }
 
-// What a token completes by itself is known; with what stands before it, only one whose first byte
-// goes on with that can complete more.
+// excluded_at_start_ has the tokens that contain a banned string. A string that began in an earlier
+// token can only be completed by a token whose first byte continues it.
 void BannedText::Exclude(std::int32_t state, std::span<std::uint32_t> words) const {
   QUIRE_CHECK(words.size() == excluded_at_start_.size());
   for (std::size_t i = 0; i < words.size(); ++i) words[i] &= ~excluded_at_start_[i];
@@ -61,7 +61,7 @@ void BannedText::Exclude(std::int32_t state, std::span<std::uint32_t> words) con
     const auto first = static_cast<std::uint8_t>(byte);
     const std::int32_t next = automaton_.Next(state, first);
     if (automaton_.depth(next) <= 1) continue;
-    for (const std::int32_t token : tokens_->BeginningWith(first)) {
+    for (const std::int32_t token : tokens_->TokensBeginningWith(first)) {
       if (Completes(state, tokens_->TextOf(token))) WordOf(words, token) &= ~BitOf(token);
     }
   }

@@ -1,11 +1,11 @@
 #pragma once
 
-// Which tokens would put a banned string into an answer, decided on bytes: whatever tokens spell
-// the string, and wherever it begins and ends in them.
+// Determines which tokens would complete a banned string in an output. The comparison uses bytes,
+// so it does not matter which tokens spell the string or where in them it begins and ends.
 //
-// Place:      made for a request by a text worker; asked by mask threads.
-// Invariants: a token is excluded exactly when a banned string ends inside or at the end of its
-//             text, behind the text of the answer before it.
+// Place:      a text worker creates it for a request, and mask threads use it.
+// Invariants: a token is excluded exactly if a banned string ends inside or at the end of its text,
+//             given the preceding text of the output.
 // Threads:    immutable: any.
 // Lifetime:   shared by the choices of a request.
 
@@ -22,15 +22,16 @@ namespace quire::engine {
 
 class BannedText {
  public:
-  // The state before the first token of an answer.
+  // The state before the first token of an output.
   static constexpr std::int32_t kStart = 0;
 
-  // REQUIRES: there are strings, and none is empty.
+  // REQUIRES: `strings` is not empty, and no string is empty.
   BannedText(const std::vector<std::string>& strings, std::shared_ptr<const TokenTexts> tokens);
 
-  // The state behind `token`.
+  // Returns the state after `token`.
   std::int32_t Next(std::int32_t state, std::int32_t token) const;
-  // Takes the bits of tokens that must not follow. REQUIRES: words has MaskWords(tokens->size()).
+  // Clears the bits of tokens that must not follow. REQUIRES: words has MaskWords(tokens->size())
+  // elements.
   void Exclude(std::int32_t state, std::span<std::uint32_t> words) const;
   std::uint32_t vocab_size() const { return tokens_->size(); }
 
@@ -39,7 +40,7 @@ class BannedText {
 
   const text::StopAutomaton automaton_;
   const std::shared_ptr<const TokenTexts> tokens_;
-  std::vector<std::uint32_t> excluded_at_start_;  // bit 1: excluded
+  std::vector<std::uint32_t> excluded_at_start_;  // a set bit excludes the token
 };
 
 }  // namespace quire::engine

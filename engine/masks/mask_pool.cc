@@ -42,7 +42,7 @@ MaskPool::~MaskPool() {
 
 std::shared_ptr<ChoiceMask> MaskPool::Start(MaskRules rules) {
   auto choice = std::make_shared<ChoiceMask>();
-  if (rules.masks()) {
+  if (rules.excludes_tokens()) {
     choice->words_.resize(MaskWords(rules.constraint != nullptr ? rules.constraint->vocab_size()
                                                                 : rules.banned->vocab_size()));
   }
@@ -89,11 +89,11 @@ void MaskPool::Work() {
       queue_.pop_back();
       turn_ = choice->turn_;
     }
-    if (choice.use_count() == 1) continue;  // its request has ended
+    if (choice.use_count() == 1) continue;  // the request has ended
     const absl::Time start = clock_->Now();
     const absl::Duration used = used_();
     choice->status_ = Make(*choice);
-    // A mask that cannot be made allows nothing, and says why.
+    // Without a mask no token is allowed, and status() has the error.
     if (!choice->status_.ok()) std::ranges::fill(choice->words_, 0u);
     if (on_made_) on_made_(clock_->Now() - start);
     const absl::Duration took = used_() - used;
@@ -107,7 +107,7 @@ void MaskPool::Work() {
   }
 }
 
-// The part of the constraint, or of a vocabulary without one.
+// Handles the constraint. Without one, all tokens of the vocabulary are allowed.
 absl::Status MaskPool::Match(ChoiceMask& choice) {
   if (choice.rules_.constraint == nullptr) {
     std::ranges::fill(choice.words_, ~0u);
@@ -115,13 +115,13 @@ absl::Status MaskPool::Match(ChoiceMask& choice) {
     return absl::OkStatus();
   }
   if (choice.matcher_ == nullptr) {
-    choice.matcher_ = choice.rules_.constraint->NewMatcher(choice.rules_.ends);
+    choice.matcher_ = choice.rules_.constraint->NewMatcher(choice.rules_.end_tokens);
   } else {
     const absl::Status accepted = choice.matcher_->Accept(choice.token_);
-    // The sampler had the mask, so this is no fault of the request.
+    // The token was sampled with the mask, so the request did not cause the error.
     if (absl::IsInvalidArgument(accepted)) {
-      return absl::InternalError(absl::StrCat("a constraint has allowed token ", choice.token_,
-                                              " and refuses it: ", accepted.message()));
+      return absl::InternalError(absl::StrCat("a constraint allowed token ", choice.token_,
+                                              " and then rejected it: ", accepted.message()));
     }
     if (!accepted.ok()) return accepted;
   }
@@ -176,7 +176,7 @@ void MaskPool::WaitAny(std::span<const ChoiceMask* const> choices, absl::Duratio
 absl::Status MaskPool::CheckIntegrity(std::span<const ChoiceMask* const> choices) const {
   MutexLock lock(&mutex_);
   for (const auto& queued : queue_) {
-    if (queued->is_ready()) return absl::InternalError("a mask that is ready waits to be made");
+    if (queued->is_ready()) return absl::InternalError("a choice in the queue is already ready");
   }
   if (!std::ranges::is_heap(queue_, IsDueLater)) {
     return absl::InternalError("the queue of masks is out of order");
@@ -188,9 +188,9 @@ absl::Status MaskPool::CheckIntegrity(std::span<const ChoiceMask* const> choices
     }
     if (choice->matcher_ == nullptr) continue;
     if (choice->matcher_->num_accepted() != choice->num_tokens_) {
-      return absl::InternalError(absl::StrCat("a matcher has accepted ",
-                                              choice->matcher_->num_accepted(), " tokens of ",
-                                              choice->num_tokens_));
+      return absl::InternalError(
+          absl::StrCat("a matcher accepted ", choice->matcher_->num_accepted(),
+                       " tokens, it must have accepted ", choice->num_tokens_));
     }
     const absl::Status status = choice->matcher_->CheckIntegrity();
     if (!status.ok()) return status;

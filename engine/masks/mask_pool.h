@@ -1,23 +1,22 @@
 #pragma once
 
-// Makes what the sampler needs of choices with a constraint, banned text or penalties for
-// repetitions on threads of its own, one position ahead: while the device computes the logits of a
-// position, a mask thread goes on by the token before it and fills the mask.
+// Computes the masks and logit biases of choices with a constraint, banned text or repetition
+// penalties on its own threads, one position ahead. While the device computes the logits of a
+// position, a mask thread advances by the token before it and fills the mask.
 //
 //   engine thread   Start                  | is_ready, mask | Advance(token)        | is_ready ...
 //   mask thread           matcher, FillMask|                | Accept, FillMask      |
 //
 // Place:      between EngineCore, which has one ChoiceMask for each such choice, and the matchers,
-//             which no other thread touches.
-// Invariants: a choice is in the queue or with one thread exactly while it is not ready. What a
-//             mask holds depends on the constraint, the end tokens and the tokens that were given
-//             to Advance, never on when it was made. Choices share the threads by the time that
-//             their masks take (fair queueing; the first is the one that would end first): one
-//             whose masks take little waits for those that are being made, and not for all that
-//             take long.
-// Threads:    Start, Advance and the waits from the engine thread; owns `num_threads` threads.
-// Lifetime:   a choice may be dropped at any time, and then costs a mask thread nothing any more;
-//             choices outlive the pool when their owner keeps them.
+//             which no other thread uses.
+// Invariants: a choice is in the queue or owned by one thread exactly while it is not ready. A mask
+//             depends only on the constraint, the end tokens and the tokens passed to Advance,
+//             never on timing. Choices share the threads by the time that their masks take (fair
+//             queueing, earliest finish time first). A choice with cheap masks therefore waits only
+//             for masks in progress, and not for all expensive ones.
+// Threads:    the engine thread calls Start, Advance and the waits; owns `num_threads` threads.
+// Lifetime:   a choice may be dropped at any time, and its queued mask is then skipped. Choices may
+//             outlive the pool. choices outlive the pool when their owner keeps them.
 
 #include <atomic>
 #include <cstdint>
@@ -42,60 +41,63 @@ class ChoiceMask {
  public:
   bool is_ready() const { return ready_.load(std::memory_order_acquire); }
 
-  // What follows REQUIRES is_ready().
+  // The following methods require is_ready().
   //
-  // Why there is no mask: an error of ConstraintMatcher, or INTERNAL for a token that an earlier
-  // mask had excluded.
+  // The error if there is no mask: one of ConstraintMatcher, or INTERNAL for a token that an
+  // earlier mask had excluded.
   const absl::Status& status() const { return status_; }
-  // One bit a row of the output matrix; all bits 0 without a mask. Empty where nothing may be
-  // excluded: without a constraint and banned text.
+  // One bit for each row of the output matrix; all bits are 0 if there is no mask. Empty if nothing
+  // may be excluded, that is, without a constraint and banned text.
   const std::vector<std::uint32_t>& words() const { return words_; }
-  // With penalties for repetitions: these and the biases of the request, in order of ids, of one id
-  // the penalty first.
+  // With repetition penalties: the penalties and the biases of the request, ordered by token id. If
+  // an id has both, the penalty comes first.
   bool has_bias() const { return rules_.repeats != nullptr; }
   const std::vector<kernels::LogitBias>& bias() const { return bias_; }
-  // The constraint is met, and no token may follow: the choice has come to its end.
+  // The constraint is complete and allows no further token, so the choice must end.
   bool is_finished() const { return status_.ok() && summary_.may_end && !summary_.may_continue; }
 
  private:
   friend class MaskPool;
 
   MaskRules rules_;
-  std::unique_ptr<ConstraintMatcher> matcher_;  // of the constraint; made by the first mask thread
-  std::int32_t banned_state_ = 0;               // BannedText::kStart
-  std::shared_ptr<RepeatPenalty> repeats_;      // of its own; copied by the first mask thread
+  // The matcher of the constraint, which the first mask thread creates.
+  std::unique_ptr<ConstraintMatcher> matcher_;
+  std::int32_t banned_state_ = 0;           // BannedText::kStart
+  std::shared_ptr<RepeatPenalty> repeats_;  // the first mask thread copies it from rules_
   std::vector<kernels::LogitBias> bias_;
-  std::int32_t token_ = -1;      // to go on by; -1: none yet
-  std::int64_t num_tokens_ = 0;  // given to Advance
+  std::int32_t token_ = -1;      // the token to advance by; -1 if there is none yet
+  std::int64_t num_tokens_ = 0;  // number of tokens passed to Advance
   std::vector<std::uint32_t> words_;
   MaskSummary summary_;
   absl::Status status_;
   std::atomic<bool> ready_{false};
-  // Its place in the queue, guarded by the lock of that. The turn grows by what the masks take, and
-  // is at least that of the next one when it is queued: what it did not use while it asked for
-  // nothing is not kept for it.
+  // The position in the queue, guarded by the mutex of the queue. `turn_` grows by the time that
+  // the masks take. When a choice is queued, its turn is raised to that of the first choice in the
+  // queue, so that idle time gives no advantage.
   absl::Duration turn_ = absl::ZeroDuration();
-  absl::Duration took_ = absl::ZeroDuration();  // its last mask, as the next one is expected to
-  std::uint64_t arrival_ = 0;                   // among those that are due at the same time
+  // The time of its last mask, used as the estimate for the next one.
+  absl::Duration took_ = absl::ZeroDuration();
+  std::uint64_t arrival_ = 0;  // orders choices that are due at the same time
 };
 
 class MaskPool {
  public:
-  // `on_made` is called by mask threads with the time that each mask took. The clock outlives the
-  // pool. `used` says how long the calling thread has been working, so that a choice does not pay
-  // for what else the machine does. REQUIRES: num_threads >= 1.
+  // Mask threads call `on_made` with the wall time of each mask. The clock outlives the pool.
+  // `used` returns the processor time of the calling thread, so that a choice is not charged for
+  // other work of the machine. REQUIRES: num_threads >= 1.
   MaskPool(std::int32_t num_threads, const Clock* clock,
            std::function<void(absl::Duration)> on_made,
            std::function<absl::Duration()> used = ThreadTime);
-  // The time of a processor that the calling thread has used.
+  // Returns the processor time that the calling thread has used.
   static absl::Duration ThreadTime();
   ~MaskPool();
   MaskPool(const MaskPool&) = delete;
   MaskPool& operator=(const MaskPool&) = delete;
 
-  // A choice before its first token, whose mask is on its way. REQUIRES: !rules.empty().
+  // Creates a choice without tokens and queues its first mask. REQUIRES: !rules.empty().
   std::shared_ptr<ChoiceMask> Start(MaskRules rules);
-  // The choice goes on by `token`. REQUIRES: it is ready, and its status is OK.
+  // Appends `token` to the choice and queues its next mask. REQUIRES: the choice is ready, and its
+  // status is OK.
   void Advance(const std::shared_ptr<ChoiceMask>& choice, std::int32_t token);
 
   // Returns when all of `choices` are ready, or after `timeout`.
@@ -103,11 +105,11 @@ class MaskPool {
   // Returns when one of `choices` is ready, or after `timeout`.
   void WaitAny(std::span<const ChoiceMask* const> choices, absl::Duration timeout);
 
-  // Proves the queue, and the matchers of choices that are ready. REQUIRES: the engine thread.
+  // Checks the queue, and the matchers of choices that are ready. REQUIRES: the engine thread.
   absl::Status CheckIntegrity(std::span<const ChoiceMask* const> choices) const;
 
  private:
-  // The order in which choices wait.
+  // The order of the queue.
   static bool IsDueLater(const std::shared_ptr<ChoiceMask>& a,
                          const std::shared_ptr<ChoiceMask>& b);
   void Work();
@@ -123,7 +125,8 @@ class MaskPool {
   CondVar queued_;
   CondVar made_;
   std::vector<std::shared_ptr<ChoiceMask>> queue_ ABSL_GUARDED_BY(mutex_);  // a heap
-  absl::Duration turn_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();      // the last one taken
+  // The turn of the choice that was taken last.
+  absl::Duration turn_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();
   std::uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stops_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

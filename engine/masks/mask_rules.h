@@ -1,7 +1,7 @@
 #pragma once
 
-// What the masks of a request are made of: a constraint, banned text, penalties for repetitions.
-// A plain value.
+// The inputs of the masks of a request: a constraint, banned text and repetition penalties. A plain
+// value.
 
 #include <cstdint>
 #include <memory>
@@ -16,16 +16,16 @@ class BannedText;
 class RepeatPenalty;
 
 struct MaskRules {
-  std::shared_ptr<const CompiledConstraint> constraint;    // null: any text
-  std::vector<std::int32_t> ends;                          // end tokens of its matchers
-  std::shared_ptr<const BannedText> banned;                // null: none
-  std::shared_ptr<const RepeatPenalty> repeats = nullptr;  // behind the prompt; null: none
-  // Of the request, by ascending ids; where repeats is not null.
+  std::shared_ptr<const CompiledConstraint> constraint;  // null: any text
+  std::vector<std::int32_t> end_tokens;                  // end tokens of the constraint's matchers
+  std::shared_ptr<const BannedText> banned;              // null: none
+  std::shared_ptr<const RepeatPenalty> repeats = nullptr;  // includes the prompt; null: none
+  // The biases of the request, by ascending ids. Only set if `repeats` is not null.
   std::vector<kernels::LogitBias> bias = {};
 
   bool empty() const { return constraint == nullptr && banned == nullptr && repeats == nullptr; }
-  // Whether some tokens may be excluded.
-  bool masks() const { return constraint != nullptr || banned != nullptr; }
+  // Returns whether some tokens may be excluded.
+  bool excludes_tokens() const { return constraint != nullptr || banned != nullptr; }
 };
 
 }  // namespace quire::engine

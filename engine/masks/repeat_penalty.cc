@@ -50,15 +50,16 @@ void RepeatPenalty::Link(std::int32_t token) {
   matches_.push_back(0);
 }
 
-// One place after the other would take the square of a prompt's length. The Z algorithm (Gusfield,
-// "Algorithms on Strings, Trees and Sequences", 1.3) on the window read backwards is linear.
+// Comparing each position separately would take quadratic time in the length of a prompt. The Z
+// algorithm (Gusfield, "Algorithms on Strings, Trees and Sequences", 1.3), applied to the reversed
+// window, is linear.
 void RepeatPenalty::MatchPrompt() {
   if (unbroken_ == 0) return;
   const std::size_t last = tokens_.size() - 1;
   const std::size_t window = tokens_.size() - WindowBegin(tokens_.size());
   const auto token = [&](std::size_t i) { return tokens_[last - i]; };
   const auto match = [&](std::size_t i) -> std::uint32_t& { return matches_[last - i]; };
-  std::size_t box = 0;  // the match [box, end) that reaches farthest
+  std::size_t box = 0;  // the match [box, end) with the largest end
   std::size_t end = 0;
   for (std::size_t i = 1; i < window; ++i) {
     std::size_t length = i < end ? std::min<std::size_t>(end - i, match(i - box)) : 0;
@@ -80,7 +81,7 @@ void RepeatPenalty::Append(std::int32_t token) {
   } else {
     const std::size_t begin = WindowBegin(place + 1);
     const auto found = latest_.find(token);
-    // From the last place on, so that a match is read before it becomes that of the next token.
+    // Iterates backwards, so that matches_[at - 1] is read before it is overwritten.
     for (std::uint32_t at = found == latest_.end() ? kNone : found->second;
          at != kNone && at >= begin; at = previous_[at]) {
       const bool goes_on = unbroken_ > 0 && at > 0 && tokens_[at - 1] == tokens_[place - 1];
@@ -124,7 +125,7 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
   for (const auto& [length, next] : kept) {
     const double exponent = static_cast<double>(length - allowed);
     const double penalty = params.multiplier * std::pow(double{params.base}, exponent);
-    penalties_.push_back({next, -static_cast<float>(std::min(penalty, double{kLargest}))});
+    penalties_.push_back({next, -static_cast<float>(std::min(penalty, double{kMaxPenalty}))});
   }
   std::ranges::sort(penalties_, {}, &kernels::LogitBias::token);
   return penalties_;
@@ -133,10 +134,10 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
 absl::Status RepeatPenalty::CheckIntegrity() const {
   const RepeatPenalty anew(rules_, tokens_);
   if (anew.previous_ != previous_ || anew.latest_ != latest_) {
-    return absl::InternalError("the places of a token are not those in the text");
+    return absl::InternalError("the recorded positions of a token are wrong");
   }
   if (anew.node_ != node_ || anew.unbroken_ != unbroken_) {
-    return absl::InternalError("what breaks matches is not what the tokens say");
+    return absl::InternalError("the state of the breakers does not match the tokens");
   }
   if (unbroken_ == 0) return absl::OkStatus();
   const std::size_t begin = WindowBegin(tokens_.size());
@@ -146,7 +147,7 @@ absl::Status RepeatPenalty::CheckIntegrity() const {
     const std::size_t expected = std::min<std::size_t>(anew.matches_[at], most);
     if (length == expected) continue;
     return absl::InternalError(
-        absl::StrCat("the match at ", at, " has ", length, " tokens, they are ", expected));
+        absl::StrCat("the match at ", at, " has ", length, " tokens, it must have ", expected));
   }
   return absl::OkStatus();
 }

@@ -1,20 +1,21 @@
 #pragma once
 
-// DRY: the penalty for tokens that would go on with a repetition. Where the text so far ends with n
-// tokens that stand earlier in it, n being as large as it can be, the token that followed them
-// there loses multiplier * base^(n - allowed_length), if n is allowed_length at least; of several
-// places the longest match counts. A match begins behind the last token that breaks it, and lies in
-// the last window_tokens tokens of prompt and output. A token in which one of the breakers ends,
-// wherever it begins, breaks matches and has no penalty; so does one without text.
+// DRY: a penalty for tokens that would continue a repetition. If the last n tokens also occur
+// earlier, the token that followed them there is penalised. With the largest such n, and if n is at
+// least allowed_length, its logit is reduced by multiplier * base^(n - allowed_length). If it
+// followed several matches, the longest one counts. A match contains no token that breaks matches,
+// and it lies in the last window_tokens tokens of prompt and output. A token in which a breaker
+// ends, wherever the breaker begins, breaks matches and is not penalised. The same applies to a
+// token without text.
 //
-// Place:      made of a prompt by a text worker; copied for each choice by the mask thread that
-//             makes its first mask.
-// Invariants: the penalties are a function of the tokens, never of when they came. A token costs
-//             one step for each earlier place of it in the window.
+// Place:      a text worker creates it from a prompt. The mask thread that fills the first mask of
+//             a choice copies it.
+// Invariants: the penalties depend only on the tokens, never on timing. A token costs one step for
+//             each of its earlier positions in the window.
 // Threads:    one at a time.
 // Lifetime:   a value.
-// Source:     P. E. Weidmann, oobabooga/text-generation-webui, pull request 5677; llama.cpp's form
-//             of it (the window; a match may be of any length).
+// Source:     P. E. Weidmann, oobabooga/text-generation-webui, pull request 5677; llama.cpp's
+//             variant of it, with a window and matches of any length.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,24 +34,25 @@ namespace quire::engine {
 
 class RepeatPenalty {
  public:
-  // No penalty is larger: it leaves a logit finite.
-  static constexpr float kLargest = 1e30f;
+  // The largest penalty, which leaves every logit finite.
+  static constexpr float kMaxPenalty = 1e30f;
 
-  // REQUIRES: params.is_on(), and params are in their ranges.
+  // REQUIRES: params.is_on(), and all params are in their ranges.
   RepeatPenalty(const DryParams& params, std::shared_ptr<const TokenTexts> texts,
                 std::span<const std::int32_t> prompt);
 
-  // The output goes on by `token`.
+  // Appends `token` to the output.
   void Append(std::int32_t token);
-  // What the logits of the next token lose, as biases in order of ids, each id once: of at most
-  // kMaxDryTokens ids.
+  // Returns the penalties of the next token as negative biases, ordered by id and with unique ids.
+  // At most kMaxDryTokens ids are penalised.
   std::span<const kernels::LogitBias> Penalties();
 
-  // Proves that what Append has made is what the constructor makes of the same tokens. O(tokens).
+  // Checks that Append produced the same state as the constructor does for the same tokens.
+  // O(tokens).
   absl::Status CheckIntegrity() const;
 
  private:
-  // What all choices share.
+  // The constant data that all choices share.
   struct Rules {
     DryParams params;
     text::StopAutomaton breakers;
@@ -60,21 +62,22 @@ class RepeatPenalty {
 
   RepeatPenalty(std::shared_ptr<const Rules> rules, std::span<const std::int32_t> prompt);
 
-  // Whether `token` breaks matches behind the text so far; moves `node` behind it.
+  // Returns whether `token` breaks matches after the text so far, and advances `node` by it.
   bool Breaks(std::int32_t token, std::int32_t* node) const;
-  // The first place that the window of `size` tokens holds.
+  // Returns the first position in the window if there are `size` tokens.
   std::size_t WindowBegin(std::size_t size) const;
   void Link(std::int32_t token);
   void MatchPrompt();
 
   std::shared_ptr<const Rules> rules_;
-  std::int32_t node_ = 0;     // of the breakers, behind the last token
-  std::size_t unbroken_ = 0;  // tokens behind the last one that breaks
+  std::int32_t node_ = 0;     // state of the breakers after the last token
+  std::size_t unbroken_ = 0;  // number of tokens since the last one that breaks matches
   std::vector<std::int32_t> tokens_;
-  std::vector<std::uint32_t> previous_;  // place of the same token before; kNone
-  absl::flat_hash_map<std::int32_t, std::uint32_t> latest_;  // of each token
-  // Of a place in the window that has the last token: of how many tokens up to there, at most
-  // unbroken_, the last tokens are a repetition. Of others nothing.
+  // Position of the same token before; kNone if there is none.
+  std::vector<std::uint32_t> previous_;
+  absl::flat_hash_map<std::int32_t, std::uint32_t> latest_;  // last position of each token
+  // For a position in the window that has the last token: the number of tokens, at most unbroken_,
+  // that end there and equal the last tokens. Undefined for other positions.
   std::vector<std::uint32_t> matches_;
   absl::flat_hash_map<std::int32_t, std::uint32_t> longest_;  // scratch of Penalties
   std::vector<kernels::LogitBias> penalties_;

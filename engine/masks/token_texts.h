@@ -1,8 +1,8 @@
 #pragma once
 
-// The bytes of every token of a vocabulary, where those that begin with the same byte lie together.
+// The bytes of every token of a vocabulary, and an index of the tokens by their first byte.
 //
-// Place:      made once for an engine, when a request first asks for it; shared by its requests.
+// Place:      created for an engine when the first request needs it, and shared by its requests.
 // Threads:    immutable: any.
 // Lifetime:   shared.
 
@@ -18,18 +18,18 @@ namespace quire::engine {
 
 class TokenTexts {
  public:
-  // By id; tokens without text are empty.
+  // `texts` is indexed by id; tokens without text have empty strings.
   explicit TokenTexts(const std::vector<std::string>& texts);
-  // Of the ids below `vocab_size`. Special tokens have no text: where they are left out, what
-  // stands around them meets.
+  // Has the ids below `vocab_size`. Special tokens have no text, because output that omits them
+  // joins the text before and after them.
   TokenTexts(const text::Tokenizer& tokenizer, std::int32_t vocab_size);
 
   absl::string_view TextOf(std::int32_t token) const {
     const auto at = static_cast<std::size_t>(token);
     return absl::string_view(bytes_).substr(begins_[at], begins_[at + 1] - begins_[at]);
   }
-  // Tokens whose text begins with `byte`.
-  std::span<const std::int32_t> BeginningWith(std::uint8_t byte) const {
+  // Returns the tokens whose text begins with `byte`.
+  std::span<const std::int32_t> TokensBeginningWith(std::uint8_t byte) const {
     return std::span(by_first_).subspan(first_begins_[byte],
                                         first_begins_[byte + 1u] - first_begins_[byte]);
   }

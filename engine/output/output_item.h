@@ -1,6 +1,6 @@
 #pragma once
 
-// What the engine thread tells an output worker about one request, in order.
+// The messages of the engine thread to an output worker about one request, in order.
 
 #include <cstdint>
 #include <memory>
@@ -20,36 +20,36 @@ struct OutputItem {
   enum class Kind : std::uint8_t {
     kStarted,
     kPromptLogprobs,
-    kPooled,  // the whole answer of a request to embed
-    kToken,   // one sampled token; with `finish` the last of its choice
-    // The engine has ended a choice whose stop string matched, or with `finish` for that reason.
+    kPooled,  // the complete result of an embedding request
+    kToken,   // one sampled token; with `finish`, the last of its choice
+    // The engine has ended a choice: because its stop string matched, or because of `finish`.
     kChoiceEnd,
-    kRequestEnd  // nothing follows
+    kRequestEnd  // the last item of the request
   };
 
-  // The log-probability of a given prompt token.
+  // The log-probability of a prompt token or a sampled token.
   struct PromptLogprob {
     std::int32_t token = 0;
     float logprob = 0;
     std::int32_t rank = 0;
-    float processed_logprob = 0;  // of a sampled token, where it was asked for
+    float processed_logprob = 0;  // of a sampled token; 0 unless requested
     std::vector<kernels::TopLogprob> top;
   };
 
-  // What the stream begins with.
+  // The contents of the first event of the stream.
   struct Start {
     std::int32_t cached_tokens = 0;
     std::int32_t max_tokens = 0;
     bool opens_reasoning = false;
-    text::DetokenizerState text_start;           // where the text of each choice begins
-    std::string prompt_text;                     // with echo_prompt
+    text::DetokenizerState text_start;  // the detokenizer state at the start of each choice
+    std::string prompt_text;            // with echo_prompt
     std::vector<std::int32_t> prompt_token_ids;  // with echo_prompt
     std::vector<std::string> unenforced;         // of CompiledConstraint
   };
 
   Kind kind = Kind::kToken;
   std::shared_ptr<AcceptedRequest> request;
-  absl::Time time;  // of the step that made it
+  absl::Time time;  // time of the step that produced the item
   std::int32_t choice = 0;
 
   // kStarted
@@ -58,7 +58,7 @@ struct OutputItem {
   // kToken
   PromptLogprob token;
   std::optional<FinishReason> finish;
-  // kToken with finish, kChoiceEnd: what the choice went through.
+  // kToken with finish, kChoiceEnd: counters of the choice.
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
 
@@ -70,7 +70,7 @@ struct OutputItem {
 
   // kRequestEnd
   absl::Status status;
-  bool was_accepted = true;  // false: refused while it was prepared
+  bool was_accepted = true;  // false: rejected during preparation
 };
 
 }  // namespace quire::engine

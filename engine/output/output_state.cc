@@ -14,7 +14,7 @@
 namespace quire::engine {
 namespace {
 
-// Special tokens without whose text nothing could be parsed.
+// Returns a predicate for the special tokens whose text the output parser needs.
 std::function<bool(absl::string_view)> MarkersOf(const Request& request) {
   if (!request.parsing) return {};
   const text::ToolFormat* const format = request.parsing->format;
@@ -24,7 +24,7 @@ std::function<bool(absl::string_view)> MarkersOf(const Request& request) {
   };
 }
 
-// Of a part that failed, for people.
+// Returns an error message about a failed call.
 std::string ParseErrorOf(const text::ToolCall& call) {
   return call.name.empty() ? call.error : absl::StrCat(call.error, ": ", call.name);
 }
@@ -132,7 +132,7 @@ bool OutputState::AddToken(const OutputItem& item, const Clock& clock, EnginePro
   return matched;
 }
 
-// REQUIRES: the token was not pushed to the detokenizer.
+// REQUIRES: the token has not been pushed to the detokenizer yet.
 void OutputState::AddLogprob(Choice& choice, const OutputItem& item) {
   TokenLogprob logprob = MakeLogprob(item.token);
   logprob.text_offset =
@@ -165,7 +165,7 @@ void OutputState::PushText(Choice& choice, const OutputItem& item) {
   }
 }
 
-// What the detokenizer still holds may complete a stop string.
+// The text that the detokenizer still buffers may complete a stop string.
 void OutputState::Flush(Choice& choice) {
   const StoppingParams& stopping = request_.stopping;
   const bool may_stop = choice.tokens >= stopping.min_tokens;
@@ -218,14 +218,15 @@ void OutputState::AddParts(Choice& choice, std::vector<text::OutputPart> parts) 
                                      .arguments_json = std::move(part.call.arguments_json)});
         ++choice.num_calls;
         if (!request_.parsing->ends_after_call) break;
-        // What follows is dropped, as behind a stop string.
+        // The text after the call is dropped, as after a stop string.
         if (!choice.reason) choice.reason = FinishReason::kToolCall;
         return;
     }
   }
 }
 
-// The same for the same request, and not to be guessed from another one's.
+// Returns the same id for the same call of the same request. Ids of other requests cannot be
+// guessed from it.
 std::string OutputState::CallId(const Choice& choice) const {
   const std::string name =
       absl::StrCat(choice.pending.index, ":", choice.num_calls, ":", request_.id);
@@ -254,7 +255,7 @@ void OutputState::WriteDelta(Choice& choice, bool is_last) {
 
 void OutputState::EndChoice(const OutputItem& item) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
-  if (!choice.reason.has_value()) {  // it has ended without another token
+  if (!choice.reason.has_value()) {  // it ended without another token
     choice.reason = item.finish;
     Flush(choice);
   }

@@ -34,7 +34,7 @@ void TokenStream::Write(OutputEvent event) {
     std::int32_t num_tokens = 0;
     if (auto* delta = std::get_if<DeltaEvent>(&event)) {
       num_tokens = delta->num_tokens;
-      // At most one delta of an index waits, so this looks at a few events.
+      // At most one delta of an index is queued, so this loop inspects few events.
       for (auto it = events_.rbegin(); it != events_.rend() && merge_into == nullptr; ++it) {
         auto* waiting = std::get_if<DeltaEvent>(&*it);
         if (waiting != nullptr && waiting->index == delta->index) merge_into = waiting;
@@ -168,16 +168,16 @@ absl::Status TokenStream::CheckIntegrity() const {
       const auto* other = std::get_if<DeltaEvent>(&*later);
       if (other != nullptr && other->index == delta->index) {
         return absl::InternalError(
-            absl::StrCat("two deltas of index ", delta->index, " wait in one stream"));
+            absl::StrCat("two deltas of index ", delta->index, " are queued in one stream"));
       }
     }
   }
   if (tokens != unread_tokens()) {
-    return absl::InternalError(
-        absl::StrCat("stream holds ", tokens, " unread tokens, counts ", unread_tokens()));
+    return absl::InternalError(absl::StrCat(
+        "the stream has ", tokens, " unread tokens, unread_tokens() is ", unread_tokens()));
   }
   if (reader_waits_ && (!events_.empty() || finish_called_)) {
-    return absl::InternalError("a reader waits although there is something to take");
+    return absl::InternalError("reader_waits() is true, but an event or the end is available");
   }
   return absl::OkStatus();
 }

@@ -1,16 +1,16 @@
 #pragma once
 
-// The bounded output channel of one request: output workers write, one reader takes.
+// The bounded output channel of one request: output workers write, and one reader takes events.
 //
 // Place:      between the output stage and the transport (a gRPC reactor, a test).
-// Invariants: one StartedEvent first; deltas of an index in order; at most one CompletedEvent per
-//             index, and none without a generation; nothing after Finish. Consecutive deltas of
-//             one index that were not taken yet are merged, so the memory of a slow reader is
-//             bounded by its tokens, and those by the scheduler, which does not run a sequence
-//             whose stream holds `capacity_tokens` unread tokens. What a reader leaves of a
-//             finished answer is given up after a while (UnreadAnswers).
+// Invariants: there is one StartedEvent, and it comes first. Deltas of an index are in order. There
+//             is at most one CompletedEvent per index, and none without generation. Nothing
+//             follows Finish. Consecutive deltas of one index that are not taken yet are merged, so
+//             the memory of a slow reader is bounded by its tokens. The scheduler bounds these: it
+//             does not run a sequence whose stream has `capacity_tokens` unread tokens. The unread
+//             part of a finished answer is dropped after a while (UnreadAnswers).
 // Threads:    all methods thread-safe.
-// Lifetime:   shared by engine and reader; either may go first.
+// Lifetime:   shared by engine and reader, which may release it in any order.
 
 #include <atomic>
 #include <cstdint>
@@ -41,9 +41,9 @@ struct TokenLogprob {
   float logprob = 0;
   std::int32_t rank = 0;
   std::string bytes;
-  std::optional<float> processed_logprob;  // where it was asked for
-  // For a sampled token: characters of the choice's text, before it is parsed, that begin before
-  // this token.
+  std::optional<float> processed_logprob;  // set if requested
+  // For a sampled token: number of characters of the choice's unparsed text that begin before this
+  // token.
   std::int32_t text_offset = 0;
   std::vector<TopToken> top;
 };
@@ -52,7 +52,7 @@ struct Usage {
   std::int32_t prompt_tokens = 0;
   std::int32_t completion_tokens = 0;
   std::int32_t cached_tokens = 0;
-  std::int32_t reasoning_tokens = 0;  // of completion_tokens, those that made reasoning
+  std::int32_t reasoning_tokens = 0;  // the part of completion_tokens that produced reasoning
 };
 
 struct Timings {
@@ -78,23 +78,24 @@ struct PromptLogprobsEvent {
   std::vector<TokenLogprob> tokens;
 };
 
-// The answer of Task::kEmbed, neither cut nor scaled.
+// The result of Task::kEmbed, neither truncated nor normalised.
 struct PooledEvent {
   std::vector<float> values;  // [hidden]
 };
 
 struct ToolCallOutput {
-  std::int32_t index = 0;  // among the calls of its choice
+  std::int32_t index = 0;  // index among the calls of its choice
   std::string id;
   std::string name;
   std::string arguments_json;
 };
 
-// With Request::parsing the text of an answer is split into these.
+// The parts of an answer's text that are separated if Request::parsing is set.
 struct ParsedOutput {
   std::string reasoning_text;
   std::vector<ToolCallOutput> tool_calls;
-  std::string parse_error;  // of the first call that failed and went out as text; empty: none
+  // Error of the first call that failed and was emitted as text; empty: none.
+  std::string parse_error;
 
   bool empty() const { return reasoning_text.empty() && tool_calls.empty() && parse_error.empty(); }
 };
@@ -105,7 +106,7 @@ struct DeltaEvent {
   ParsedOutput parsed;
   std::vector<std::int32_t> token_ids;
   std::vector<TokenLogprob> logprobs;
-  std::int32_t num_tokens = 0;  // tokens this delta stands for, whether ids are sent or not
+  std::int32_t num_tokens = 0;  // number of tokens of this delta, with or without their ids
   std::optional<Usage> usage;
 };
 
@@ -127,45 +128,46 @@ using OutputEvent =
 
 class TokenStream {
  public:
-  // Producer side. After Finish both are ignored.
+  // For the producer. After Finish both are ignored.
   void Write(OutputEvent event);
-  // The end of the request: OK after the last CompletedEvent, else the status with its reason.
-  // `usage` is what was spent, for the trailers of a failure.
+  // Ends the request: with OK after the last CompletedEvent, otherwise with the status and its
+  // reason. `usage` is the usage so far, for the trailers of a failed call.
   void Finish(absl::Status status, const Usage& usage);
 
-  // Reader side. The next event, or nothing. When nothing is left and the stream is finished,
-  // `finished()`.
+  // For the reader. Returns the next event, or nullopt if there is none now. If finished() is also
+  // true, none will follow.
   std::optional<OutputEvent> Take();
-  // Finish was called and every event was taken. The first true ends the reading: until then the
-  // answer counts as unread.
+  // Returns whether Finish was called and every event was taken. The answer counts as unread until
+  // this returns true for the first time.
   bool finished();
   absl::Status status() const;
   Usage usage() const;
-  // Called once each time something becomes available after Take returned nothing (or at once if
-  // something waits already), from the writing thread, without a lock held. One callback at a time;
-  // null removes it and returns after a running call has ended. Not from inside the callback.
+  // Sets a callback that the writing thread calls, without holding a lock, once whenever an event
+  // or the end becomes available after Take returned nothing. It is called at once if one is
+  // already available. There is one callback at a time. Null removes it and returns after a running
+  // call has ended. Must not be called from inside the callback.
   void SetReadyCallback(std::function<void()> callback);
 
-  // Called when the stream is given up while the reader is busy with something that it took, from
-  // the thread that gives up. Null removes it and returns after a running call has ended. Not from
-  // inside the callback.
+  // Sets a callback for Abandon, which the abandoning thread calls. Null removes it and returns
+  // after a running call has ended. Must not be called from inside the callback.
   void SetAbandonedCallback(std::function<void()> callback);
 
-  // Engine side, before the stream is handed out: `on_read` runs on the reading thread, once, when
-  // finished() is true for the first time.
+  // For the engine, before the reader gets the stream: the reading thread calls `on_read` once,
+  // when finished() is true for the first time.
   void SetReadCallback(std::function<void()> on_read) { on_read_ = std::move(on_read); }
-  // Engine side, before the stream is handed out: `on_drained` runs on the reading thread each time
-  // a Take brings the unread tokens from `capacity_tokens` or more to below it.
+  // For the engine, before the reader gets the stream: the reading thread calls `on_drained`
+  // whenever a Take reduces the unread tokens from `capacity_tokens` or more to fewer.
   void SetDrainedCallback(std::int32_t capacity_tokens, std::function<void()> on_drained);
-  // Tokens of deltas that were written and not taken; read by the engine for back-pressure.
+  // Number of tokens in deltas that are written and not taken. The engine reads it for
+  // back-pressure.
   std::int32_t unread_tokens() const { return unread_tokens_.load(std::memory_order_acquire); }
-  // Take returned nothing since the last event was written.
+  // Whether Take has returned nothing since the last event was written.
   bool reader_waits() const;
-  // Events so far.
+  // Number of events taken so far.
   std::uint64_t num_taken() const { return num_taken_.load(std::memory_order_acquire); }
-  bool is_complete() const;  // Finish was called
-  // Drops what was not taken; nothing if the reader has come to the end or the stream is not
-  // complete. A stream that ended well now ends with `status`.
+  bool is_complete() const;  // whether Finish was called
+  // Drops the events that are not taken. Does nothing if the reader has read everything or the
+  // stream is not complete. If the final status was OK, it becomes `status`.
   void Abandon(absl::Status status);
 
   absl::Status CheckIntegrity() const;
@@ -177,7 +179,7 @@ class TokenStream {
   Mutex callback_mutex_;
   std::deque<OutputEvent> events_ ABSL_GUARDED_BY(mutex_);
   std::atomic<std::int32_t> unread_tokens_{0};  // changed under mutex_
-  std::atomic<std::uint64_t> num_taken_{0};     // likewise
+  std::atomic<std::uint64_t> num_taken_{0};     // changed under mutex_
   bool reader_waits_ ABSL_GUARDED_BY(mutex_) = true;
   bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;

@@ -11,10 +11,10 @@
 namespace quire::engine {
 namespace {
 
-absl::Status NotRead(absl::Duration timeout) {
+absl::Status NotReadError(absl::Duration timeout) {
   const std::string millis = absl::StrCat(absl::ToInt64Milliseconds(timeout));
   return WithReason(absl::CancelledError(absl::StrCat(
-                        "client read nothing of a finished answer for ", millis, " ms")),
+                        "the client did not read a finished answer for ", millis, " ms")),
                     Reason::kSlowClient, {{"stalled_ms", millis}});
 }
 
@@ -46,7 +46,7 @@ void UnreadAnswers::Remove(std::uint64_t arrival) {
   MutexLock lock(&mutex_);
   const auto found = by_arrival_.find(arrival);
   if (found == by_arrival_.end()) return;
-  RemoveLocked(found->second);  // the reader that calls this holds the stream
+  RemoveLocked(found->second);  // the calling reader still has the stream
 }
 
 UnreadCounts UnreadAnswers::CountsOf(const std::string& tenant) const {
@@ -78,7 +78,7 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
   for (const Answer& answer : silent) {
     log::Info("engine", "unread answer ended",
               {{"request_id", answer.id}, {"tenant", answer.tenant}});
-    answer.stream->Abandon(NotRead(timeout));
+    answer.stream->Abandon(NotReadError(timeout));
   }
   return static_cast<int>(silent.size());
 }

@@ -1,16 +1,16 @@
 #pragma once
 
-// Answers whose request has ended and whose reader has not come to their end. They hold memory like
-// requests that wait, so the same limits count them, and one of which nothing is read for
-// stream.slow_client_timeout ends. The request itself, with its prompt, is not kept for them.
+// The answers of ended requests that are not completely read. Their memory counts towards the same
+// limits as waiting requests. An answer of which nothing is read for stream.slow_client_timeout is
+// ended. The request itself, with its prompt, is not kept.
 //
-// Place:      beside the RequestTable, which forgets a request with its end: the engine thread adds
-//             and looks at the time, Accept asks for the counts, a TokenStream says when it is
-//             read.
-// Invariants: an answer is here from the end of its request until it is read or ended here, once;
-//             the counts of the tenants add up to all.
+// Place:      complements RequestTable, which drops a request at its end. The engine thread adds
+//             answers and expires them, Accept reads the counts, and a TokenStream reports when it
+//             has been read.
+// Invariants: an answer is here from the end of its request until it is read or expires. The counts
+//             of the tenants sum to the total.
 // Threads:    every method from any; no lock is held while a reader is called.
-// Lifetime:   the engine's; a reader may outlive it, so streams know it weakly.
+// Lifetime:   owned by the engine. A reader may outlive it, so streams have a weak reference.
 
 #include <atomic>
 #include <cstddef>
@@ -31,17 +31,18 @@ class UnreadAnswers {
  public:
   static constexpr int kMaxLooks = 16;
 
-  // The request has ended. REQUIRES: the stream is not finished yet, so that no reader has come to
-  // its end.
+  // Adds the answer of a request that has ended. REQUIRES: the stream is not finished yet, so the
+  // reader cannot have read it to the end.
   void Add(const AcceptedRequest& request, absl::Time now);
-  // The reader has come to the end, or nothing of that number is here.
+  // Removes the answer when its reader has read everything. Does nothing if it is not here.
   void Remove(std::uint64_t arrival);
   UnreadCounts CountsOf(const std::string& tenant) const;
-  // Ends those of which nothing was taken between two looks that lie `timeout` apart, and says how
-  // many. So a reader that takes something has between one and two timeouts for the next. Looks at
-  // kMaxLooks of them, since a step waits meanwhile; the others' turn is the next call.
+  // Ends the answers of which nothing was taken between two checks at least `timeout` apart.
+  // Returns their number. A reader that takes something thus has one to two timeouts for the next
+  // read. Each call checks at most kMaxLooks answers, because a step waits meanwhile, and the next
+  // call continues.
   int Expire(absl::Time now, absl::Duration timeout);
-  // When Expire has something to look at.
+  // Returns when Expire next has something to check.
   absl::Time NextExpiry(absl::Duration timeout) const;
 
  private:
@@ -50,7 +51,7 @@ class UnreadAnswers {
     std::uint64_t arrival = 0;
     std::string id, tenant;
     absl::Time looked_at;
-    std::uint64_t taken = 0;  // events of the stream, by then
+    std::uint64_t taken = 0;  // num_taken() of the stream at looked_at
   };
 
   void RemoveLocked(std::list<Answer>::iterator answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -58,9 +59,9 @@ class UnreadAnswers {
   mutable Mutex mutex_;
   std::list<Answer> answers_ ABSL_GUARDED_BY(mutex_);  // by looked_at
   std::map<std::uint64_t, std::list<Answer>::iterator> by_arrival_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, std::int32_t> by_tenant_ ABSL_GUARDED_BY(mutex_);  // above 0
-  // The size of answers_: between two of them the engine's steps need no lock to see that none is
-  // here.
+  std::map<std::string, std::int32_t> by_tenant_ ABSL_GUARDED_BY(mutex_);  // only counts above 0
+  // The size of answers_. The engine's steps read it without a lock, so they skip this class
+  // cheaply when there are no answers.
   std::atomic<std::size_t> num_answers_{0};
 };
 

@@ -1,14 +1,14 @@
 #pragma once
 
-// What all threads know of a request from Accept until its stream is finished. What only one of
-// them may touch is elsewhere: PreparedPrompt is the text worker's until it hands it over,
-// ScheduledRequest the engine thread's, OutputState the output worker's.
+// The data of a request that all threads share, from Accept until its stream is finished. Data of a
+// single thread is elsewhere: PreparedPrompt belongs to the text worker and later to the engine
+// thread, ScheduledRequest to the engine thread, and OutputState to the output worker.
 //
 // Place:      in the RequestTable, the signals to the engine thread and the items to the output
 //             workers.
 // Invariants: `request` and the constants never change.
-// Threads:    any; who writes an atomic stands next to it.
-// Lifetime:   shared; the last thread that has to do with it frees it.
+// Threads:    any; a comment at each atomic names its writers.
+// Lifetime:   shared; freed when no thread needs it.
 
 #include <atomic>
 #include <cstddef>
@@ -23,18 +23,18 @@ namespace quire::engine {
 
 class TokenStream;
 
-// How far a request has come, for ListRequests and for the numbers of its end.
+// The progress of a request, for ListRequests and for the metrics at its end.
 struct RequestProgress {
-  // By the engine thread; from kPreparing to kQueued also by the text worker, when only the
-  // constraint is missing.
+  // Written by the engine thread. The text worker also changes it from kPreparing to kQueued if
+  // only the constraint is missing.
   std::atomic<RequestState> state{RequestState::kPreparing};
   std::atomic<std::int32_t> output_tokens{0};
   std::atomic<std::int32_t> pages{0};
-  // What the metrics count it as: prepared and thus accepted, and in requests_running rather than
-  // in requests_waiting.
+  // The metrics count the request by these flags: whether it is prepared and thus accepted, and
+  // whether it is in requests_running and not in requests_waiting.
   std::atomic<bool> is_prepared{false};
   std::atomic<bool> is_counted_running{false};
-  // By the text worker.
+  // Written by the text worker.
   std::atomic<std::int32_t> prompt_tokens{0};
 };
 
@@ -50,16 +50,16 @@ struct AcceptedRequest {
   AcceptedRequest& operator=(const AcceptedRequest&) = delete;
 
   const Request request;
-  const std::uint64_t arrival;  // number, in the order of Accept
+  const std::uint64_t arrival;  // sequence number in the order of Accept
   const absl::Time queue_deadline;
   const std::size_t output_worker;
   const std::shared_ptr<TokenStream> stream;
 
   RequestProgress progress;
-  std::atomic<bool> cancel_requested{false};  // by the first thread that cancels it
-  // ConstraintCompiler::Ticket of its constraint, by the text worker; 0: none yet.
+  std::atomic<bool> cancel_requested{false};  // written by the first thread that cancels it
+  // The ConstraintCompiler::Ticket of its constraint, written by the text worker; 0: none yet.
   std::atomic<std::uint64_t> compile_ticket{0};
-  // On their way to the output worker: the engine thread adds, the worker subtracts.
+  // Tokens in the queue to the output worker: the engine thread adds, the worker subtracts.
   std::atomic<std::int32_t> in_ring_tokens{0};
 };
 

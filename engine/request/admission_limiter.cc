@@ -34,13 +34,13 @@ double RateMeter::PerSecond(absl::Time now) const {
   return static_cast<double>(sum) / seconds;
 }
 
-absl::Status AdmissionLimiter::Full(absl::string_view what, std::int64_t limit,
-                                    std::int32_t unread) const {
+absl::Status AdmissionLimiter::FullError(absl::string_view what, std::int64_t limit,
+                                         std::int32_t unread) const {
   const std::string answers =
-      unread > 0 ? absl::StrCat(" and ", unread, " finished answers are not read") : "";
-  return WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                        "queue is full: ", requests_, " requests with ", tokens_, " tokens wait",
-                        answers, ", at most ", limit, " ", what, " may")),
+      unread > 0 ? absl::StrCat(" and ", unread, " unread finished answers") : "";
+  return WithReason(absl::ResourceExhaustedError(
+                        absl::StrCat("the queue is full: ", requests_, " requests with ", tokens_,
+                                     " tokens", answers, " wait, the limit is ", limit, " ", what)),
                     Reason::kQueueFull,
                     {{"queued_requests", absl::StrCat(requests_)},
                      {"queued_tokens", absl::StrCat(tokens_)},
@@ -62,37 +62,37 @@ void AdmissionLimiter::SetTenants(const TenantOptions& tenants) {
   tenants_ = tenants;
 }
 
-absl::Status AdmissionLimiter::TenantFull(const std::string& tenant, absl::string_view what,
-                                          absl::string_view key, std::int64_t value,
-                                          std::int64_t limit) const {
-  return WithReason(
-      absl::ResourceExhaustedError(absl::StrCat("tenant \"", tenant, "\" has ", value, " ", what,
-                                                ", at most ", limit, " may wait")),
-      Reason::kTenantLimit,
-      {{"tenant", tenant},
-       {"limit", absl::StrCat(limit)},
-       {"value", absl::StrCat(value)},
-       {"key", std::string(key)}},
-      RetryDelayLocked());
+absl::Status AdmissionLimiter::TenantFullError(const std::string& tenant, absl::string_view what,
+                                               absl::string_view key, std::int64_t value,
+                                               std::int64_t limit) const {
+  return WithReason(absl::ResourceExhaustedError(absl::StrCat("tenant \"", tenant, "\" has ", value,
+                                                              " ", what, ", the limit is ", limit)),
+                    Reason::kTenantLimit,
+                    {{"tenant", tenant},
+                     {"limit", absl::StrCat(limit)},
+                     {"value", absl::StrCat(value)},
+                     {"key", std::string(key)}},
+                    RetryDelayLocked());
 }
 
 absl::Status AdmissionLimiter::CheckTenantRequests(const std::string& tenant,
                                                    std::int32_t unread) const {
-  const std::optional<std::int32_t> limit = tenants_.Of(tenant).max_queued_requests;
+  const std::optional<std::int32_t> limit = tenants_.LimitsOf(tenant).max_queued_requests;
   const auto found = waiting_.find(tenant);
   const std::int32_t value = unread + (found == waiting_.end() ? 0 : found->second.requests);
   if (!limit || value < *limit) return absl::OkStatus();
-  return TenantFull(tenant, unread > 0 ? "waiting requests and unread answers" : "waiting requests",
-                    "max_queued_requests", value, *limit);
+  return TenantFullError(tenant,
+                         unread > 0 ? "waiting requests and unread answers" : "waiting requests",
+                         "max_queued_requests", value, *limit);
 }
 
 absl::Status AdmissionLimiter::CheckTenantTokens(const std::string& tenant,
                                                  std::int64_t more_tokens) const {
-  const std::optional<std::int64_t> limit = tenants_.Of(tenant).max_queued_tokens;
+  const std::optional<std::int64_t> limit = tenants_.LimitsOf(tenant).max_queued_tokens;
   const auto found = waiting_.find(tenant);
   const std::int64_t value = found == waiting_.end() ? 0 : found->second.tokens;
   if (!limit || more_tokens <= *limit - value) return absl::OkStatus();
-  return TenantFull(tenant, "waiting prompt tokens", "max_queued_tokens", value, *limit);
+  return TenantFullError(tenant, "waiting prompt tokens", "max_queued_tokens", value, *limit);
 }
 
 void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
@@ -110,7 +110,7 @@ absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant, const Unr
   MutexLock lock(&mutex_);
   QUIRE_RETURN_IF_ERROR(CheckTenantRequests(tenant, unread.of_tenant));
   if (requests_ >= max_requests_ - unread.total) {
-    return Full("requests", max_requests_, unread.total);
+    return FullError("requests", max_requests_, unread.total);
   }
   Count(tenant, 1, 0);
   return absl::OkStatus();
@@ -118,23 +118,23 @@ absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant, const Unr
 
 absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t tokens) {
   MutexLock lock(&mutex_);
-  // However long its caller waited: nothing that invites to try again.
-  const std::int64_t of_tenant =
-      tenants_.Of(tenant).max_queued_tokens.value_or(std::numeric_limits<std::int64_t>::max());
+  // The prompt never fits, however long the client waits, so the error does not suggest a retry.
+  const std::int64_t of_tenant = tenants_.LimitsOf(tenant).max_queued_tokens.value_or(
+      std::numeric_limits<std::int64_t>::max());
   const std::int64_t most = std::min(max_tokens_, of_tenant);
   if (tokens > most) {
-    const std::string whose =
+    const std::string tenant_suffix =
         of_tenant < max_tokens_ ? absl::StrCat(" of tenant \"", tenant, "\"") : "";
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat("prompt has ", tokens, " tokens, at most ", most,
-                                                whose, " may wait (max_queued_tokens)")),
-        Reason::kExceedsCapacity,
-        {{"field", "prompt"},
-         {"prompt_tokens", absl::StrCat(tokens)},
-         {"limit", absl::StrCat(most)}});
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                          "prompt has ", tokens, " tokens, the limit of waiting tokens",
+                          tenant_suffix, " is ", most, " (max_queued_tokens)")),
+                      Reason::kExceedsCapacity,
+                      {{"field", "prompt"},
+                       {"prompt_tokens", absl::StrCat(tokens)},
+                       {"limit", absl::StrCat(most)}});
   }
   QUIRE_RETURN_IF_ERROR(CheckTenantTokens(tenant, tokens));
-  if (tokens > max_tokens_ - tokens_) return Full("tokens", max_tokens_, /*unread=*/0);
+  if (tokens > max_tokens_ - tokens_) return FullError("tokens", max_tokens_, /*unread=*/0);
   Count(tenant, 0, tokens);
   return absl::OkStatus();
 }
@@ -157,7 +157,7 @@ void AdmissionLimiter::Update(const WorkAhead& ahead) {
 absl::Duration AdmissionLimiter::RetryDelayLocked() const {
   const double of_all = ahead_.prompt_tokens_per_second + ahead_.output_tokens_per_second;
   if (of_all <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
-  // A rate of zero says only that there was no work of that kind.
+  // A rate of zero only means that there was no work of that kind recently.
   const auto time = [of_all](std::int64_t tokens, double rate) {
     return absl::Seconds(static_cast<double>(tokens) / (rate > 0 ? rate : of_all));
   };
@@ -185,8 +185,8 @@ std::int64_t AdmissionLimiter::queued_tokens() const {
 absl::Status AdmissionLimiter::CheckIntegrity() const {
   MutexLock lock(&mutex_);
   if (requests_ < 0 || requests_ > highest_requests_ || tokens_ < 0 || tokens_ > highest_tokens_) {
-    return absl::InternalError(absl::StrCat("admission queue counts ", requests_, " requests and ",
-                                            tokens_, " tokens, limits are ", highest_requests_,
+    return absl::InternalError(absl::StrCat("the admission queue has ", requests_, " requests and ",
+                                            tokens_, " tokens, the limits are ", highest_requests_,
                                             " and ", highest_tokens_));
   }
   Waiting sum;
@@ -195,8 +195,8 @@ absl::Status AdmissionLimiter::CheckIntegrity() const {
     sum.tokens += waiting.tokens;
   }
   if (sum.requests != requests_ || sum.tokens != tokens_) {
-    return absl::InternalError(absl::StrCat("tenants have ", sum.requests, " requests and ",
-                                            sum.tokens, " tokens, the queue counts ", requests_,
+    return absl::InternalError(absl::StrCat("the tenants have ", sum.requests, " requests and ",
+                                            sum.tokens, " tokens, the queue has ", requests_,
                                             " and ", tokens_));
   }
   return absl::OkStatus();

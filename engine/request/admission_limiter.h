@@ -1,16 +1,16 @@
 #pragma once
 
-// The door of the engine: how many requests and tokens may wait, in all and of each tenant, and
-// when to come back if that is too many. Finished answers that are not read take places of those
-// that may wait. The waiting requests themselves are the scheduler's.
+// Admission control: limits how many requests and tokens may wait, in total and per tenant, and
+// computes a retry delay for rejected requests. Unread finished answers count towards the limits of
+// waiting requests. The scheduler owns the waiting requests themselves.
 //
-// Place:      asked by Accept (requests) and text workers (tokens); told by the engine thread.
-// Invariants: 0 <= queued_requests <= max_queued_requests; 0 <= queued_tokens <= max_queued_tokens;
-//             after a limit was lowered, until what entered before has left, the highest limit so
-//             far. A request counts from Accept to its first step or its end; its tokens from
-//             tokenization on.
+// Place:      Accept (requests) and text workers (tokens) ask it, and the engine thread updates it.
+// Invariants: 0 <= queued_requests <= max_queued_requests; 0 <= queued_tokens <= max_queued_tokens.
+//             After a limit was lowered, the highest limit so far applies until earlier requests
+//             have left. A request counts from Accept to its first step or its end, and its tokens
+//             count from tokenization on.
 // Threads:    every method from any thread.
-// Lifetime:   the engine's.
+// Lifetime:   owned by the engine.
 
 #include <atomic>
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace quire::engine {
 
-// Mean of events per second over the last ten whole seconds and the running one.
+// Mean number of events per second over the last ten full seconds and the current one.
 //
 // Threads: one thread at a time.
 class RateMeter {
@@ -39,23 +39,24 @@ class RateMeter {
   // Buckets of one second; entries older than the window are zeroed when the second advances.
   mutable std::int64_t counts_[kWindowSeconds] = {};
   mutable std::int64_t second_ = 0;
-  absl::Time start_ = absl::InfiniteFuture();  // the first event
+  absl::Time start_ = absl::InfiniteFuture();  // time of the first event
 };
 
-// What the engine has to do for the requests that it has, and how fast it does such work.
+// The work of the requests that the engine has, and the rate at which it does such work.
 struct WorkAhead {
-  std::int64_t prompt_tokens = 0;  // that no cache holds, of requests that wait
-  std::int64_t output_tokens = 0;  // expected, of requests that run and that wait
+  std::int64_t prompt_tokens = 0;  // prompt tokens of waiting requests, without those in the cache
+  std::int64_t output_tokens = 0;  // expected output tokens of running and waiting requests
   double prompt_tokens_per_second = 0;
   double output_tokens_per_second = 0;
 };
 
-// No refusal says less: who comes back at once finds what refused him.
+// The shortest retry delay, because a client that retries at once finds the same full queue.
 inline constexpr absl::Duration kMinRetryDelay = absl::Seconds(1);
-// Nor more: a rate of next to nothing says little about the future.
+// The longest retry delay, because a very low rate does not predict the future.
 inline constexpr absl::Duration kMaxRetryDelay = absl::Minutes(10);
 
-// Finished answers that are not read, which the limits of requests hold too (UnreadAnswers).
+// The numbers of unread finished answers, which count towards the limits of requests
+// (UnreadAnswers).
 struct UnreadCounts {
   std::int32_t total = 0;
   std::int32_t of_tenant = 0;
@@ -69,24 +70,25 @@ class AdmissionLimiter {
         highest_requests_(max_requests),
         highest_tokens_(max_tokens) {}
 
-  // For requests that enter from now on; none leaves.
+  // Applies to later requests; requests in the queue stay.
   void SetLimits(std::int32_t max_requests, std::int64_t max_tokens);
 
-  // The same for the limits of tenants.
+  // Sets the limits of tenants, which also apply to later requests only.
   void SetTenants(const TenantOptions& tenants);
 
-  // RESOURCE_EXHAUSTED / TENANT_LIMIT or QUEUE_FULL with the numbers and a retry delay when there
-  // is no room.
+  // Returns RESOURCE_EXHAUSTED with reason TENANT_LIMIT or QUEUE_FULL, the numbers and a retry
+  // delay if a limit is reached.
   absl::Status EnterRequest(const std::string& tenant, const UnreadCounts& unread);
   absl::Status AddTokens(const std::string& tenant, std::int64_t tokens);
-  // The first step or the end of a request.
+  // Called at the first step or the end of a request.
   void LeaveRequest(const std::string& tenant);
   void RemoveTokens(const std::string& tenant, std::int64_t tokens);
 
-  // From the engine thread, every few milliseconds, and behind the last step before a pause.
+  // The engine thread calls it every few milliseconds, and after the last step before a pause.
   void Update(const WorkAhead& ahead);
-  // How long the work ahead takes at the rates of late, the prompts and the outputs side by side;
-  // the window's length when nothing ran in it. Between kMinRetryDelay and kMaxRetryDelay.
+  // Returns the time that the remaining work takes at the recent rates, if prompts and outputs are
+  // processed in parallel. Without recent work it is the length of the window. The result lies
+  // between kMinRetryDelay and kMaxRetryDelay.
   absl::Duration RetryDelay() const;
 
   std::int32_t queued_requests() const;
@@ -98,24 +100,24 @@ class AdmissionLimiter {
     std::int32_t requests = 0;
     std::int64_t tokens = 0;
   };
-  // The counts change by so much; a tenant without a waiting request is forgotten.
+  // Adds to the counts. A tenant without waiting requests is removed.
   void Count(const std::string& tenant, std::int32_t requests, std::int64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Full(absl::string_view what, std::int64_t limit, std::int32_t unread) const
+  absl::Status FullError(absl::string_view what, std::int64_t limit, std::int32_t unread) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTenantRequests(const std::string& tenant, std::int32_t unread) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTenantTokens(const std::string& tenant, std::int64_t more_tokens) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TenantFull(const std::string& tenant, absl::string_view what, absl::string_view key,
-                          std::int64_t value, std::int64_t limit) const
+  absl::Status TenantFullError(const std::string& tenant, absl::string_view what,
+                               absl::string_view key, std::int64_t value, std::int64_t limit) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration RetryDelayLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
   std::int32_t max_requests_ ABSL_GUARDED_BY(mutex_);
   std::int64_t max_tokens_ ABSL_GUARDED_BY(mutex_);
-  std::int32_t highest_requests_ ABSL_GUARDED_BY(mutex_);  // of the limits so far
+  std::int32_t highest_requests_ ABSL_GUARDED_BY(mutex_);  // the highest limit so far
   std::int64_t highest_tokens_ ABSL_GUARDED_BY(mutex_);
   std::int32_t requests_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,9 +1,10 @@
 #pragma once
 
-// The two metric families of requests that come. The engine counts those that reach Accept, the
-// network edge those that it refuses before, and received = accepted + rejected holds over both.
+// The two metric families of incoming requests. The engine counts the requests that reach Accept,
+// and the network edge counts those that it rejects earlier. received = accepted + rejected holds
+// over both.
 //
-// Place:      between the registry and EngineProbe, and what the network edge counts.
+// Place:      between the registry and its two users, EngineProbe and the network edge.
 // Threads:    any.
 // Lifetime:   the registry outlives the counters.
 

@@ -14,7 +14,7 @@ absl::Status CheckStartBounds(const HotOptions& start, const HotOptions& next) {
   auto check = [](absl::string_view name, std::int32_t value, std::int32_t most) {
     if (value <= most) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, ", its value at start was ", most));
+        absl::StrCat(name, " is ", value, ", it must be at most its value at start, ", most));
   };
   QUIRE_RETURN_IF_ERROR(check("scheduler.max_running_sequences", next.max_running_sequences,
                               start.max_running_sequences));
@@ -55,7 +55,7 @@ absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_token
   }
   if (options.vocab_size > kGeneratedMark) {
     return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", options.vocab_size,
-                                                   " tokens, at most ", kGeneratedMark,
+                                                   " tokens, the limit is ", kGeneratedMark,
                                                    " are possible"));
   }
   for (const std::int32_t token : options.eos_token_ids) {

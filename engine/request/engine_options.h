@@ -1,7 +1,6 @@
 #pragma once
 
-// The options of an engine, which of them it can work with, at start and later, and what its limits
-// count.
+// The options of an engine, and the checks of their values at start and at changes.
 //
 // Place:      filled by the server, checked by Engine, read by every part of it.
 // Invariants: pure.
@@ -25,28 +24,31 @@ namespace quire::engine {
 
 class ConstraintCompiler;
 
-// Above every vocabulary: marks generated tokens where prompts must not find their pages.
+// Larger than every token id. It replaces generated tokens in prefix keys if prompts must not reuse
+// their pages.
 inline constexpr std::int32_t kGeneratedMark = 1 << 30;
 
 enum class AdmissionMode : std::uint8_t { kSafe, kOvercommit };
 
-// The part of the options that a running engine can change.
+// The options that can change while the engine runs.
 struct HotOptions {
   // scheduler.*
-  std::int32_t max_step_tokens = 8192;  // at most its value at Create
+  std::int32_t max_step_tokens = 8192;  // must not exceed its value at Create
   std::int32_t prefill_chunk_tokens = 512;
-  std::int32_t max_step_prompt_tokens = 512;  // prompt tokens in one step
-  // While rows decode, prompts share a step only as far as it is expected to end within this.
-  // Absent: no target, or with `auto_step_time_target` 3 times what the rows alone are expected to
-  // take, 4 times with more than half as many prompts, within 20 and 500 ms, or 5 with several
-  // tenants; and for steps of prompts alone 16 times what one row is, within 5 and 500 ms.
+  std::int32_t max_step_prompt_tokens = 512;  // maximum prompt tokens in one step
+  // While rows decode, prompts are added to a step only while its expected time is below this
+  // target. If absent, there is no target, unless auto_step_time_target is set. The target is then
+  // 3 times the expected time of the decoding rows alone, or 4 times if there are more than half as
+  // many prompts as rows. It lies between 20 ms (5 ms with several tenants) and 500 ms. For steps
+  // with only prompts it is 16 times the expected time of one row, between 5 and 500 ms. tenants;
+  // and for steps of prompts alone 16 times what one row is, within 5 and 500 ms.
   std::optional<absl::Duration> step_time_target;
   bool auto_step_time_target = false;
-  std::int32_t max_running_sequences = 64;  // at most its value at Create
+  std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
   absl::Duration queue_timeout = absl::InfiniteDuration();
   absl::Duration priority_aging_interval = absl::Seconds(10);
   // limits.*
-  ParamLimits limits;  // max_logprobs: at most its value at Create
+  ParamLimits limits;  // max_logprobs must not exceed its value at Create
   std::int32_t max_queued_requests = 1024;
   std::int64_t max_queued_tokens = 4 << 20;
   std::int64_t max_queued_bytes = 64 << 20;  // of prompts that wait for tokenization
@@ -55,7 +57,7 @@ struct HotOptions {
   // stream.*
   absl::Duration slow_client_timeout = absl::Seconds(30);
   TenantOptions tenants;
-  // kv_cache.*; Create leaves it as the cache has it.
+  // kv_cache.*. Create leaves the setting of the cache unchanged.
   bool partial_page_reuse = true;
 };
 
@@ -63,51 +65,51 @@ struct HotOptions {
 struct EngineOptions : HotOptions {
   // model
   std::string model_id;
-  std::string fingerprint;      // roots the prefix keys
+  std::string fingerprint;      // part of the root of prefix keys
   std::string kv_dtype;         // shown in quire_kv_cache_info
   std::int32_t vocab_size = 0;  // rows of the output matrix
   std::int32_t max_context_tokens = 0;
   std::vector<std::int32_t> eos_token_ids;
-  std::optional<std::int32_t> bos_token_id;  // an empty context of Task::kScore
-  bool has_head = true;                      // else the model can be asked for Task::kEmbed alone
+  std::optional<std::int32_t> bos_token_id;  // used as the empty context of Task::kScore
+  bool has_head = true;                      // false: the model supports Task::kEmbed only
   // scheduler.*
   AdmissionMode admission = AdmissionMode::kSafe;
-  // Prompts may find pages with generated tokens. False where the two are computed differently and
-  // a warm cache must give the bits of a cold one: then only the sequence that generated them, and
-  // choices that share its tokens, find them again.
+  // Whether prompts may reuse pages with generated tokens. It is false if prefill and decode
+  // compute different bits and the results must not depend on the cache. Then only the sequence
+  // that generated the pages, and choices that share its tokens, can find them again.
   bool share_generated_pages = true;
   // stream.*
   std::int32_t stream_queue_tokens = 1024;
   // tokenizer.*
-  std::int32_t text_threads = 1;  // text workers, and as many output workers
-  // Null: no structured output. Outlives the engine.
+  std::int32_t text_threads = 1;  // number of text workers, and also of output workers
+  // Null: structured output is not available. It outlives the engine.
   ConstraintCompiler* constraints = nullptr;
   std::int32_t mask_threads = 1;
-  // Steps launched before the oldest is collected: the lesser of this and what the runner can do.
+  // Maximum steps that are launched before the oldest is collected, if the runner supports as many.
   std::int32_t max_steps_in_flight = 2;
-  // How long an engine that cannot go on waits for its output workers before on_fatal.
+  // How long a failing engine waits for its output workers before it calls on_fatal.
   absl::Duration answer_timeout = absl::Seconds(5);
-  // Called once on the engine thread before anything else. May be empty.
+  // Called once on the engine thread before it does anything else. May be empty.
   std::function<void()> on_engine_thread;
-  // The engine cannot go on; each is called once, on the engine thread, and may do nothing that
-  // waits for the engine. First on_failing, with everything still unanswered: health turns. Then
-  // every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage and a retry delay; then
-  // on_fatal: the process should end. The status is the runner's (IsDeviceLost of
-  // base/cuda_status.h: reason DEVICE_LOST), or INTERNAL / ENGINE_DIED when the engine thread
-  // itself came to an end.
+  // Called when the engine cannot continue, each once, on the engine thread. Neither may wait for
+  // the engine. on_failing comes first, while all requests are still open, so that health checks
+  // can fail. Then every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage and a retry
+  // delay. Then on_fatal is called, and the process should exit. The status is the runner's
+  // (IsDeviceLost of base/cuda_status.h: reason DEVICE_LOST), or INTERNAL / ENGINE_DIED if the
+  // engine thread itself failed.
   std::function<void(const absl::Status&)> on_failing, on_fatal;
 };
 
-// INVALID_ARGUMENT names the key, its value and the least or the most possible.
+// Returns INVALID_ARGUMENT with the key, its value and the limit.
 absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_size);
 
-// The same for an engine that was made with `start`. Memory was taken for some limits then, so they
-// may not exceed their value of that time.
+// Checks new options of an engine that was created with `start`. Some limits determined the size of
+// allocations, so they must not exceed their value at start.
 absl::Status CheckHotOptions(const EngineOptions& start, const HotOptions& next,
                              std::uint32_t page_size);
 
-// Most prompt tokens of one row in a step, with the options of the start. For a model with windows
-// later ones do not raise it: what its rows ask of the pool is counted by it.
+// Returns the maximum prompt tokens of one row in a step, from the options at start. Later options
+// do not raise it for a model with sliding windows, because the page demand of its rows assumes it.
 inline std::uint32_t MaxChunkTokens(const HotOptions& start, std::uint32_t page_size) {
   const auto page_tokens = static_cast<std::int32_t>(page_size);
   return static_cast<std::uint32_t>(
@@ -115,7 +117,7 @@ inline std::uint32_t MaxChunkTokens(const HotOptions& start, std::uint32_t page_
                 std::max(start.max_step_prompt_tokens, page_tokens)}));
 }
 
-// Bytes of text, of a conversation or of token ids that the request brings.
+// Returns the bytes of text, of a conversation or of token ids in the request.
 std::int64_t InputBytes(const Request& request);
 
 }  // namespace quire::engine

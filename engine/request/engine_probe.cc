@@ -69,8 +69,8 @@ void EngineProbe::AddRequestFamilies(const probe::Labels& model, const Options& 
                                      "Requests whose choices all finished, or whose prompt is "
                                      "scored or embedded.",
                                      model);
-  // Kinds that are counted when they occur (Rejected, Failed). The usual ones stand at 0 from the
-  // start: a rate over a series that appears with its first event does not see that event.
+  // The other series appear with their first event (Rejected, Failed). The usual ones exist at 0
+  // from the start, because a rate does not include the first event of a new series.
   RejectedCounter(registry_, Reason::kQueueFull);
   for (const auto code : {absl::StatusCode::kInternal, absl::StatusCode::kUnavailable}) {
     registry_->AddCounter("quire_requests_failed_total",

@@ -1,12 +1,12 @@
 #pragma once
 
-// The engine's metric families (docs/metrics.md), and the order of their updates that keeps the
-// conservation rules true in every scrape.
+// The engine's metric families (docs/metrics.md). The order of the updates keeps the conservation
+// rules true in every scrape.
 //
-// Place:      told by the engine thread, Accept and the output workers; read by the registry's
-//             scrape.
-// Invariants: accepted = completed + failed + cancelled + running + waiting; page states add up to
-//             all pages; computed and cached prompt tokens move together with the hit counters.
+// Place:      the engine thread, Accept and the output workers update it, and the registry's scrape
+//             reads it.
+// Invariants: accepted = completed + failed + cancelled + running + waiting. Page states sum to all
+//             pages. Computed and cached prompt tokens change together with the hit counters.
 // Threads:    every method from any thread; lock-free.
 // Lifetime:   the registry outlives it.
 
@@ -38,8 +38,8 @@ struct StepNumbers {
   StepKind kind = StepKind::kDecode;
   std::uint32_t num_tokens = 0;
   std::uint32_t num_sequences = 0;
-  absl::Duration wall, schedule, prepare, output;  // the rest of wall is the runner's
-  absl::Duration expected;  // what wall was expected to be; zero: nothing was known
+  absl::Duration wall, schedule, prepare, output;  // the remaining part of wall is the runner's
+  absl::Duration expected;  // the predicted wall time; zero: there was no prediction
 };
 
 class EngineProbe {
@@ -51,19 +51,19 @@ class EngineProbe {
     std::uint32_t num_pages = 0;
     std::string kv_dtype;
   };
-  // `registry` null: the probe keeps its own.
+  // If `registry` is null, the probe creates its own.
   EngineProbe(probe::Registry* registry, const Options& options);
 
   void Received() { received_.Increment(); }
   void Rejected(Reason reason);
-  void Accepted();  // waits from now on
+  void Accepted();  // the request waits from now on
   void MoveToRunning();
   void MoveToWaiting();
-  // The end of an accepted request; `was_running` says which gauge it leaves.
+  // These count the end of an accepted request; `was_running` selects the gauge to decrement.
   void Completed(bool was_running);
   void Failed(bool was_running, absl::StatusCode code);
   void Cancelled(bool was_running, CancelSource source);
-  // Ended early while it was prepared: accepted and cancelled at once.
+  // Counts a request that ended during preparation as accepted and cancelled.
   void CancelledInPreparation(CancelSource source);
 
   void ObserveTokenize(absl::Duration time) { tokenize_.Observe(Seconds(time)); }
@@ -73,11 +73,12 @@ class EngineProbe {
   void ObserveEnd(absl::Duration e2e) { e2e_.Observe(Seconds(e2e)); }
   void ObservePhases(const PhaseTimes& times);
   void ObserveCompleted(std::int32_t prompt_tokens, absl::Duration margin);
-  // Of a choice whose answer is parsed in `format`.
+  // Counts the calls of a choice whose answer is parsed in `format`.
   void ToolsParsed(absl::string_view format, std::int32_t calls, std::int32_t failures);
   void ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode);
 
-  // First admission: `prompt_tokens` were looked up (0: not asked), `cached_tokens` of them found.
+  // At first admission: `prompt_tokens` were looked up (0: no lookup), and `cached_tokens` were
+  // found.
   void PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens);
   void PromptComputed(std::uint32_t tokens) { prompt_compute_.Increment(tokens); }
   void Recomputed(std::uint32_t tokens) { recomputed_.Increment(tokens); }
@@ -87,7 +88,7 @@ class EngineProbe {
     discarded_[static_cast<std::size_t>(cause)].Increment(tokens);
   }
   void ExpiredTokens(std::uint32_t tokens) { expired_.Increment(tokens); }
-  // A mask took so long to make; a step left a row out because its mask was not there.
+  // Records the time to compute a mask.
   void MaskMade(absl::Duration time) {
     masks_made_.Increment();
     mask_seconds_.Observe(Seconds(time));
@@ -95,13 +96,14 @@ class EngineProbe {
   void MaskLate() { masks_late_.Increment(); }
   void NonFinite() { non_finite_.Increment(); }
   void InvariantViolated() { violations_.Increment(); }
-  // `wall_end`: when it ended, as the wall clock reads.
+  // `wall_end` is the end of the step in wall-clock time.
   void StepRan(const StepNumbers& step, absl::Time wall_end);
   void ShowCache(const cache::CacheStats& stats, EvictionCause since_last);
   void ShowWaitingTokens(std::int64_t tokens) { waiting_tokens_.Set(static_cast<double>(tokens)); }
 
   std::int64_t preemptions() const { return static_cast<std::int64_t>(preemptions_.value()); }
-  // Choices that have a first token; with the counters it closes the token balance (rule 7).
+  // Number of choices that have a first token. Together with the counters it closes the token
+  // balance (rule 7).
   std::int64_t first_tokens() const { return first_tokens_.load(std::memory_order_relaxed); }
   const probe::Registry& registry() const { return *registry_; }
 
@@ -128,7 +130,7 @@ class EngineProbe {
   probe::Counter cache_queries_, cache_hits_;
   probe::Gauge cache_usage_, pages_used_, pages_cached_, pages_free_;
   std::array<probe::Counter, 3> evicted_;
-  std::uint64_t evicted_pages_ = 0;  // engine thread: what the cache had counted last time
+  std::uint64_t evicted_pages_ = 0;  // engine thread: evicted pages of the cache at the last update
   std::array<probe::Counter, 3> steps_;
   std::array<probe::Histogram, 3> step_seconds_;
   std::array<probe::Histogram, 4> host_seconds_;

@@ -1,13 +1,13 @@
 #pragma once
 
-// What other threads tell the engine thread.
+// The queue of signals from other threads to the engine thread.
 //
-// Place:      into the engine thread: from Accept, text workers, output workers, readers and
-//             control calls.
-// Invariants: bounded without refusing: a live request posts one kArrived, one kPrepared, at most
-//             one kCancel and one kStopMatched per choice, and live requests are bounded at Accept;
-//             every control call waits for its answer. What was posted before Close is drained;
-//             what comes later is refused. So nothing is lost unseen.
+// Place:      Accept, text workers, output workers, readers and control calls post to the engine
+//             thread.
+// Invariants: the queue is bounded without rejecting signals. A live request posts one kArrived,
+//             one kPrepared, at most one kCancel and one kStopMatched per choice, and Accept limits
+//             the live requests. Every control call waits for its answer. Signals posted before
+//             Close are drained, and later ones are rejected, so none is lost silently.
 // Threads:    Post, Wake and Close from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
 
@@ -21,18 +21,18 @@ namespace quire::engine {
 
 class Inbox {
  public:
-  // Returns false, and drops the signal, once the inbox is closed. The engine thread then ends
-  // every live request, so only a caller that waits for a kCall has to check.
+  // Returns false and drops the signal after Close. The engine thread then ends every live request,
+  // so only a caller that waits for a kCall must check the result.
   bool Post(Signal signal);
-  // Makes a waiting engine look for work once.
+  // Ends the current or next Wait of the engine thread.
   void Wake();
-  // The engine thread is to stop when it has handled what was posted until now.
+  // Asks the engine thread to stop after it has handled the signals posted so far.
   void Close();
-  // Replaces `out` by everything posted. False once it is closed: nothing comes after what is in
-  // `out`.
+  // Replaces `out` by all posted signals. Returns false after Close, when no further signals can
+  // follow.
   [[nodiscard]] bool Drain(std::vector<Signal>* out);
-  // Returns when something was posted or woken since the last Drain, or after `timeout`; at once
-  // when it is closed.
+  // Returns when a signal was posted or Wake was called since the last Drain, or after `timeout`.
+  // Returns at once after Close.
   void Wait(absl::Duration timeout);
 
  private:

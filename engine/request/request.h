@@ -1,6 +1,6 @@
 #pragma once
 
-// One generation request, immutable once it is accepted, and the words that describe its life.
+// One generation request, immutable after Accept, and the enums of its life cycle.
 
 #include <cstdint>
 #include <map>
@@ -30,16 +30,16 @@ struct TextPrompt {
   bool parse_special_tokens = true;
 };
 using TokenPrompt = std::vector<std::int32_t>;
-// A conversation, with the templates that were in effect when it was accepted.
+// A conversation, with the templates that were configured when it was accepted.
 struct ChatPrompt {
   text::ChatInput chat;
   std::shared_ptr<const text::ChatTemplates> templates;  // never null
   bool parse_special_tokens = true;
 };
 
-// A context and a continuation of it, tokenized apart: to score the continuation, or to embed the
-// whole. Where there is text it counts, and not the ids; a context without either is the
-// beginning-of-sequence token. A conversation is the context in place of both.
+// A context and its continuation, tokenized separately. The continuation is scored, or the whole is
+// embedded. If text is present, the ids are ignored. A context without text and ids is the
+// beginning-of-sequence token. A conversation replaces both forms of context.
 struct ScorePrompt {
   std::optional<ChatPrompt> context_chat = std::nullopt;
   std::string context_text;
@@ -48,18 +48,19 @@ struct ScorePrompt {
   TokenPrompt continuation_ids;
 };
 
-// What a request wants. Those that do not generate end when their prompt is computed, with nothing
-// sampled: stopping and sampling mean nothing to them.
+// The kind of result. Tasks that do not generate end when their prompt is computed. Nothing is
+// sampled for them, and they ignore stopping and sampling.
 enum class Task : std::uint8_t {
   kGenerate,
-  kScore,  // the log-probabilities of a ScorePrompt's continuation, as those of a prompt
-  kEmbed   // one vector of the prompt's hidden states behind the final norm
+  kScore,  // the log-probabilities of a ScorePrompt's continuation, as prompt log-probabilities
+  kEmbed   // one vector, from the prompt's hidden states after the final norm
 };
 
-// Of which tokens. Behind causal attention the first one's says nothing of the others.
+// The tokens whose hidden states are pooled. With causal attention the first token does not depend
+// on the others.
 enum class Pooling : std::uint8_t { kLast, kMean, kCls };
 
-// How answers are taken apart into content, reasoning and tool calls.
+// How answers are split into content, reasoning and tool calls.
 struct AnswerParsing {
   const text::ToolFormat* format = nullptr;          // a constant, never null
   std::shared_ptr<const text::DeclaredTools> tools;  // never null
@@ -72,8 +73,8 @@ struct CacheParams {
   std::string salt;
 };
 
-// Whose a request is: no other caller sees it. One principal may speak for several tenants, and a
-// tenant may have several principals.
+// The owner of a request; other callers cannot see it. One principal may act for several tenants,
+// and a tenant may have several principals.
 struct Caller {
   std::string tenant;
   std::string principal;  // the authenticated caller
@@ -85,17 +86,17 @@ struct Request {
   std::string tenant = "default";
   std::string model;
   Task task = Task::kGenerate;
-  Pooling pooling = Pooling::kLast;  // of kEmbed
+  Pooling pooling = Pooling::kLast;  // for kEmbed
   std::variant<TextPrompt, TokenPrompt, ChatPrompt, ScorePrompt> prompt;
-  // Keeps the last tokens of a prompt that generates, the first ones of one to embed.
+  // Generating tasks keep the last tokens of a prompt that is too long, embedding keeps the first.
   bool truncate_prompt = false;
   SamplingParams sampling;
   StoppingParams stopping;
   OutputParams output;
-  std::optional<AnswerParsing> parsing;      // none: all of an answer is its text
+  std::optional<AnswerParsing> parsing;      // none: the whole answer is its text
   std::optional<ConstraintSpec> constraint;  // none: free text
   CacheParams cache;
-  std::int32_t priority = 0;  // [-100, 100], lower first
+  std::int32_t priority = 0;  // [-100, 100], lower values first
   absl::Time accept_time;
   absl::Time deadline = absl::InfiniteFuture();             // of the whole request
   absl::Duration queue_timeout = absl::InfiniteDuration();  // until the first step
@@ -104,7 +105,7 @@ struct Request {
   Caller caller() const { return {tenant, principal}; }
   std::uint32_t choices() const { return static_cast<std::uint32_t>(sampling.choice_count); }
   bool generates() const { return task == Task::kGenerate; }
-  // The hidden states of all tokens, or of the first one, are in no page.
+  // Pooling of all tokens or of the first token needs hidden states, which are not in the pages.
   bool reads_cache() const {
     return !cache.skip_read && (task != Task::kEmbed || pooling == Pooling::kLast);
   }
@@ -120,7 +121,7 @@ enum class RequestState : std::uint8_t {
   kFinished
 };
 inline constexpr int kNumRequestStates = 7;
-absl::string_view RequestStateName(RequestState state);  // "preparing" ...
+absl::string_view RequestStateName(RequestState state);  // such as "preparing"
 
 enum class FinishReason : std::uint8_t {
   kEos,
@@ -132,17 +133,17 @@ enum class FinishReason : std::uint8_t {
   kToolCall  // the one call that the request allows is complete
 };
 inline constexpr int kNumFinishReasons = 7;
-absl::string_view FinishReasonName(FinishReason reason);  // "eos", "stop_text" ...
+absl::string_view FinishReasonName(FinishReason reason);  // such as "eos" or "stop_text"
 
 enum class CancelSource : std::uint8_t {
   kClient,  // the stream was closed
-  kApi,     // Cancel from elsewhere
+  kApi,     // the method Cancel
   kAdmin,
   kDeadline,
   kSlowClient,
   kShutdown,
   kQueueTimeout,
-  kRevoked  // its caller lost the right to it
+  kRevoked  // its caller lost the permission
 };
 inline constexpr int kNumCancelSources = 8;
 absl::string_view CancelSourceName(

@@ -22,7 +22,7 @@ absl::Status RequestTable::Insert(std::shared_ptr<AcceptedRequest> accepted,
   }
   if (requests_.size() >= capacity_) {
     return WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                          requests_.size(), " requests are live, at most ", capacity_, " may be")),
+                          requests_.size(), " requests are live, the limit is ", capacity_)),
                       Reason::kQueueFull, {{"limit", absl::StrCat(capacity_)}}, retry_delay);
   }
   QUIRE_RETURN_IF_ERROR(admit());

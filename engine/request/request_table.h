@@ -1,13 +1,12 @@
 #pragma once
 
-// All live requests by their tenant, who sent them, and their id: from Accept until the stream is
-// finished.
+// All live requests by tenant, principal and id, from Accept until the stream is finished.
 //
-// Place:      asked by Accept, Cancel, AbortRequests and ListRequests; the last output item
-//             removes.
-// Invariants: at most one live request per tenant, principal and id; at most `capacity` of them.
+// Place:      Accept, Cancel, AbortRequests and ListRequests use it. The last output item removes a
+//             request.
+// Invariants: at most one live request per tenant, principal and id; at most `capacity` requests.
 // Threads:    every method from any thread.
-// Lifetime:   the engine's.
+// Lifetime:   owned by the engine.
 
 #include <cstdint>
 #include <functional>
@@ -30,18 +29,19 @@ class RequestTable {
  public:
   explicit RequestTable(std::size_t capacity) : capacity_(capacity) {}
 
-  // The capacity becomes at least this.
+  // Raises the capacity to at least this value.
   void Reserve(std::size_t capacity);
-  // ALREADY_EXISTS / REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED / QUEUE_FULL at capacity, or what
-  // `admit` says, which takes everything else that the request needs. No thread sees the request
-  // before `admit` has said OK: one that is refused cannot be cancelled, aborted or listed.
-  // REQUIRES: `admit` does not call this table.
+  // Returns ALREADY_EXISTS / REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED / QUEUE_FULL at capacity, or the
+  // error of `admit`, which acquires everything else that the request needs. No thread sees the
+  // request before `admit` has returned OK, so a rejected one cannot be cancelled, aborted or
+  // listed. REQUIRES: `admit` does not call this table.
   absl::Status Insert(std::shared_ptr<AcceptedRequest> accepted, absl::Duration retry_delay,
                       absl::FunctionRef<absl::Status()> admit);
   void Remove(const AcceptedRequest& accepted);
   std::shared_ptr<AcceptedRequest> Find(const Caller& caller, absl::string_view id) const;
-  std::vector<std::shared_ptr<AcceptedRequest>> All() const;  // by accept time, id, tenant
-  // Waits until the table is empty; false when `timeout` (of the system's clock) passes first.
+  // Sorted by accept time, id and tenant.
+  std::vector<std::shared_ptr<AcceptedRequest>> All() const;
+  // Waits until the table is empty. Returns false if `timeout`, in real time, passes first.
   bool WaitEmpty(absl::Duration timeout) const;
 
  private:

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::int32_t kMaxStopTokenIds = 64;
 
-absl::Status OutOfRange(Reason reason, absl::string_view field, absl::string_view value,
-                        absl::string_view range) {
+absl::Status OutOfRangeError(Reason reason, absl::string_view field, absl::string_view value,
+                             absl::string_view range) {
   return WithReason(
       absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", must be in ", range)),
       reason,
@@ -24,23 +24,24 @@ absl::Status OutOfRange(Reason reason, absl::string_view field, absl::string_vie
        {"range", std::string(range)}});
 }
 
-// `low_open`: the lower end is not part of the range. NaN and infinities are out of every range.
+// If `low_open` is set, the lower end is not in the range. NaN and infinities are in no range.
 absl::Status CheckFloat(absl::string_view field, float value, float low, float high,
                         bool low_open = false) {
   const bool inside =
       std::isfinite(value) && value <= high && (low_open ? value > low : value >= low);
   if (inside) return absl::OkStatus();
-  return OutOfRange(Reason::kBadSamplingParam, field, absl::StrCat(value),
-                    absl::StrCat(low_open ? "(" : "[", low, ", ", high, "]"));
+  return OutOfRangeError(Reason::kBadSamplingParam, field, absl::StrCat(value),
+                         absl::StrCat(low_open ? "(" : "[", low, ", ", high, "]"));
 }
 
 absl::Status CheckInt(Reason reason, absl::string_view field, std::int64_t value, std::int64_t low,
                       std::int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return OutOfRange(reason, field, absl::StrCat(value), absl::StrCat("[", low, ", ", high, "]"));
+  return OutOfRangeError(reason, field, absl::StrCat(value),
+                         absl::StrCat("[", low, ", ", high, "]"));
 }
 
-// `beginning`: of the message, up to the token.
+// `beginning` is the part of the message between the field and the token.
 absl::Status CheckTokenId(absl::string_view field, absl::string_view beginning,
                           std::size_t position, std::int32_t token, std::int32_t vocab_size) {
   if (token >= 0 && token < vocab_size) return absl::OkStatus();
@@ -57,9 +58,9 @@ absl::Status CheckTokenId(absl::string_view field, absl::string_view beginning,
 absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& limits) {
   constexpr absl::string_view kField = "sampling.logit_bias";
   if (params.logit_bias.size() > static_cast<std::size_t>(limits.max_logit_bias_entries)) {
-    return OutOfRange(Reason::kBadSamplingParam, kField,
-                      absl::StrCat(params.logit_bias.size(), " entries"),
-                      absl::StrCat("[0, ", limits.max_logit_bias_entries, "] entries"));
+    return OutOfRangeError(Reason::kBadSamplingParam, kField,
+                           absl::StrCat(params.logit_bias.size(), " entries"),
+                           absl::StrCat("[0, ", limits.max_logit_bias_entries, "] entries"));
   }
   absl::flat_hash_set<std::int32_t> seen;
   for (std::size_t i = 0; i < params.logit_bias.size(); ++i) {
@@ -67,8 +68,8 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
     QUIRE_RETURN_IF_ERROR(CheckTokenId(kField, " has", i, token, limits.vocab_size));
     QUIRE_RETURN_IF_ERROR(CheckFloat(absl::StrCat(kField, "[", token, "]"), bias, -100, 100));
     if (!seen.insert(token).second) {
-      return OutOfRange(Reason::kBadSamplingParam, kField, absl::StrCat("token ", token, " twice"),
-                        "distinct token ids");
+      return OutOfRangeError(Reason::kBadSamplingParam, kField,
+                             absl::StrCat("token ", token, " twice"), "distinct token ids");
     }
   }
   return absl::OkStatus();
@@ -78,14 +79,16 @@ absl::Status CheckStrings(absl::string_view list, const std::vector<std::string>
   constexpr std::size_t kMaxStrings = 64;
   constexpr std::size_t kMaxBytes = 256;
   if (strings.size() > kMaxStrings) {
-    return OutOfRange(Reason::kBadSamplingParam, list, absl::StrCat(strings.size(), " strings"),
-                      absl::StrCat("[0, ", kMaxStrings, "] strings"));
+    return OutOfRangeError(Reason::kBadSamplingParam, list,
+                           absl::StrCat(strings.size(), " strings"),
+                           absl::StrCat("[0, ", kMaxStrings, "] strings"));
   }
   for (std::size_t i = 0; i < strings.size(); ++i) {
     const std::string field = absl::StrCat(list, "[", i, "]");
     if (strings[i].empty() || strings[i].size() > kMaxBytes) {
-      return OutOfRange(Reason::kBadSamplingParam, field, absl::StrCat(strings[i].size(), " bytes"),
-                        absl::StrCat("[1, ", kMaxBytes, "] bytes"));
+      return OutOfRangeError(Reason::kBadSamplingParam, field,
+                             absl::StrCat(strings[i].size(), " bytes"),
+                             absl::StrCat("[1, ", kMaxBytes, "] bytes"));
     }
     if (const auto offset = FirstInvalidUtf8(strings[i]); offset.has_value()) {
       return WithReason(
@@ -121,8 +124,8 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
   };
   if (params.stop.size() > static_cast<std::size_t>(limits.max_stop_sequences)) {
     return too_many("stopping.stop",
-                    absl::StrCat(" has ", params.stop.size(), " strings, at most ",
-                                 limits.max_stop_sequences, " are allowed"),
+                    absl::StrCat(" has ", params.stop.size(), " strings, the limit is ",
+                                 limits.max_stop_sequences),
                     params.stop.size(), limits.max_stop_sequences);
   }
   for (std::size_t i = 0; i < params.stop.size(); ++i) {
@@ -143,8 +146,8 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
   }
   if (params.stop_token_ids.size() > kMaxStopTokenIds) {
     return too_many("stopping.stop_token_ids",
-                    absl::StrCat(" has ", params.stop_token_ids.size(), " ids, at most ",
-                                 kMaxStopTokenIds, " are allowed"),
+                    absl::StrCat(" has ", params.stop_token_ids.size(), " ids, the limit is ",
+                                 kMaxStopTokenIds),
                     params.stop_token_ids.size(), kMaxStopTokenIds);
   }
   for (std::size_t i = 0; i < params.stop_token_ids.size(); ++i) {
@@ -190,9 +193,9 @@ absl::Status Validate(const OutputParams& params, const ParamLimits& limits) {
                                    limits.max_logprobs));
   }
   if (params.processed_logprobs && params.logprobs == -1) {
-    return WithReason(
-        absl::InvalidArgumentError("output.processed_logprobs is set, it needs output.logprobs"),
-        Reason::kBadParameter, {{"field", "output.processed_logprobs"}});
+    return WithReason(absl::InvalidArgumentError(
+                          "output.processed_logprobs is true, but output.logprobs is not set"),
+                      Reason::kBadParameter, {{"field", "output.processed_logprobs"}});
   }
   if (params.prompt_logprobs != -1) {
     QUIRE_RETURN_IF_ERROR(CheckInt(Reason::kBadParameter, "output.prompt_logprobs",

@@ -1,7 +1,8 @@
 #pragma once
 
-// What a request asks of its tokens, with every default resolved. Ranges are those of docs/api.md;
-// a value outside them is refused, never clipped, and the status names field, value and range.
+// The sampling, stopping and output parameters of a request, with every default resolved.
+// docs/api.md has the ranges. A value outside its range is rejected and not clipped, and the status
+// names the field, the value and the range.
 
 #include <cstdint>
 #include <string>
@@ -27,8 +28,9 @@ struct SamplingParams {
   std::uint64_t seed = 0;
   std::int32_t choice_count = 1;  // [1, max_choices]
   std::vector<std::pair<std::int32_t, float>>
-      logit_bias;                        // distinct ids in vocabulary; [-100, 100]
-  std::vector<std::string> banned_text;  // at most 64 of 1 to 256 bytes; in no answer
+      logit_bias;  // distinct ids in vocabulary; [-100, 100]
+  // Must not occur in the output; at most 64, each of 1 to 256 bytes.
+  std::vector<std::string> banned_text;
   DryParams dry;
 
   // Whether a penalty needs the counts of earlier tokens.
@@ -50,9 +52,9 @@ struct OutputParams {
   bool stream = false;
   bool text = true;
   bool token_ids = false;
-  std::int32_t logprobs = -1;         // -1: none; 0: the token itself; n: plus n best
-  std::int32_t prompt_logprobs = -1;  // the same for the prompt
-  bool processed_logprobs = false;    // besides, of each token as it was drawn; needs logprobs
+  std::int32_t logprobs = -1;  // -1: none; 0: the sampled token; n: also the n most likely tokens
+  std::int32_t prompt_logprobs = -1;  // the same for prompt tokens
+  bool processed_logprobs = false;  // also those after sampling filters, per token; needs logprobs
   bool skip_special_tokens = true;
   std::int32_t stream_interval_tokens = 1;  // [1, 1024]
   bool echo_prompt = false;
@@ -60,7 +62,7 @@ struct OutputParams {
   bool usage_every_chunk = false;
 };
 
-// The limits that Validate reads; from `limits.*` and the model.
+// The limits that Validate checks, from `limits.*` and the model.
 struct ParamLimits {
   std::int32_t max_tokens_per_request = 1 << 20;
   std::int32_t max_choices = 16;
@@ -71,8 +73,8 @@ struct ParamLimits {
   std::int32_t vocab_size = 0;
 };
 
-// INVALID_ARGUMENT with reason BAD_SAMPLING_PARAM, BAD_PARAMETER, BAD_TOKEN_ID, TOO_MANY_STOPS or
-// BAD_UTF8 and the wire path of the field ("sampling.top_p").
+// Returns INVALID_ARGUMENT with reason BAD_SAMPLING_PARAM, BAD_PARAMETER, BAD_TOKEN_ID,
+// TOO_MANY_STOPS or BAD_UTF8 and the wire path of the field ("sampling.top_p").
 absl::Status Validate(const SamplingParams& params, const ParamLimits& limits);
 absl::Status Validate(const StoppingParams& params, const ParamLimits& limits);
 absl::Status Validate(const OutputParams& params, const ParamLimits& limits);

@@ -1,6 +1,6 @@
 #pragma once
 
-// One thing that another thread tells the engine thread (inbox.h).
+// A message of another thread to the engine thread (inbox.h).
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +21,7 @@ struct Signal {
   Kind kind = Kind::kCall;
   std::shared_ptr<AcceptedRequest> request = nullptr;
   absl::Status status = {};  // kPrepared: result of the text worker or of the constraint compiler
-  // kPrepared with an OK status, or when the constraint was refused.
+  // Set for kPrepared with an OK status, or if the constraint was rejected.
   std::unique_ptr<PreparedPrompt> prompt = nullptr;
   CancelSource source = CancelSource::kClient;  // kCancel
   std::string reason_text = {};                 // kCancel by kAdmin

@@ -20,8 +20,8 @@ absl::Status TextQueue::Push(std::shared_ptr<AcceptedRequest> request, absl::Dur
   {
     MutexLock lock(&mutex_);
     if (closed_) {
-      return WithReason(absl::UnavailableError("server is shutting down"), Reason::kServerShutdown,
-                        {}, retry_delay);
+      return WithReason(absl::UnavailableError("the server is shutting down"),
+                        Reason::kServerShutdown, {}, retry_delay);
     }
     const bool is_full = prompts_ >= max_prompts_;
     if (is_full || bytes > max_bytes_ - bytes_) {
@@ -29,8 +29,8 @@ absl::Status TextQueue::Push(std::shared_ptr<AcceptedRequest> request, absl::Dur
           is_full ? absl::StrCat(max_prompts_, " prompts") : absl::StrCat(max_bytes_, " bytes");
       return WithReason(
           absl::ResourceExhaustedError(absl::StrCat(prompts_, " prompts with ", bytes_,
-                                                    " bytes wait for tokenization, at most ", limit,
-                                                    " may; this one has ", bytes, " bytes")),
+                                                    " bytes wait for tokenization, the limit is ",
+                                                    limit, "; this prompt has ", bytes, " bytes")),
           Reason::kQueueFull,
           {{"queued_prompts", absl::StrCat(prompts_)},
            {"queued_bytes", absl::StrCat(bytes_)},

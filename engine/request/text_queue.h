@@ -1,13 +1,13 @@
 #pragma once
 
-// The prompts that wait for a text worker: those of one tenant in the order of their arrival, the
-// tenants in turn, so that a prompt never waits for more than one of each other
-// tenant before its own tenant's turn.
+// The prompts that wait for a text worker. The prompts of one tenant are in order of arrival, and
+// the tenants take turns. Before its own tenant's next turn, a prompt waits for at most one prompt
+// of each other tenant.
 //
 // Place:      between Accept and the text workers.
-// Invariants: at most `max_prompts` of them, with at most `max_bytes` of input together, at the
-//             time when one is added; a tenant has one turn as long as it has a prompt here. After
-//             Close no push succeeds; what is inside can still be popped.
+// Invariants: at most `max_prompts` prompts with at most `max_bytes` of input in total, checked
+//             when one is added. A tenant has one turn while it has a prompt here. After Close no
+//             push succeeds, and queued prompts can still be popped.
 // Threads:    every method from any.
 // Lifetime:   outlives every thread that waits in it.
 
@@ -30,12 +30,12 @@ class TextQueue {
   TextQueue(std::int32_t max_prompts, std::int64_t max_bytes)
       : max_prompts_(max_prompts), max_bytes_(max_bytes) {}
 
-  // For prompts that come from now on; none leaves.
+  // Applies to later prompts; queued prompts stay.
   void SetLimits(std::int32_t max_prompts, std::int64_t max_bytes);
-  // RESOURCE_EXHAUSTED / QUEUE_FULL with the numbers and `retry_delay` when there is no room,
-  // UNAVAILABLE / SERVER_SHUTDOWN when it is closed.
+  // Returns RESOURCE_EXHAUSTED / QUEUE_FULL with the numbers and `retry_delay` if the queue is
+  // full, and UNAVAILABLE / SERVER_SHUTDOWN if it is closed.
   absl::Status Push(std::shared_ptr<AcceptedRequest> request, absl::Duration retry_delay);
-  // Waits for one; null when the queue is closed and empty.
+  // Waits for a prompt. Returns null if the queue is closed and empty.
   std::shared_ptr<AcceptedRequest> Pop();
   // Wakes every waiting thread.
   void Close();
@@ -47,7 +47,7 @@ class TextQueue {
   std::int64_t max_bytes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<std::shared_ptr<AcceptedRequest>>> by_tenant_
       ABSL_GUARDED_BY(mutex_);
-  std::list<std::string> turns_ ABSL_GUARDED_BY(mutex_);  // tenants, the next one first
+  std::list<std::string> turns_ ABSL_GUARDED_BY(mutex_);  // tenants in the order of their turns
   std::int32_t prompts_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -24,10 +24,11 @@
 namespace quire::engine {
 namespace {
 
-// Distinct tokens of an answer for which its history has room when the engine gets it.
+// Number of distinct answer tokens for which a prompt's history reserves memory in advance.
 constexpr std::int32_t kReservedHistory = 1024;
 
-absl::Status TooLong(absl::string_view at_least, std::size_t prompt_tokens, std::int32_t context) {
+absl::Status TooLongError(absl::string_view at_least, std::size_t prompt_tokens,
+                          std::int32_t context) {
   return WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", at_least, prompt_tokens,
                                                             " tokens, model context is ", context)),
                     Reason::kPromptTooLong,
@@ -36,24 +37,24 @@ absl::Status TooLong(absl::string_view at_least, std::size_t prompt_tokens, std:
                      {"max_context_tokens", absl::StrCat(context)}});
 }
 
-// truncate_prompt leaves the end of a prompt of any length, or the beginning.
-bool IsCut(const EngineOptions& options, const Request& request) {
+// Returns whether the prompt is truncated if it is too long.
+bool TruncatesPrompt(const EngineOptions& options, const Request& request) {
   return request.truncate_prompt &&
          (!request.generates() || options.max_context_tokens > request.stopping.max_tokens);
 }
 
-// PROMPT_TOO_LONG for a text that no tokens make short enough, before anything of it is read: it
-// would take a text worker seconds to find their number.
+// Returns PROMPT_TOO_LONG for a text that has too many tokens in any tokenization. The check
+// precedes tokenization, which would take a text worker seconds for such a text.
 absl::Status CheckBytes(const EngineOptions& options, const text::Tokenizer& tokenizer,
                         const Request& request, absl::string_view text) {
   const std::optional<std::size_t> longest = tokenizer.max_token_bytes();
-  if (!longest || IsCut(options, request)) return absl::OkStatus();
+  if (!longest || TruncatesPrompt(options, request)) return absl::OkStatus();
   const std::size_t fewest = (text.size() + *longest - 1) / *longest;
   if (fewest < static_cast<std::size_t>(options.max_context_tokens)) return absl::OkStatus();
-  return TooLong("at least ", fewest, options.max_context_tokens);
+  return TooLongError("at least ", fewest, options.max_context_tokens);
 }
 
-absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const EngineOptions& options,
+absl::StatusOr<std::vector<std::int32_t>> TokenizeChat(const EngineOptions& options,
                                                        const text::Tokenizer& tokenizer,
                                                        const Clock& clock, const Request& request,
                                                        const ChatPrompt& prompt,
@@ -62,7 +63,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfChat(const EngineOptions& opti
                          prompt.templates->Render(prompt.chat, clock.ToWall(request.accept_time)));
   *rendered = std::move(chat.text);
   QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, *rendered));
-  // The template prints what the tokenizer would add.
+  // The template renders the tokens that the tokenizer would add.
   return tokenizer.Encode(*rendered, {.add_special_tokens = false,
                                       .parse_special_tokens = prompt.parse_special_tokens,
                                       .from_template = true,
@@ -94,7 +95,7 @@ absl::Status CheckUtf8(absl::string_view name, absl::string_view text) {
       Reason::kBadUtf8, {{"field", std::string(name)}, {"byte_offset", absl::StrCat(*offset)}});
 }
 
-// A text to embed, of which its beginning and all that the tokenizer adds are left.
+// Truncates a text to embed: keeps its beginning and all tokens that the tokenizer adds.
 void CutToContext(const std::vector<std::int32_t>& bare, std::size_t context,
                   std::vector<std::int32_t>* tokens) {
   if (tokens->size() <= context) return;
@@ -105,7 +106,7 @@ void CutToContext(const std::vector<std::int32_t>& bare, std::size_t context,
   tokens->erase(end - surplus, end);
 }
 
-absl::StatusOr<std::vector<std::int32_t>> TokensOfText(const EngineOptions& options,
+absl::StatusOr<std::vector<std::int32_t>> TokenizeText(const EngineOptions& options,
                                                        const text::Tokenizer& tokenizer,
                                                        const Request& request) {
   const auto& prompt = std::get<TextPrompt>(request.prompt);
@@ -122,7 +123,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfText(const EngineOptions& opti
   return tokens;
 }
 
-absl::StatusOr<std::vector<std::int32_t>> TokensOfContext(const EngineOptions& options,
+absl::StatusOr<std::vector<std::int32_t>> TokenizeContext(const EngineOptions& options,
                                                           const text::Tokenizer& tokenizer,
                                                           const Clock& clock,
                                                           const Request& request) {
@@ -131,7 +132,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfContext(const EngineOptions& o
   if (prompt.context_chat) {
     std::string rendered;
     QUIRE_ASSIGN_OR_RETURN(
-        tokens, TokensOfChat(options, tokenizer, clock, request, *prompt.context_chat, &rendered));
+        tokens, TokenizeChat(options, tokenizer, clock, request, *prompt.context_chat, &rendered));
   } else if (!prompt.context_text.empty()) {
     QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, prompt.context_text));
     QUIRE_ASSIGN_OR_RETURN(tokens, tokenizer.Encode(prompt.context_text, {}));
@@ -139,14 +140,15 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfContext(const EngineOptions& o
   if (!tokens.empty()) return tokens;
   if (!options.bos_token_id) {
     return WithReason(absl::InvalidArgumentError("the context is empty, and the model has no "
-                                                 "beginning-of-sequence token to stand for it"),
+                                                 "beginning-of-sequence token to replace it"),
                       Reason::kPromptMissing, {{"field", "context"}});
   }
   return std::vector<std::int32_t>{*options.bos_token_id};
 }
 
-// Context and continuation, one behind the other. `score_from` becomes the context's length.
-absl::StatusOr<std::vector<std::int32_t>> TokensOfScore(const EngineOptions& options,
+// Returns the tokens of the context followed by the continuation. `score_from` becomes the length
+// of the context.
+absl::StatusOr<std::vector<std::int32_t>> TokenizeScore(const EngineOptions& options,
                                                         const text::Tokenizer& tokenizer,
                                                         const Clock& clock, const Request& request,
                                                         std::uint32_t* score_from) {
@@ -156,7 +158,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfScore(const EngineOptions& opt
   QUIRE_RETURN_IF_ERROR(CheckUtf8("context", prompt.context_text));
   QUIRE_RETURN_IF_ERROR(CheckUtf8("continuation", prompt.continuation_text));
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
-                         TokensOfContext(options, tokenizer, clock, request));
+                         TokenizeContext(options, tokenizer, clock, request));
   std::vector<std::int32_t> continuation = prompt.continuation_ids;
   if (!prompt.continuation_text.empty()) {
     QUIRE_RETURN_IF_ERROR(CheckBytes(options, tokenizer, request, prompt.continuation_text));
@@ -172,56 +174,56 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOfScore(const EngineOptions& opt
   return tokens;
 }
 
-// `rendered` gets the text of a chat.
-absl::StatusOr<std::vector<std::int32_t>> TokensOf(const EngineOptions& options,
-                                                   const text::Tokenizer& tokenizer,
-                                                   const Clock& clock, const Request& request,
-                                                   std::string* rendered) {
+// Sets `rendered` to the rendered text of a chat.
+absl::StatusOr<std::vector<std::int32_t>> TokenizePrompt(const EngineOptions& options,
+                                                         const text::Tokenizer& tokenizer,
+                                                         const Clock& clock, const Request& request,
+                                                         std::string* rendered) {
   if (const auto* ids = std::get_if<TokenPrompt>(&request.prompt)) {
     QUIRE_RETURN_IF_ERROR(CheckIds(options, "prompt", *ids));
     return *ids;
   }
   if (const auto* chat = std::get_if<ChatPrompt>(&request.prompt)) {
-    return TokensOfChat(options, tokenizer, clock, request, *chat, rendered);
+    return TokenizeChat(options, tokenizer, clock, request, *chat, rendered);
   }
-  return TokensOfText(options, tokenizer, request);
+  return TokenizeText(options, tokenizer, request);
 }
 
-// Those of a prompt that does not generate are all that it writes, and may fill the context.
-absl::Status FitWhole(const EngineOptions& options, const Request& request,
-                      PreparedPrompt& prompt) {
+// The prompt of a task that does not generate may fill the whole context.
+absl::Status FitWholePrompt(const EngineOptions& options, const Request& request,
+                            PreparedPrompt& prompt) {
   const auto context = static_cast<std::size_t>(options.max_context_tokens);
   if (request.truncate_prompt && prompt.tokens.size() > context) prompt.tokens.resize(context);
   if (prompt.tokens.size() > context) {
-    return TooLong("", prompt.tokens.size(), options.max_context_tokens);
+    return TooLongError("", prompt.tokens.size(), options.max_context_tokens);
   }
   return absl::OkStatus();
 }
 
-// Applies truncate_prompt and clips max_tokens, so that the answer fits the context.
+// Applies truncate_prompt and clips max_tokens, so that prompt and answer fit into the context.
 absl::Status FitContext(const EngineOptions& options, const Request& request,
                         PreparedPrompt& prompt) {
-  if (!request.generates()) return FitWhole(options, request, prompt);
+  if (!request.generates()) return FitWholePrompt(options, request, prompt);
   const std::int32_t context = options.max_context_tokens;
-  const std::int32_t wanted = request.stopping.max_tokens;
-  const std::int32_t room = context - wanted;
+  const std::int32_t requested = request.stopping.max_tokens;
+  const std::int32_t max_prompt = context - requested;
   std::vector<std::int32_t>& tokens = prompt.tokens;
   const auto prompt_tokens = static_cast<std::int64_t>(tokens.size());
-  if (IsCut(options, request) && prompt_tokens > room) {
+  if (TruncatesPrompt(options, request) && prompt_tokens > max_prompt) {
     tokens.erase(tokens.begin(), tokens.end() - room);
   }
   if (tokens.size() >= static_cast<std::size_t>(context)) {
-    return TooLong("", tokens.size(), context);
+    return TooLongError("", tokens.size(), context);
   }
-  const auto left = context - static_cast<std::int32_t>(tokens.size());
-  prompt.max_tokens = std::min(wanted, left);
-  prompt.clipped_by_context = wanted > left;
+  const auto remaining = context - static_cast<std::int32_t>(tokens.size());
+  prompt.max_tokens = std::min(requested, remaining);
+  prompt.clipped_by_context = requested > remaining;
   return absl::OkStatus();
 }
 
 absl::Status FitPool(const CacheShape& shape, std::uint32_t choices, PreparedPrompt& prompt) {
   const auto prompt_tokens = static_cast<std::uint32_t>(prompt.tokens.size());
-  // The last token of an answer is not computed any more.
+  // The last token of an answer is never an input of the model.
   const std::int32_t answer_tokens = std::max(prompt.max_tokens - 1, 0);
   prompt.limit_tokens = prompt_tokens + static_cast<std::uint32_t>(answer_tokens);
   prompt.worst_pages_first = shape.demand.PagesFor(prompt.limit_tokens);
@@ -252,24 +254,26 @@ void CollectEndIds(const EngineOptions& options, const text::Tokenizer& tokenize
   }
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  // A stop id that is text ends the answer where its text may stand, and nowhere else.
+  // With a constraint, a stop id that is text ends the answer only where the constraint allows its
+  // text.
   if (request.constraint.has_value()) {
-    std::ranges::copy_if(ids, std::back_inserter(prompt.mask_rules.ends), [&](std::int32_t id) {
-      return tokenizer.IsSpecial(id) || std::ranges::count(options.eos_token_ids, id) > 0;
-    });
+    std::ranges::copy_if(
+        ids, std::back_inserter(prompt.mask_rules.end_tokens), [&](std::int32_t id) {
+          return tokenizer.IsSpecial(id) || std::ranges::count(options.eos_token_ids, id) > 0;
+        });
   }
   for (const auto& [token, bias] : request.sampling.logit_bias) {
     prompt.bias.push_back({.token = token, .bias = bias});
   }
 }
 
-// The answer continues the decoded prompt. A constrained answer does not: its text is that of its
-// masks, which do not know where a text starts.
-text::DetokenizerState AnswerStart(const text::Tokenizer& tokenizer, const Request& request,
-                                   std::span<const std::int32_t> prompt) {
+// The answer continues the decoded prompt. The text of a constrained answer is that of its masks,
+// which do not know where a text starts.
+text::DetokenizerState ComputeAnswerStart(const text::Tokenizer& tokenizer, const Request& request,
+                                          std::span<const std::int32_t> prompt) {
   if (!request.generates()) return {};
   if (request.constraint.has_value()) return text::Detokenizer::Verbatim();
-  return text::Detokenizer::Behind(tokenizer, request.output.skip_special_tokens, prompt);
+  return text::Detokenizer::StateAfter(tokenizer, request.output.skip_special_tokens, prompt);
 }
 
 // REQUIRES: prompt.answer_start is set.
@@ -290,8 +294,8 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   }
   QUIRE_ASSIGN_OR_RETURN(prompt.echo_text,
                          tokenizer.Decode(prompt.tokens, output.skip_special_tokens));
-  // Each choice emits the character that the prompt cuts, so that the echo and the text of a choice
-  // are the decoded whole.
+  // Each choice emits the character that the prompt truncates, so that the echo followed by the
+  // text of a choice equals the decoded whole.
   text::DetokenizerState& start = prompt.answer_start;
   if (start.is_cut() && absl::EndsWith(prompt.echo_text, kReplacementCharacter)) {
     prompt.echo_text.resize(prompt.echo_text.size() - kReplacementCharacter.size());
@@ -313,9 +317,10 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
   std::string rendered;
   if (std::holds_alternative<ScorePrompt>(request.prompt)) {
     QUIRE_ASSIGN_OR_RETURN(prompt.tokens,
-                           TokensOfScore(options, tokenizer, clock, request, &prompt.score_from));
+                           TokenizeScore(options, tokenizer, clock, request, &prompt.score_from));
   } else {
-    QUIRE_ASSIGN_OR_RETURN(prompt.tokens, TokensOf(options, tokenizer, clock, request, &rendered));
+    QUIRE_ASSIGN_OR_RETURN(prompt.tokens,
+                           TokenizePrompt(options, tokenizer, clock, request, &rendered));
   }
   if (prompt.tokens.empty()) {
     return WithReason(absl::InvalidArgumentError("prompt has no tokens"), Reason::kPromptMissing,
@@ -333,9 +338,9 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
     }
     const text::ToolFormat& format = *request.parsing->format;
     prompt.opens_reasoning = text::OpensReasoning(format, rendered, continued);
-    prompt.is_behind_reasoning = text::IsBehindReasoning(format, rendered, continued);
+    prompt.is_after_reasoning = text::IsAfterReasoning(format, rendered, continued);
   }
-  prompt.answer_start = AnswerStart(tokenizer, request, prompt.tokens);
+  prompt.answer_start = ComputeAnswerStart(tokenizer, request, prompt.tokens);
   QUIRE_RETURN_IF_ERROR(FillEcho(tokenizer, request, std::move(rendered), prompt));
   CollectEndIds(options, tokenizer, request, prompt);
   prompt.root = cache::HashRoot(
@@ -366,10 +371,11 @@ void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> text
   std::ranges::sort(rules.bias, {}, &kernels::LogitBias::token);
 }
 
-// What the end of the prompt says of the reasoning of the answer. The format is that of calls, too.
+// Sets the fields that depend on whether the prompt ends inside or after reasoning. A tool-call
+// constraint keeps its format, because calls need it.
 ConstraintSpec ResolveConstraint(ConstraintSpec spec, const PreparedPrompt& prompt) {
   spec.opens_reasoning = prompt.opens_reasoning;
-  if (std::exchange(spec.start_follows_prompt, false) && prompt.is_behind_reasoning) {
+  if (std::exchange(spec.start_follows_prompt, false) && prompt.is_after_reasoning) {
     spec.starts_after_reasoning = false;
     if (spec.kind != ConstraintKind::kToolCalls) spec.tool_format = nullptr;
   }
@@ -414,12 +420,12 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> TextStage::Prepare(AcceptedReque
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<PreparedPrompt> prompt,
                          PrepareRequest(options_, shape_, *tokenizer_, *clock_, accepted));
   const Request& request = accepted.request;
-  if (NeedsTokenTexts(request)) AddTextRules(request, TextsOfTokens(), prompt.get());
+  if (NeedsTokenTexts(request)) AddTextRules(request, GetTokenTexts(), prompt.get());
   QUIRE_RETURN_IF_ERROR(CountPrompt(request, queue_, prompt.get()));
   return prompt;
 }
 
-std::shared_ptr<const TokenTexts> TextStage::TextsOfTokens() {
+std::shared_ptr<const TokenTexts> TextStage::GetTokenTexts() {
   MutexLock lock(&token_texts_mutex_);
   if (token_texts_ == nullptr) {
     token_texts_ = std::make_shared<const TokenTexts>(*tokenizer_, options_.vocab_size);
@@ -439,7 +445,7 @@ void TextStage::AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted
     waiting->status = constraint.status();
     if (constraint.ok() && (*constraint)->vocab_size() != static_cast<std::uint32_t>(vocab_size)) {
       waiting->status = absl::InternalError(
-          absl::StrCat("a constraint was compiled for ", (*constraint)->vocab_size(),
+          absl::StrCat("the constraint was compiled for ", (*constraint)->vocab_size(),
                        " tokens, the vocabulary has ", vocab_size));
     }
     if (waiting->status.ok()) waiting->prompt->mask_rules.constraint = *std::move(constraint);
@@ -470,7 +476,7 @@ void TextStage::Work() {
       }
       if (prompt.ok()) signal.prompt = *std::move(prompt);
     } else {
-      signal.status = absl::CancelledError("request was cancelled while it was prepared");
+      signal.status = absl::CancelledError("the request was cancelled during preparation");
     }
     inbox_->Post(std::move(signal));
   }

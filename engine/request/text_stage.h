@@ -1,11 +1,12 @@
 #pragma once
 
-// Prompts to token ids and page keys, off the engine thread, and the checks that need the token
-// count.
+// Tokenizes prompts and hashes their pages off the engine thread, and checks the limits that need
+// the token count.
 //
 // Place:      between Accept and the engine's inbox.
-// Invariants: every prompt ends in one kPrepared signal, whatever happened to it, unless the
-//             compile of its constraint is cancelled; the prompts of the tenants are taken in turn.
+// Invariants: every prompt ends in one kPrepared signal, also after an error, unless the
+//             compilation of its constraint is cancelled. The prompts of the tenants are taken in
+//             turn.
 // Threads:    Submit from any thread; owns `num_workers` threads.
 // Lifetime:   tokenizer, queue and probe outlive it.
 
@@ -34,7 +35,7 @@ namespace quire::engine {
 
 class TokenTexts;
 
-// What preparing needs to know of the cache.
+// The properties of the cache that preparation needs.
 struct CacheShape {
   HashKey hash_key;
   std::uint32_t page_size = 0;
@@ -42,8 +43,8 @@ struct CacheShape {
   cache::PageDemand demand;
 };
 
-// What the engine needs of the prompt of `accepted`. The status is PROMPT_MISSING, PROMPT_TOO_LONG,
-// EXCEEDS_CAPACITY, BAD_TOKEN_ID or BAD_UTF8 with their numbers, or one of ChatTemplates::Render.
+// Prepares the prompt of `accepted` for the engine. Errors are PROMPT_MISSING, PROMPT_TOO_LONG,
+// EXCEEDS_CAPACITY, BAD_TOKEN_ID and BAD_UTF8 with their numbers, and those of ChatTemplates::Render.
 absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptions& options,
                                                                const CacheShape& shape,
                                                                const text::Tokenizer& tokenizer,
@@ -51,11 +52,12 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
                                                                AcceptedRequest& accepted);
 // Whether the masks of the request need the texts of tokens.
 bool NeedsTokenTexts(const Request& request);
-// The rules of its masks that do. REQUIRES: `prompt` is of the request, and NeedsTokenTexts.
+// Adds the mask rules that need token texts. REQUIRES: `prompt` is the request's, and
+// NeedsTokenTexts(request).
 void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> texts,
                   PreparedPrompt* prompt);
-// Counts the prompt in the queue's limits: QUEUE_FULL or TENANT_LIMIT with their numbers. Nothing
-// may fail behind it, or the prompt would stay counted.
+// Counts the prompt in the queue's limits. Returns QUEUE_FULL or TENANT_LIMIT with their numbers.
+// No later step of the preparation may fail, or the prompt would stay counted.
 absl::Status CountPrompt(const Request& request, AdmissionLimiter* queue, PreparedPrompt* prompt);
 
 class TextStage {
@@ -65,25 +67,25 @@ class TextStage {
             std::shared_ptr<Inbox> inbox);
   ~TextStage();
 
-  // For prompts that come from now on.
+  // Applies to later prompts.
   void SetLimits(const HotOptions& options) {
     prompts_.SetLimits(options.max_queued_requests, options.max_queued_bytes);
   }
-  // Not OK when too many prompts wait or the stage has stopped; see TextQueue::Push.
+  // Returns an error if too many prompts wait or the stage has stopped; see TextQueue::Push.
   absl::Status Submit(std::shared_ptr<AcceptedRequest> accepted) {
     return prompts_.Push(std::move(accepted), queue_->RetryDelay());
   }
-  // Finishes what waits and joins the workers.
+  // Finishes the queued prompts and joins the workers.
   void Stop();
 
  private:
   void Work();
-  // Posts a prompt when the constraint of its request is compiled.
+  // Compiles the constraint of the request, and posts the prompt when that is done.
   void AwaitConstraint(const std::shared_ptr<AcceptedRequest>& accepted,
                        std::unique_ptr<PreparedPrompt> prompt);
   absl::StatusOr<std::unique_ptr<PreparedPrompt>> Prepare(AcceptedRequest& accepted);
-  // Made by the first request that needs them.
-  std::shared_ptr<const TokenTexts> TextsOfTokens();
+  // Created when the first request needs them.
+  std::shared_ptr<const TokenTexts> GetTokenTexts();
 
   const EngineOptions& options_;
   const CacheShape shape_;

@@ -14,7 +14,7 @@ constexpr std::size_t kMinSlots = 64;
 void TokenHistory::SetPrompt(std::span<const std::int32_t> tokens, std::size_t more) {
   entries_.clear();
   slots_.clear();
-  for (const std::int32_t token : tokens) EntryOf(token);
+  for (const std::int32_t token : tokens) FindOrAddEntry(token);
   Reserve(entries_.size() + more);
 }
 
@@ -26,7 +26,7 @@ void TokenHistory::CopyFrom(const TokenHistory& other) {
 
 std::size_t TokenHistory::SlotOf(std::int32_t token) const {
   const std::size_t mask = slots_.size() - 1;
-  // Of a process's own, so that no prompt is made of tokens that share slots.
+  // absl::Hash is seeded per process, so a client cannot choose tokens that collide.
   std::size_t slot = absl::Hash<std::int32_t>()(token) & mask;
   while (slots_[slot] != 0 && entries_[slots_[slot] - 1].token != token) slot = (slot + 1) & mask;
   return slot;
@@ -42,7 +42,7 @@ void TokenHistory::Reserve(std::size_t entries) {
   }
 }
 
-kernels::TokenCount& TokenHistory::EntryOf(std::int32_t token) {
+kernels::TokenCount& TokenHistory::FindOrAddEntry(std::int32_t token) {
   Reserve(entries_.size() + 1);
   std::uint32_t& slot = slots_[SlotOf(token)];
   if (slot == 0) {

@@ -46,7 +46,7 @@ void Scheduler::CountWaiting(const ScheduledRequest& request, std::int64_t by) {
 }
 
 std::int32_t Scheduler::MaxRunning(const std::string& tenant) const {
-  return options_.tenants.Of(tenant).max_running_requests.value_or(
+  return options_.tenants.LimitsOf(tenant).max_running_requests.value_or(
       std::numeric_limits<std::int32_t>::max());
 }
 

@@ -14,7 +14,7 @@
 namespace quire::formats {
 namespace {
 
-// Every format that files of today may have: those that are not read are refused by name.
+// Every format that current files may have. Those that are not supported are rejected by name.
 constexpr GgmlFormat kFormats[] = {
     {0, "F32", true, 1, 4},          {1, "F16", true, 1, 2},
     {2, "Q4_0", true, 32, 18},       {3, "Q4_1", true, 32, 20},
@@ -50,16 +50,16 @@ float Half(const std::byte* at) {
   return F16{static_cast<std::uint16_t>(Byte(at) | Byte(at + 1) << 8)}.ToFloat();
 }
 
-// Where a block's values go. A value is scale * q + min of its group.
+// Output of one block. A value is scale * q + min of its group.
 struct BlockOut {
-  std::int8_t* q;  // those of 128 to 255 wrap, though no format here has them
+  std::int8_t* q;  // values above 127 would wrap, but no format here has them
   float* scales;
-  float* mins;  // null: the format has none
+  float* mins;  // null if the format has none
 };
 
 using DecodeBlockFn = void (*)(const std::byte* block, const BlockOut& out);
 
-// 2 * count nibbles of `count` bytes: the low ones, then the high ones, plus `add`.
+// Reads `count` bytes as 2 * count nibbles, all low nibbles before the high ones, and adds `add`.
 void Nibbles(const std::byte* from, int count, int add, std::int8_t* q) {
   for (int i = 0; i < count; ++i) {
     q[i] = static_cast<std::int8_t>((Byte(from + i) & 15) + add);
@@ -67,7 +67,7 @@ void Nibbles(const std::byte* from, int count, int add, std::int8_t* q) {
   }
 }
 
-// Adds 16 where bit i of four bytes is set.
+// Adds 16 to q[i] if bit i of the four bytes is set.
 void AddFifthBits(const std::byte* from, std::int8_t* q) {
   const std::uint32_t bits =
       static_cast<std::uint32_t>(Byte(from) | Byte(from + 1) << 8 | Byte(from + 2) << 16) |
@@ -106,7 +106,8 @@ void DecodeQ5_1(const std::byte* block, const BlockOut& out) {
   AddFifthBits(block + 4, out.q);
 }
 
-// Scales and mins of Q4_K and Q5_K: d and dmin, then 6 bits each in 12 bytes, eight groups of 32.
+// Reads the scales and mins of Q4_K and Q5_K: d and dmin, then 6 bits each in 12 bytes, for eight
+// groups of 32.
 void DecodeScalesAndMins(const std::byte* block, const BlockOut& out) {
   const float d = Half(block);
   const float dmin = Half(block + 2);
@@ -153,7 +154,8 @@ void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
   }
 }
 
-// 256 values of two bits: 32 bytes hold four runs of 32, the lowest bits first, twice.
+// Reads 256 two-bit values. Each of two 32-byte halves has four runs of 32 values, the lowest bits
+// first.
 void TwoBits(const std::byte* from, std::int8_t* q) {
   for (int i = 0; i < kLargeBlock; ++i) {
     q[i] =
@@ -186,7 +188,8 @@ void DecodeQ3_K(const std::byte* block, const BlockOut& out) {
   }
 }
 
-// 2 * count nibbles of `count` bytes, the low ones first, as places in a table.
+// Reads `count` bytes as 2 * count nibbles, all low nibbles before the high ones, as indices into a
+// table.
 void Lookup(const std::byte* from, int count, const std::array<std::int8_t, 16>& table,
             std::int8_t* q) {
   for (int i = 0; i < count; ++i) {
@@ -197,7 +200,7 @@ void Lookup(const std::byte* from, int count, const std::array<std::int8_t, 16>&
 
 constexpr std::array<std::int8_t, 16> kNonLinear = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                     1,    13,   25,  38,  53,  69,  89,  113};
-// Twice the values of e2m1; code 8 is plus zero here.
+// Twice the e2m1 values. Code 8, minus zero, becomes zero.
 constexpr std::array<std::int8_t, 16> kTwiceE2M1 = {0, 1,  2,  3,  4,  6,  8,  12,
                                                     0, -1, -2, -3, -4, -6, -8, -12};
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Weights in GGML's block formats, as GGUF files hold them: a row is a run of blocks, each of which
-// has scales of its own and 32 or 256 small integers.
+// Dequantizes GGML's block formats of GGUF files. A row is a sequence of quantization blocks, each
+// with its own scales and 32 or 256 small integers.
 //
 // Source: the layout tables of github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h.
 
@@ -15,7 +15,7 @@
 
 namespace quire::formats {
 
-// The element types that are read, as numbered in files.
+// The supported element types. Values are those of the file format.
 enum class GgmlType : std::uint32_t {
   kF32 = 0,
   kF16 = 1,
@@ -39,39 +39,39 @@ enum class GgmlType : std::uint32_t {
 struct GgmlFormat {
   std::uint32_t number;
   absl::string_view name;  // "Q4_K"
-  bool is_read;            // false: a format that files may have and that this version refuses
-  std::int64_t elements;   // of a block; 1: not a block format
-  std::int64_t bytes;      // of a block
+  bool is_read;            // false: a known format that is not supported
+  std::int64_t elements;   // per block; 1: not a block format
+  std::int64_t bytes;      // per block
 };
 
-// Null for a number that no format has.
+// Returns null for an unknown number.
 const GgmlFormat* FindGgmlFormat(std::uint32_t number);
 // REQUIRES: `type` is not kNone.
 const GgmlFormat& FormatOf(GgmlType type);
-// "F32, F16, Q4_0, ...", for messages.
+// Returns "F32, F16, Q4_0, ..." for messages.
 std::string ReadableGgmlTypes();
 
-// Bytes of a row of k elements. REQUIRES: k is a multiple of the block's elements.
+// Returns the size of a row of k elements in bytes. REQUIRES: k is a multiple of the block size.
 std::int64_t GgmlRowBytes(GgmlType type, std::int64_t k);
 
-// The values of one row, row.size() == GgmlRowBytes(type, out.size()). Products are exact, so that
-// only the addition of a minimum rounds. A NaN or infinite scale gives values that are not finite.
+// Dequantizes one row. Products are exact, so only adding a min rounds. A NaN or infinite scale
+// gives values that are not finite. REQUIRES: row.size() == GgmlRowBytes(type, out.size()).
 void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<float> out);
 
-// How a matrix of [n, k] weights is held by the integer kernels: without loss in q, with scales and
-// mins that kernels round to f16.
+// Returns the shape in which the integer kernels represent a matrix of [n, k] weights. The q values
+// are exact; kernels round scales and mins to f16.
 //
 //   Q8_0 int8 g32;  Q4_0 int4 g32;  Q4_1, Q4_K int4 g32 with mins;  Q5_0 int8 g32;
-//   Q5_1, Q5_K int8 g32 with mins;  Q2_K int8 g16 with mins;  Q3_K, Q6_K int8 g16;  IQ4_NL, IQ4_XS
-//   and, twice its values, MXFP4 int8 g32
+//   Q5_1, Q5_K int8 g32 with mins;  Q2_K int8 g16 with mins;  Q3_K, Q6_K int8 g16;
+//   IQ4_NL, IQ4_XS int8 g32;  MXFP4 int8 g32 with q twice the e2m1 values
 //
 // REQUIRES: `type` is a block format (elements > 1).
 QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
-// One row in that form. Scales and mins are exact in f32: those of Q2_K to Q6_K and IQ4_XS are
-// products of a half and a small integer, which f16 rounds (or, from 65520 on, makes infinite), and
-// those of MXFP4 powers of two, which f16 lacks from 2^16 on and below 2^-24. REQUIRES: as
-// DequantizeRow, and the spans of `out` have the sizes of IntegerShapeOf.
+// Decodes one row to that shape. Scales and mins are exact in f32. In f16 those of Q2_K to Q6_K and
+// IQ4_XS are rounded (infinite from 65520 on), because they are products of a half and a small
+// integer. Those of MXFP4 are powers of two, which f16 lacks from 2^16 on and below 2^-24.
+// REQUIRES: as DequantizeRow, and the spans of `out` have the sizes of IntegerShapeOf.
 void DecodeRow(GgmlType type, std::span<const std::byte> row, const QuantizedRow& out);
 
 }  // namespace quire::formats

@@ -54,7 +54,7 @@ absl::StatusOr<const GgmlFormat*> FormatOfTensor(const GgufFile& gguf, const Ggu
   return format;
 }
 
-// Bytes of a tensor. REQUIRES: rows are whole blocks.
+// Returns the size of a tensor in bytes. REQUIRES: rows are whole blocks.
 absl::StatusOr<std::uint64_t> BytesOfTensor(const GgufFile& gguf, const GgufTensor& tensor,
                                             const GgmlFormat& format) {
   std::int64_t bytes = format.bytes;
@@ -68,19 +68,21 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const GgufFile& gguf, const GgufTens
   return static_cast<std::uint64_t>(bytes);
 }
 
-// `before` is the tensor in front of it in the table, which is whole, or empty.
-absl::Status CheckPlace(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
-                        std::uint64_t data_bytes, absl::string_view before) {
+// `before` is the name of the previous tensor in the table, whose data are complete; empty for the
+// first.
+absl::Status CheckDataRange(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
+                            std::uint64_t data_bytes, absl::string_view before) {
   if (tensor.offset % gguf.alignment() != 0) {
-    return Refuse(gguf, tensor.name,
-                  absl::StrCat("has offset ", tensor.offset,
-                               ", which is no multiple of general.alignment ", gguf.alignment()));
+    return Refuse(
+        gguf, tensor.name,
+        absl::StrCat("has offset ", tensor.offset,
+                     ", which is not a multiple of general.alignment ", gguf.alignment()));
   }
   if (tensor.offset > data_bytes || bytes > data_bytes - tensor.offset) {
     return Refuse(gguf, tensor.name,
                   absl::StrCat("takes ", bytes, " bytes from offset ", tensor.offset,
                                ", the file has ", data_bytes, " bytes of data",
-                               before.empty() ? "" : ", enough up to tensor ", before));
+                               before.empty() ? "" : ", which suffices up to tensor ", before));
   }
   return absl::OkStatus();
 }
@@ -100,23 +102,25 @@ absl::Status CheckOverlaps(const GgufFile& gguf, const std::vector<StoredTensor>
   return absl::OkStatus();
 }
 
-// Heads whose rows a tensor holds in the order for rotating neighbours; 0: rows are as they should
-// be.
+// Returns the number of heads whose rows are interleaved for rotating neighbours; 0 if rows need no
+// permutation.
 absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string_view name) {
-  const bool q = absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
-  const bool k = absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
-  if (!q && !k) return 0;
+  const bool is_query =
+      absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
+  const bool is_key =
+      absl::EndsWith(name, ".attn_k.weight") || absl::EndsWith(name, ".attn_k.bias");
+  if (!is_query && !is_key) return 0;
   QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture, gguf.String("general.architecture"));
   if (architecture != "llama") return 0;
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t heads,
                          gguf.Integer("llama.attention.head_count", 1, kMaxHeads));
-  if (q) return heads;
+  if (is_query) return heads;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> kv_heads,
                          gguf.OptionalInteger("llama.attention.head_count_kv", 1, kMaxHeads));
   return kv_heads.value_or(heads);
 }
 
-// Copies rows of equal size, each head's even rows first.
+// Copies rows of equal size. In each head, the even rows come first.
 void CopyHalves(std::span<const std::byte> from, std::int64_t rows, std::int64_t head_size,
                 std::byte* to) {
   const std::size_t row_bytes = from.size() / static_cast<std::size_t>(rows);
@@ -138,7 +142,7 @@ absl::Status RestoreRows(const GgufFile& gguf, GgufTensors* result) {
     if (rows % (2 * heads) != 0) {
       return Refuse(
           gguf, tensor.name,
-          absl::StrCat("has ", rows, " rows, ", heads, " heads need an even number each"));
+          absl::StrCat("has ", rows, " rows, each of ", heads, " heads must have an even number"));
     }
     moved.push_back({&tensor, rows / heads});
     total += tensor.bytes.size();
@@ -174,7 +178,7 @@ absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& open
     QUIRE_ASSIGN_OR_RETURN(const GgmlFormat* format, FormatOfTensor(gguf, row));
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t bytes, BytesOfTensor(gguf, row, *format));
     const std::string before = tensors.empty() ? "" : tensors.back().name;
-    QUIRE_RETURN_IF_ERROR(CheckPlace(gguf, row, bytes, data.size(), before));
+    QUIRE_RETURN_IF_ERROR(CheckDataRange(gguf, row, bytes, data.size(), before));
     const auto type = static_cast<GgmlType>(format->number);
     StoredTensor tensor;
     tensor.name = std::string(row.name);

@@ -1,6 +1,6 @@
 #pragma once
 
-// The weights of a GGUF file as the tensors of a checkpoint.
+// Reads the weights of a GGUF file as checkpoint tensors.
 
 #include <cstddef>
 #include <memory>
@@ -15,41 +15,43 @@
 
 namespace quire::formats {
 
-// A file and what its header says. Movable: moving keeps the views valid.
+// A file and its parsed header. Moving it keeps the views valid.
 struct OpenedGguf {
   ModelFile file;
   GgufFile gguf;  // a view of `file`
 };
-// REQUIRES: files.gguf() is not empty. Errors as ModelFiles::Open and GgufFile::Parse.
+// Opens the GGUF file. REQUIRES: files.gguf() is not empty. Errors are those of ModelFiles::Open
+// and GgufFile::Parse.
 absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
 
-// The tensors in file order, shapes slowest dimension first. Returns INVALID_ARGUMENT that names
-// the tensor when its type is unknown, its rows are no whole blocks, or its bytes are misaligned,
-// outside the file or those of another tensor; UNIMPLEMENTED, by name, for types that are not read.
-// Unused bytes between tensors and behind the last are let be.
+// Returns the tensors in file order, with the slowest dimension of a shape first. Returns
+// INVALID_ARGUMENT with the tensor if its type is unknown, its rows are not whole blocks, or its
+// bytes are misaligned, outside the file or overlap another tensor. Returns UNIMPLEMENTED for types
+// that are not supported. Gaps between tensors and bytes after the last one are allowed.
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened);
 
-// Tensors that divide the rotation frequencies: of llama3 scaling, and the two sets of longrope.
+// Names of the tensors whose elements divide the rotary frequencies: llama3 scaling, and the two
+// sets of longrope.
 inline constexpr absl::string_view kRopeFactors = "rope_freqs.weight";
 inline constexpr absl::string_view kLongRopeFactors = "rope_factors_long.weight";
 inline constexpr absl::string_view kShortRopeFactors = "rope_factors_short.weight";
 
-// One of them: [rotary size / 2], positive and finite. Empty when the file has none. Errors name
-// the tensor.
+// Reads one of these tensors: [rotary size / 2], positive and finite. Returns an empty vector when
+// the file lacks it.
 absl::StatusOr<std::vector<float>> ReadRopeFactors(const OpenedGguf& opened,
                                                    absl::string_view name);
 
-// What a checkpoint makes of them.
+// The tensors that a checkpoint uses.
 struct GgufTensors {
   std::vector<StoredTensor> tensors;
-  std::shared_ptr<const void> memory;  // of those that are not in the file as they are
+  std::shared_ptr<const void> memory;  // owns the bytes of tensors that are not views of the file
 };
 
-// ReadGgufTensors without rope factors. Files of architecture llama have the rows of attn_q and
-// attn_k put back into the order of Hugging Face checkpoints: of each head of d rows, file row 2j
-// becomes row j and 2j + 1 becomes j + d/2, so that rope rotates halves; other architectures have
-// them in that order. Whole rows move, blocks stay whole. Errors
-// as ReadGgufTensors.
+// Returns ReadGgufTensors without the rope factors. For architecture llama it also permutes the
+// rows of attn_q and attn_k back to the order of Hugging Face checkpoints, in which rope rotates
+// halves: in each head of d rows, file row 2j becomes row j and row 2j + 1 becomes row j + d/2.
+// Other architectures already have that order. Whole rows are moved, so quantization blocks stay
+// intact.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::formats

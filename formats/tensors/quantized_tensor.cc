@@ -16,7 +16,7 @@ namespace quire::formats {
 namespace {
 
 constexpr std::int64_t kMaxIntegerInputs = 65536;
-// Of the eight outputs of a word, those whose codes lie in nibbles 0 to 7.
+// Output (0 to 7) whose code is in each nibble of a word, lowest nibble first.
 constexpr std::array<int, 8> kInterleaved = {0, 2, 4, 6, 1, 3, 5, 7};
 constexpr std::array<float, 16> kE2M1Values = {0,     0.5f,  1,     1.5f,  2,  3,  4,  6,
                                                -0.0f, -0.5f, -1.0f, -1.5f, -2, -3, -4, -6};
@@ -46,13 +46,13 @@ std::uint32_t Word(const StoredTensor& tensor, std::int64_t i) {
   return ElementOf<std::uint32_t>(tensor, i);
 }
 
-// Code `slot` of a word.
+// Extracts code `slot` of a word.
 std::uint8_t CodeOf(std::uint32_t word, std::int64_t slot, std::uint32_t bits) {
   const std::uint32_t mask = (1u << bits) - 1;
   return static_cast<std::uint8_t>(word >> (static_cast<std::uint32_t>(slot) * bits) & mask);
 }
 
-// The nibble that output n of its word has.
+// Returns the nibble of a word that has the code of output n.
 std::int64_t SlotOfOutput(std::int64_t n) {
   const auto* const found = std::find(kInterleaved.begin(), kInterleaved.end(), n % 8);
   return found - kInterleaved.begin();
@@ -62,13 +62,13 @@ bool IsF16(float value) {
   return F16::FromFloat(value).ToFloat() == value;
 }
 
-// Whether all values of `codes` times `scale` are values of bf16, which has their up to 4 bits of
-// significand and, with room for those of e4m3, the exponents of f32. Those of e2m1 are 0.5 to 6:
-// the least scale of e8m0, 2^-127, leaves them among the subnormal values of bf16, and the largest
-// that is not refused, 2^125, below its end.
+// Returns whether every value of `codes` times `scale` is exact in bf16. Scale must be a power of
+// two. The values have at most 4 significant bits, which bf16 holds, so only the exponent range
+// matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of bf16, and the
+// largest accepted scale, 2^125, does not overflow.
 bool KeepsBF16(float scale, CodeLayout codes) {
   const bool is_e2m1 = codes == CodeLayout::kE2M1Blocks;
-  const int least = is_e2m1 ? -126 : -119;  // of frexp, whose significand is 0.5
+  const int least = is_e2m1 ? -126 : -119;  // exponents of frexp, whose significand is 0.5
   const int largest = is_e2m1 ? 126 : 118;
   int exponent = 0;
   return std::fabs(std::frexp(scale, &exponent)) == 0.5f && exponent >= least &&
@@ -166,7 +166,7 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
                               : parts_.code_layout == CodeLayout::kE4M3 ? 448.0f
                                                                         : 6.0f;
   const float most = std::numeric_limits<float>::max() / largest_value;
-  // The integers of an e2m1 block are twice its values.
+  // The integers of an e2m1 block are twice its values, so its integer scales are halved.
   const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
   ScaleTraits traits;
   const auto is_good = [&](float scale) {
@@ -175,9 +175,9 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
     return std::fabs(scale) <= most;
   };
   if (DTypeSize(scales.dtype) <= 1) {
-    // Exponents: the least and the largest are as good as all. There are many of them.
+    // Exponent bytes are monotonic, so checking the smallest and the largest is enough.
     const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
-    // Both are asked, for the traits.
+    // Both calls are needed, because they update the traits.
     const bool is_least_good = is_good(Scale(least - scales.bytes.begin()));
     const bool is_largest_good = is_good(Scale(largest - scales.bytes.begin()));
     if (is_least_good && is_largest_good) return traits;
@@ -195,7 +195,7 @@ absl::Status QuantizedTensor::CheckZeros() {
   if (parts_.zero_layout == ZeroLayout::kNone) return absl::OkStatus();
   const std::int32_t half = 1 << (parts_.bits - 1);
   const std::int32_t top = (1 << parts_.bits) - 1;
-  // What every byte is when all zero points are half of the range.
+  // The byte that repeats if all zero points are half of the range.
   const std::int32_t stored_half =
       parts_.zero_layout == ZeroLayout::kSignedBytes ? 0 : half - parts_.zero_offset;
   const auto symmetric = static_cast<std::byte>(parts_.bits == 4 ? stored_half * 17 : stored_half);
@@ -211,12 +211,12 @@ absl::Status QuantizedTensor::CheckZeros() {
       if (zero > top) {
         return Refuse(*parts_.zeros, "output ", row, " of group ", group, " stores ",
                       zero - parts_.zero_offset, ", which version 1 of the format writes for a ",
-                      "zero point of 0, but which reads as ", zero);
+                      "zero point of 0; decoding it gives ", zero);
       }
       if (zero != half && parts_.needs_zeros_symmetric) {
         return Refuse(*parts_.zeros, "output ", row, " of group ", group, " has zero point ", zero,
-                      ", quantization_config.sym asks for ", half,
-                      "; checkpoint_format says whether zero points are stored less 1");
+                      ", quantization_config.sym requires ", half,
+                      "; checkpoint_format must state whether zero points are stored minus 1");
       }
     }
   }
@@ -231,7 +231,7 @@ absl::Status QuantizedTensor::CheckOrder() {
     const std::int64_t group = ElementOf<std::int32_t>(*parts_.order, column);
     if (group < 0 || group >= groups) {
       return Refuse(*parts_.order, "element ", column, " of ", parts_.columns, " is ", group,
-                    ", there are groups 0 to ", groups - 1);
+                    ", it must be a group from 0 to ", groups - 1);
     }
     is_ascending &= group == column / parts_.group;
   }
@@ -271,7 +271,7 @@ std::optional<QuantizedShape> QuantizedTensor::ChooseShape(const ScaleTraits& tr
       .has_min = !are_zeros_symmetric_,
       .min_in_steps = !are_zeros_symmetric_,
       .has_order = !order_.empty()};
-  // A scale per output feature is an f32.
+  // With one scale per output feature, scales are f32 and need not fit f16.
   if (NumGroups() == 1 && shape.scale_per_feature()) return shape;
   if (!traits.fit_f16) return std::nullopt;
   for (const std::uint32_t group : {128u, 64u, 32u, 16u}) {
@@ -331,7 +331,7 @@ float QuantizedTensor::Value(std::int64_t row, std::int64_t column) const {
 }
 
 void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
-  // Writes of bytes may change anything as far as compilers know: what loops use is copied first.
+  // Copies members to locals, because byte writes may alias members and would force reloads.
   const std::uint32_t bits = parts_.bits;
   const std::int64_t rows = parts_.rows;
   const std::int64_t k = parts_.columns;

@@ -15,7 +15,7 @@ namespace quire::formats {
 namespace {
 
 constexpr std::size_t kLengthBytes = 8;
-// The format's own limit for a header.
+// The limit of the format.
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::size_t kMaxRank = 8;
 constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
@@ -26,7 +26,8 @@ struct StoredType {
   DType dtype;
 };
 
-// Every type that the format has, so that a file holding one beside the weights is still readable.
+// Has every type of the format, so that a file that contains other types besides the weights can be
+// read.
 constexpr StoredType kStoredTypes[] = {
     {"F64", 64, DType::kF64},        {"F32", 32, DType::kF32},
     {"F16", 16, DType::kF16},        {"BF16", 16, DType::kBF16},
@@ -56,14 +57,14 @@ absl::Status RefuseTensor(absl::string_view label, absl::string_view name,
   return Refuse(label, absl::StrCat("tensor ", name, ": ", problem));
 }
 
-// A tensor and its place in the data, before the places are known to fit together.
+// A tensor and its range in the data, before the ranges are checked.
 struct Entry {
   StoredTensor tensor;
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
 
-// Bytes of a tensor, or -1 when they do not fit 63 bits or are not whole.
+// Returns the size of a tensor in bytes, or -1 if it exceeds 63 bits or is not a whole number.
 std::int64_t TensorBytes(const std::vector<std::int64_t>& shape, std::int64_t bits) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) {
@@ -91,8 +92,8 @@ absl::StatusOr<Entry> ReadEntryFields(absl::string_view name, const JsonValue& v
   QUIRE_ASSIGN_OR_RETURN(const JsonValue shape, value.Get("shape"));
   QUIRE_ASSIGN_OR_RETURN(entry.tensor.shape, ReadNumbers(shape));
   if (entry.tensor.shape.size() > kMaxRank) {
-    return shape.Error(
-        absl::StrCat("has ", entry.tensor.shape.size(), " dimensions, at most ", kMaxRank));
+    return shape.Error(absl::StrCat("has ", entry.tensor.shape.size(),
+                                    " dimensions, it may have at most ", kMaxRank));
   }
   QUIRE_ASSIGN_OR_RETURN(const JsonValue offsets, value.Get("data_offsets"));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int64_t> range, ReadNumbers(offsets));
@@ -120,12 +121,12 @@ absl::StatusOr<Entry> ReadEntry(absl::string_view label, absl::string_view name,
   if (bytes < 0) {
     return RefuseTensor(label, name,
                         absl::StrCat("shape ", tensor.ShapeText(), " of ", tensor.type,
-                                     " has no whole number of bytes below 2^63"));
+                                     " does not have a whole number of bytes below 2^63"));
   }
   if (entry->begin > entry->end) {
     return RefuseTensor(
         label, name,
-        absl::StrCat("data_offsets begin at ", entry->begin, ", behind their end at ", entry->end));
+        absl::StrCat("data_offsets begin at ", entry->begin, ", after their end at ", entry->end));
   }
   if (entry->end - entry->begin != bytes) {
     return RefuseTensor(
@@ -146,9 +147,10 @@ absl::Status CheckMetadata(absl::string_view label, const JsonValue& metadata) {
   return absl::OkStatus();
 }
 
-// Sorts the entries by place and proves that they cover [0, data_bytes) without gap and overlap.
-absl::Status CheckPlaces(absl::string_view label, std::int64_t data_bytes,
-                         std::vector<Entry>* entries) {
+// Sorts the entries by position and checks that they cover [0, data_bytes) without gaps and
+// overlaps.
+absl::Status CheckDataRanges(absl::string_view label, std::int64_t data_bytes,
+                             std::vector<Entry>* entries) {
   std::sort(entries->begin(), entries->end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
@@ -233,7 +235,7 @@ absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::b
     entries.push_back(std::move(entry));
   }
   const std::span<const std::byte> data = file.subspan(kLengthBytes + header.size());
-  QUIRE_RETURN_IF_ERROR(CheckPlaces(label, static_cast<std::int64_t>(data.size()), &entries));
+  QUIRE_RETURN_IF_ERROR(CheckDataRanges(label, static_cast<std::int64_t>(data.size()), &entries));
   std::vector<StoredTensor> tensors;
   tensors.reserve(entries.size());
   for (Entry& entry : entries) {

@@ -1,13 +1,13 @@
 #pragma once
 
-// Reads the header of a safetensors file: which tensors it holds, and where.
+// Reads the header of a safetensors file: the names, types, shapes and positions of its tensors.
 //
 //   8 bytes   n, little endian
 //   n bytes   JSON: {"name": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [begin, end]}, ...}
 //   rest      data; the tensors cover it without gap and without overlap
 //
-// Nothing in the header is believed: every number is checked against the file's size before it is
-// used, and nothing is allocated from a number alone. Source: github.com/huggingface/safetensors,
+// The header is not trusted: every number is checked against the file size before it is used, and
+// no allocation depends on an unchecked number. Source: github.com/huggingface/safetensors,
 // README.md, section "Format".
 
 #include <cstddef>
@@ -28,36 +28,36 @@ class QuantizedTensor;
 
 struct StoredTensor {
   std::string name;
-  std::string type;  // as stored: "BF16"
-  // kInvalid: blocks, codes, or a type that no weight may have, such as C64.
+  std::string type;  // type name in the file: "BF16"
+  // kInvalid for quantized tensors and for types that weights cannot have, such as C64.
   DType dtype = DType::kInvalid;
-  // Set when a GGUF file holds the rows as blocks; each row then takes GgmlRowBytes.
+  // Set when a GGUF file has the rows in a block format; each row then takes GgmlRowBytes.
   GgmlType blocks = GgmlType::kNone;
-  // Set when this is a matrix whose codes, scales and so on are tensors of the file
+  // Set when this is a quantized matrix whose codes, scales and so on are tensors of the file
   // (join_quantized.h); `bytes` are those of its codes.
   std::shared_ptr<const QuantizedTensor> quantized;
-  std::int64_t first_row = 0;  // of `quantized`, where this is a piece of a stack of matrices
-  // Of a piece of a stack that does not lie row by row: element (r, i) is stored at [i, r]; and the
-  // rows of the first half (of a vector, its elements) are stored at even places, those of the
-  // second half at odd ones.
+  std::int64_t first_row = 0;  // in `quantized`, if this is a slice of a stack of matrices
+  // Layout of a slice of a stack of matrices. is_transposed: element (r, i) is stored at [i, r].
+  // is_interleaved: rows of the first half are stored at even positions and those of the second
+  // half at odd ones (for a vector, its elements).
   bool is_transposed = false;
   bool is_interleaved = false;
-  // Rows are in the order of Hugging Face checkpoints, whatever the file's is.
+  // Rows are always in the order of Hugging Face checkpoints.
   std::vector<std::int64_t> shape;
-  std::span<const std::byte> bytes;  // into the file or a copy; not necessarily aligned
-  std::string file;                  // label of the file, for messages
-  // The bytes lie in a MappedFile, so that they need no memory once they have been used.
+  std::span<const std::byte> bytes;  // in the file or a copy; may be unaligned
+  std::string file;                  // label of the file in messages
+  // The bytes are part of a MappedFile, so their memory can be reclaimed after use.
   bool is_mapped = false;
 
-  // Whether values are blocks or codes, not elements of `dtype`.
+  // Whether the values are quantized (blocks or codes) instead of elements of `dtype`.
   bool is_coded() const { return blocks != GgmlType::kNone || quantized != nullptr; }
   bool is_row_by_row() const { return !is_transposed && !is_interleaved; }
   std::int64_t num_elements() const;
   std::string ShapeText() const;  // "[4, 8]"
 };
 
-// The tensors in order of their data. `label` begins every message. Returns INVALID_ARGUMENT that
-// names the tensor and the numbers.
+// Returns the tensors ordered by their data. `label` starts every message. Returns INVALID_ARGUMENT
+// with the tensor and the numbers.
 absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(std::span<const std::byte> file,
                                                           absl::string_view label);
 

@@ -72,22 +72,22 @@ TEST_F(DeviceCudaTest, OpensTheDeviceThatIsThere) {
 
 TEST_F(DeviceCudaTest, RefusesWithNumbers) {
   Set([](EmulatorOptions& o) { o.driver_version = 0; });
-  EXPECT_EQ(Refusal(), "no CUDA driver is installed, this build needs one for CUDA 13.0");
+  EXPECT_EQ(Refusal(), "no CUDA driver is installed; this build needs a driver for CUDA 13.0");
   Set([](EmulatorOptions& o) { o.driver_version = 12040; });
-  EXPECT_EQ(Refusal(), "driver supports CUDA 12.4, this build needs 13.0");
+  EXPECT_EQ(Refusal(), "the CUDA driver supports CUDA 12.4; this build needs at least 13.0");
   Set([](EmulatorOptions& o) {
     o.driver_version = 13010;
     o.num_devices = 0;
   });
-  EXPECT_EQ(Refusal(), "there is no CUDA device 0, this machine shows 0");
+  EXPECT_EQ(Refusal(), "CUDA device 0 does not exist; this machine has 0 devices");
   Set([](EmulatorOptions& o) { o.num_devices = 2; });
-  EXPECT_EQ(Refusal(2), "there is no CUDA device 2, this machine shows 2");
-  EXPECT_EQ(Refusal(-1), "there is no CUDA device -1, this machine shows 2");
+  EXPECT_EQ(Refusal(2), "CUDA device 2 does not exist; this machine has 2 devices");
+  EXPECT_EQ(Refusal(-1), "CUDA device -1 does not exist; this machine has 2 devices");
   EXPECT_TRUE(OpenCudaDevice(1).ok());
   Set([](EmulatorOptions& o) { o.compute_capability = 75; });
   EXPECT_EQ(Refusal(),
-            "CUDA device 0 (emulated sm_75 device) has compute capability 7.5, this build needs "
-            "8.0");
+            "CUDA device 0 (emulated sm_75 device) has compute capability 7.5; this build needs "
+            "at least 8.0");
 }
 
 TEST_F(DeviceCudaTest, PassesOnWhatTheRuntimeSays) {
@@ -212,7 +212,8 @@ TEST_F(StreamCudaTest, ZeroesAndRefusesWhatIsOutside) {
   EXPECT_EQ(memory()[12], 1);
   const absl::Status outside = stream_->Copy(memory() + 60, pinned(), 8);
   EXPECT_EQ(outside.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(outside.message()), HasSubstr("copy of 8 bytes: cudaErrorInvalidValue"));
+  EXPECT_THAT(std::string(outside.message()),
+              HasSubstr("cannot copy 8 bytes: cudaErrorInvalidValue"));
   EXPECT_EQ(stream_->Zero(memory(), -1).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(stream_->Copy(memory(), pinned(), -1).code(), absl::StatusCode::kInvalidArgument);
 }

@@ -48,7 +48,7 @@ TEST_F(PrivateDirTest, LinksAndFilesAreRefused) {
   const std::string target = absl::StrCat(dir_.path(), "/target");
   ASSERT_EQ(mkdir(target.c_str(), 0700), 0);
   ASSERT_EQ(symlink(target.c_str(), path_.c_str()), 0);
-  EXPECT_THAT(std::string(MakePrivateDir(path_).message()), HasSubstr("is not a folder"));
+  EXPECT_THAT(std::string(MakePrivateDir(path_).message()), HasSubstr("is not a directory"));
   ASSERT_EQ(unlink(path_.c_str()), 0);
   dir_.Write("private", "a file");
   EXPECT_EQ(MakePrivateDir(path_).code(), absl::StatusCode::kFailedPrecondition);
@@ -60,7 +60,8 @@ TEST_F(PrivateDirTest, AnotherUsersIsRefused) {
   ASSERT_EQ(chown(path_.c_str(), 12345, 12345), 0);
   const absl::Status status = MakePrivateDir(path_);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("belongs to user 12345, not to 0"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("belongs to user 12345, it must belong to 0"));
 }
 
 }  // namespace

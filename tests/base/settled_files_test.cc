@@ -85,9 +85,10 @@ TEST_F(SettledFilesTest, AFileThatChangedWhileItWasReadIsNamed) {
   const FileStamps before = *StampFiles(files_);
   EXPECT_TRUE(CheckUnchanged(files_, before).ok());
   dir_.Write("absent", "now there");
-  EXPECT_EQ(CheckUnchanged(files_, before),
-            absl::UnavailableError(absl::StrCat("tls.cert_file: ", dir_.path(),
-                                                "/absent was written while it was read")));
+  EXPECT_EQ(
+      CheckUnchanged(files_, before),
+      absl::UnavailableError(absl::StrCat("tls.cert_file: ", dir_.path(),
+                                          "/absent changed while it was read; reload again")));
 }
 
 }  // namespace

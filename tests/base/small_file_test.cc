@@ -91,16 +91,16 @@ TEST_F(SmallFileTest, ReadsOneVersionOfAFileThatIsReplacedMeanwhile) {
 
 TEST_F(SmallFileTest, TheStampTellsWhetherAFileWasWrittenOrReplaced) {
   const std::string path = dir_.Write("a", "one");
-  const FileStamp first = *StampOf(path);
+  const FileStamp first = *ReadFileStamp(path);
   EXPECT_NE(first, FileStamp());
-  EXPECT_EQ(*StampOf(path), first);
+  EXPECT_EQ(*ReadFileStamp(path), first);
   std::ofstream(path, std::ios::app) << "more";
-  const FileStamp second = *StampOf(path);
+  const FileStamp second = *ReadFileStamp(path);
   EXPECT_NE(second, first);
   std::filesystem::rename(dir_.Write("b", "onemore"), path);
-  EXPECT_NE(*StampOf(path), second);
+  EXPECT_NE(*ReadFileStamp(path), second);
   unlink(path.c_str());
-  EXPECT_EQ(*StampOf(path), FileStamp());
+  EXPECT_EQ(*ReadFileStamp(path), FileStamp());
 }
 
 // Stands for a file system that does not answer before Open is called.
@@ -129,16 +129,16 @@ struct Gate {
 TEST_F(SmallFileTest, AFileSystemThatDoesNotAnswerIsLeftBehind) {
   const std::string path = dir_.Write("a", "content");
   const auto gate = std::make_shared<Gate>();
-  for (int i = 0; i < kMaxLeftBehind; ++i) {
-    const absl::Status answered = AskWithin(absl::Milliseconds(1), [gate] { gate->Wait(); });
+  for (int i = 0; i < kMaxAbandonedThreads; ++i) {
+    const absl::Status answered = RunWithTimeout(absl::Milliseconds(1), [gate] { gate->Wait(); });
     EXPECT_EQ(answered.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_EQ(answered.message(), "its file system does not answer within 1ms");
+    EXPECT_EQ(answered.message(), "its file system did not respond within 1ms");
   }
   // Threads that never return would add up.
   const absl::Time begin = MonotonicNow();
-  EXPECT_EQ(AskWithin(absl::Hours(1), [] {}).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(RunWithTimeout(absl::Hours(1), [] {}).code(), absl::StatusCode::kResourceExhausted);
   ExpectError(path, absl::StatusCode::kResourceExhausted,
-              "no file is asked for while 16 threads wait");
+              "files are not read while 16 threads wait");
   // The log's own file is asked for in the same way.
   const absl::Status log = log::Configure({.file = Path("log")});
   EXPECT_EQ(log.code(), absl::StatusCode::kResourceExhausted);
@@ -146,7 +146,7 @@ TEST_F(SmallFileTest, AFileSystemThatDoesNotAnswerIsLeftBehind) {
   EXPECT_LT(MonotonicNow() - begin, kFileTimeout);
   gate->Open();
   EXPECT_TRUE(testing::WaitUntil([&] { return ReadSmallFile(path, 100).ok(); }));
-  EXPECT_TRUE(testing::WaitUntil([&] { return gate->Passed() == kMaxLeftBehind; }));
+  EXPECT_TRUE(testing::WaitUntil([&] { return gate->Passed() == kMaxAbandonedThreads; }));
 }
 
 }  // namespace

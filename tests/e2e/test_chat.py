@@ -133,7 +133,7 @@ def test_a_model_without_template_says_so(api, generation):
     ):
         code, reason, text = refusal(call)
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "CHAT_TEMPLATE_MISSING")
-        assert text == "the model's files have no chat template"
+        assert text == "the model has no chat template; set chat.template_file"
     assert not generation.GetModel(api.GetModelRequest()).model.has_chat_template
 
 

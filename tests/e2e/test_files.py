@@ -272,7 +272,7 @@ def test_a_start_whose_tokens_do_not_come_ends_by_itself(tmp_path, hanging):
     tokens.write_text(token_line("keep", "k", "generate"))
     with Daemon(tmp_path, settings=token_settings(tokens), env=hanging) as daemon:
         assert daemon.wait(30) == 78
-        assert f"auth.tokens_file: {tokens} cannot be read: its file system does not answer within 5s" in daemon.log
+        assert f"auth.tokens_file: {tokens} cannot be read: its file system did not respond within 5s" in daemon.log
 
 
 def test_sigterm_ends_the_loading_of_a_model_that_does_not_come(tmp_path, hanging):

@@ -667,7 +667,7 @@ TEST(MaskPoolTest, MasksAreThoseOfTheMatcherWhateverTheOrder) {
   for (int i = 0; i < 4000; ++i) {
     if (pairs.size() < 20 && random() % 4 == 0) {
       const auto table = MakeTableConstraint(kByteVocab, RandomAnswers(random()));
-      pairs.push_back({pool.Start({.constraint = table, .ends = ends, .banned = nullptr}),
+      pairs.push_back({pool.Start({.constraint = table, .end_tokens = ends, .banned = nullptr}),
                        table->NewMatcher(ends)});
       continue;
     }
@@ -715,7 +715,8 @@ class FairMasksTest : public ::testing::Test {
     };
     const auto constraint =
         std::make_shared<HookedConstraint>(Answers{std::vector(99, 97)}, std::move(hooks));
-    choices_.push_back(pool_.Start({.constraint = constraint, .ends = {}, .banned = nullptr}));
+    choices_.push_back(
+        pool_.Start({.constraint = constraint, .end_tokens = {}, .banned = nullptr}));
   }
   void Advance(int name) { pool_.Advance(choices_[static_cast<std::size_t>(name)], 'a'); }
   // The mask of this choice is begun, and held.

@@ -84,7 +84,7 @@ TEST(OutputStateTest, TheStartOfTheTextIsThePromptsEnd) {
   using Expected = std::vector<std::int32_t>;
   const std::unique_ptr<text::Tokenizer> tokenizer = MakeByteTokenizer();
   const std::vector<std::int32_t> prompt = {'a', 0xE2, 0x82};
-  text::DetokenizerState cut = text::Detokenizer::Behind(*tokenizer, true, prompt);
+  text::DetokenizerState cut = text::Detokenizer::StateAfter(*tokenizer, true, prompt);
   EXPECT_EQ(OffsetsOf("\xAC"
                       "b",
                       cut)

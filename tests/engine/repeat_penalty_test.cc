@@ -214,8 +214,8 @@ TEST(RepeatPenaltyTest, AVeryLongMatchHasAFinitePenalty) {
   const DryParams params{.multiplier = 100, .base = 100, .breakers = {}};
   const Tokens tokens(5000, 0);
   RepeatPenalty repeats(params, Share({"a"}), tokens);
-  EXPECT_THAT(Read(repeats), ::testing::ElementsAre(
-                                 ::testing::Pair(0, static_cast<double>(RepeatPenalty::kLargest))));
+  EXPECT_THAT(Read(repeats), ::testing::ElementsAre(::testing::Pair(
+                                 0, static_cast<double>(RepeatPenalty::kMaxPenalty))));
 }
 
 // "a b x" and "c a b y" for far more tokens than may have a penalty: those with the longer match

@@ -47,7 +47,8 @@ TEST(TenantQueueTest, OneTenantIsRefusedAndOthersEnter) {
   EXPECT_EQ(GetErrorReason(too_long)->name(), "EXCEEDS_CAPACITY");
   EXPECT_FALSE(GetErrorReason(too_long)->retry_delay.has_value());
   EXPECT_EQ(too_long.message(),
-            "prompt has 51 tokens, at most 50 of tenant \"small\" may wait (max_queued_tokens)");
+            "prompt has 51 tokens, the limit of waiting tokens of tenant \"small\" is 50 "
+            "(max_queued_tokens)");
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.EnterRequest("unlisted", {}).ok());
   ExpectRefusal(queue.EnterRequest("unlisted", {}), "unlisted", "3", "3", "max_queued_requests");
   EXPECT_TRUE(queue.EnterRequest("another", {}).ok());

@@ -108,8 +108,9 @@ TEST_F(TextStageTest, BytesThatWaitAreBounded) {
   ASSERT_TRUE(Submit("b", 0, std::string(400, 'a')).ok());
   const absl::Status refused = Submit("b", 1, "a");
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("2 prompts with 1000 bytes wait for tokenization, at most 1000 bytes may"));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      HasSubstr("2 prompts with 1000 bytes wait for tokenization, the limit is 1000 bytes"));
   const auto reason = GetErrorReason(refused);
   ASSERT_TRUE(reason.has_value());
   EXPECT_EQ(reason->name(), "QUEUE_FULL");

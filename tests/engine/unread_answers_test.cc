@@ -83,7 +83,7 @@ TEST_F(UnreadAnswersTest, TheyCountInTheQueueUntilTheyAreRead) {
   for (int i = 0; i < 3; ++i) streams.push_back(Finished(absl::StrCat("a", i)));
   const absl::Status refused = engine_->Accept(MakeRequest("b", {1}, 5)).status();
   EXPECT_EQ(ReasonOf(refused), "QUEUE_FULL");
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("3 finished answers are not read"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("3 unread finished answers"));
   EXPECT_EQ(ReadAll(*streams[0]).usage.completion_tokens, 5);
   EXPECT_TRUE(ReadAll(*Finished("c")).status.ok());
   // And after they have ended.

@@ -64,9 +64,9 @@ class RunnerTest(unittest.TestCase):
         self.assertIn("daemon start: FAILED, quired has exited: error: bad", output)
 
     def test_no_driver_and_an_old_one_are_said_and_nothing_runs(self):
-        for message in ("no CUDA driver is installed, this build needs one for CUDA 13.0",
-                        "driver supports CUDA 12.4, this build needs 13.0",
-                        "CUDA device 0 (Old) has compute capability 7.5, this build needs 8.0"):
+        for message in ("no CUDA driver is installed; this build needs a driver for CUDA 13.0",
+                        "the CUDA driver supports CUDA 12.4; this build needs at least 13.0",
+                        "CUDA device 0 (Old) has compute capability 7.5; this build needs at least 8.0"):
             bundle = self.bundle()
             bundle.device(f"echo '{message}' >&2; exit 77")
             status, output, results, _ = bundle.run()

@@ -55,7 +55,7 @@ TEST(SafetensorsTest, RefusesMoreDimensionsThanAnyTensorHas) {
   const std::string file = SafetensorsFile(
       R"({"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}})", "abcd");
   EXPECT_THAT(MessageOf(formats::ReadSafetensors(std::as_bytes(std::span(file)), "x").status()),
-              HasSubstr("9 dimensions, at most 8"));
+              HasSubstr("9 dimensions, it may have at most 8"));
 }
 
 // A folder that is removed at the end.

@@ -413,11 +413,12 @@ TEST_F(CudaDaemonTest, ADeviceThatCannotBeOpenedEndsWith71AndItsNumbers) {
     EXPECT_THAT(Log(), HasSubstr(text));
   };
   refused({.driver_version = 0}, "no CUDA driver is installed");
-  refused({.driver_version = 12080}, "driver supports CUDA 12.8, this build needs 13.0");
-  refused({.num_devices = 0}, "there is no CUDA device 0, this machine shows 0");
-  refused({}, "there is no CUDA device 5, this machine shows 1",
+  refused({.driver_version = 12080},
+          "the CUDA driver supports CUDA 12.8; this build needs at least 13.0");
+  refused({.num_devices = 0}, "CUDA device 0 does not exist; this machine has 0 devices");
+  refused({}, "CUDA device 5 does not exist; this machine has 1 devices",
           {"device.type=cuda", "device.ids=[5]"});
-  refused({.compute_capability = 75}, "has compute capability 7.5, this build needs 8.0");
+  refused({.compute_capability = 75}, "has compute capability 7.5; this build needs at least 8.0");
 }
 
 TEST_F(CudaDaemonTest, AutoTakesTheGpuWhenThereIsOneAndTheCpuOtherwise) {
@@ -428,7 +429,7 @@ TEST_F(CudaDaemonTest, AutoTakesTheGpuWhenThereIsOneAndTheCpuOtherwise) {
     EXPECT_EQ(daemon.Info().devices(0).kind(), devices == 1 ? "cuda" : "cpu");
     EXPECT_EQ(daemon.Stop(), kExitOk);
   }
-  EXPECT_THAT(Log(), HasSubstr("no GPU will do: there is no CUDA device 0"));
+  EXPECT_THAT(Log(), HasSubstr("no GPU will do: CUDA device 0 does not exist"));
 }
 
 // More pages than the emulated GPU has memory, and fewer than a host may be asked for.

@@ -107,12 +107,12 @@ TEST_F(SecurityConfigTest, ValuesReachTheOptions) {
   EXPECT_FALSE(options.auth.anonymous_scopes.Has(Scope::kAdmin));
   EXPECT_TRUE(options.auth.trust_tenant_metadata);
   const engine::TenantOptions& tenants = options.engine.tenants;
-  EXPECT_EQ(tenants.Of("unlisted").max_running_requests, 7);
-  EXPECT_EQ(tenants.Of("a").max_queued_requests, 3);
-  EXPECT_EQ(tenants.Of("a").max_running_requests, std::nullopt);
-  EXPECT_EQ(tenants.Of("b").max_queued_tokens, 4096);
-  EXPECT_EQ(tenants.Of("a").most_urgent_priority, -5);
-  EXPECT_EQ(tenants.Of("b").most_urgent_priority, std::nullopt);
+  EXPECT_EQ(tenants.LimitsOf("unlisted").max_running_requests, 7);
+  EXPECT_EQ(tenants.LimitsOf("a").max_queued_requests, 3);
+  EXPECT_EQ(tenants.LimitsOf("a").max_running_requests, std::nullopt);
+  EXPECT_EQ(tenants.LimitsOf("b").max_queued_tokens, 4096);
+  EXPECT_EQ(tenants.LimitsOf("a").most_urgent_priority, -5);
+  EXPECT_EQ(tenants.LimitsOf("b").most_urgent_priority, std::nullopt);
 }
 
 TEST_F(SecurityConfigTest, AnyPromptCanWaitForTokenization) {
@@ -150,7 +150,7 @@ TEST_F(SecurityConfigTest, FilesWriteTenantsInBlockStyleAndSayWhereABadOneStands
   std::vector<std::string> errors;
   const auto config = LayeredConfig::Load({.files = {good}}, &errors);
   ASSERT_NE(config, nullptr) << errors[0];
-  EXPECT_EQ(ToOptions(*config).engine.tenants.Of("a").max_running_requests, 2);
+  EXPECT_EQ(ToOptions(*config).engine.tenants.LimitsOf("a").max_running_requests, 2);
 
   // What is printed is input that gives the same.
   const std::string again = dir_.Write("again.yaml", config->Print(Spelling::kYaml));

@@ -115,6 +115,17 @@ TEST(BpeTest, FullCacheForgetsAndGoesOn) {
   }
 }
 
+// The cache of a scratch has the pieces of one model.
+TEST(BpeDeathTest, ScratchServesOneModelOnly) {
+  const json model = {{"vocab", {{"a", 0}}}, {"merges", json::array()}};
+  const auto bpe = MakeBpe(model);
+  const auto other = MakeBpe(model);
+  ASSERT_TRUE(bpe.ok() && other.ok());
+  BpeScratch scratch(10);
+  EXPECT_EQ(Encode(*bpe, "a", scratch), (Ids{0}));
+  EXPECT_DEATH(Encode(*other, "a", scratch), "check failed");
+}
+
 TEST(BpeTest, WholePieceWinsWithIgnoreMerges) {
   json model = {{"type", "BPE"},
                 {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}, {"aba", 3}}},

@@ -157,7 +157,7 @@ TEST(ChatMessagesTest, RolesThatTheTemplateDropsAreRefusedByName) {
                       "{{ raise_exception('Bad role!') }}{% endif %}{% endfor %}",
                       "developer"),
               AllOf(HasSubstr("Bad role!"),
-                    HasSubstr("chat.messages[1].role is \"developer\", given to the template as "
+                    HasSubstr("chat.messages[1].role is \"developer\", passed to the template as "
                               "system")));
 }
 

@@ -404,7 +404,7 @@ TEST(ChatTemplateTest, MissingTemplatesSayWhy) {
     const char* message;
   };
   const Case cases[] = {
-      {{}, "the model's files have no chat template"},
+      {{}, "the model has no chat template; set chat.template_file"},
       {{.chat_template_jinja = "a\n{% if %}"},
        "chat_template.jinja: template \"default\": line 2, column 7: unexpected '%}'"},
       {{.chat_template_jinja = "\xff"}, "not UTF-8"},
@@ -497,9 +497,9 @@ TEST(ChatTemplateTest, FreeJsonIsBounded) {
   };
   for (const Case& test :
        {Case{R"({"a": [1, 2, 3, 4, 5, 6]})",
-             "more than 10 keys and values of one conversation (limits.max_json_nodes)"},
+             "JSON with which the conversation exceeds 10 keys and values (limits.max_json_nodes)"},
         Case{R"({"a": ")" + std::string(40, 'x') + "\"}",
-             "JSON of 49 bytes, with which the conversation has more than 40 bytes of JSON "
+             "JSON of 49 bytes, with which the conversation exceeds 40 bytes of JSON "
              "(limits.max_json_bytes)"},
         Case{"[[[[]]]]", "nested more than 3 deep (limits.max_json_depth)"}}) {
     ChatInput large = chat;

@@ -45,7 +45,7 @@ std::string TextFrom(const Tokenizer& tokenizer, bool skip, DetokenizerState sta
 
 std::string TextBehind(const Tokenizer& tokenizer, bool skip, const Ids& prompt,
                        const Ids& answer) {
-  return TextFrom(tokenizer, skip, Detokenizer::Behind(tokenizer, skip, prompt), answer);
+  return TextFrom(tokenizer, skip, Detokenizer::StateAfter(tokenizer, skip, prompt), answer);
 }
 
 // The text is decode(prompt + answer) without decode(prompt) in Hugging Face tokenizers 0.23.3.
@@ -138,7 +138,7 @@ TEST(DetokenizerTest, ACharacterThatThePromptCutsIsEmittedWholeOrNotAtAll) {
       {{}, "", "\xEF\xBF\xBD"}};
   const auto tokenizer = LoadTokenizer("llama2-style");
   const Ids prompt = IdsOf(*tokenizer, {"<s>", "▁a", "<0xE2>", "<0x82>"});
-  DetokenizerState state = Detokenizer::Behind(*tokenizer, true, prompt);
+  DetokenizerState state = Detokenizer::StateAfter(*tokenizer, true, prompt);
   EXPECT_TRUE(state.is_cut());
   for (const Case& c : cases) {
     const Ids answer = IdsOf(*tokenizer, c.answer);
@@ -153,13 +153,13 @@ TEST(DetokenizerTest, OpenCharactersCountOnceAndOnlyThoseOfTheAnswer) {
   const auto tokenizer = LoadTokenizer("llama2-style");
   const Ids cut = IdsOf(*tokenizer, {"▁a", "<0xE2>"});
   Detokenizer detokenizer(*tokenizer, true);
-  detokenizer.Begin(Detokenizer::Behind(*tokenizer, true, cut));
+  detokenizer.Begin(Detokenizer::StateAfter(*tokenizer, true, cut));
   EXPECT_EQ(detokenizer.open_characters(), 0);  // the prompt has begun it
   EXPECT_EQ(detokenizer.Push(IdsOf(*tokenizer, {"▁a"})[0]), " a");
   detokenizer.Push(IdsOf(*tokenizer, {"<0xF0>"})[0]);
   detokenizer.Push(IdsOf(*tokenizer, {"<0x9F>"})[0]);
   EXPECT_EQ(detokenizer.open_characters(), 1);
-  DetokenizerState state = Detokenizer::Behind(*tokenizer, true, cut);
+  DetokenizerState state = Detokenizer::StateAfter(*tokenizer, true, cut);
   state.owns_cut = true;
   Detokenizer behind_echo(*tokenizer, true);
   behind_echo.Begin(state);
@@ -210,7 +210,7 @@ TEST(DetokenizerTest, PromptAndAnswerAreTheDecodedWholeForRandomIds) {
       for (const bool skip : {false, true}) {
         const std::string whole = *tokenizer->Decode(both, skip);
         std::string before = *tokenizer->Decode(prompt, skip);
-        DetokenizerState state = Detokenizer::Behind(*tokenizer, skip, prompt);
+        DetokenizerState state = Detokenizer::StateAfter(*tokenizer, skip, prompt);
         if (absl::StartsWith(whole, before)) {
           ASSERT_EQ(before + TextFrom(*tokenizer, skip, state, answer), whole) << name;
         }

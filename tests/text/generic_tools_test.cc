@@ -212,8 +212,9 @@ TEST(IgnoredToolsTest, AreRefusedWithTheRemedy) {
     EXPECT_EQ(ReasonOf(status), "CHAT_TEMPLATE_MISSING");
     EXPECT_EQ(GetErrorReason(status)->Find("field"), "chat.tools");
     EXPECT_EQ(status.message(),
-              "tools has 2 tools, which the chat template \"default\" does not print; set "
-              "chat.tool_format: generic, or chat.template_file to a template that prints tools");
+              "tools has 2 tools, but the chat template \"default\" does not print tools; set "
+              "chat.tool_format: generic, or set chat.template_file to a template that prints "
+              "tools");
     EXPECT_EQ(ReasonOf(templates
                            ->Render(Conversation({{.role = "user", .content = "Hi"}}, false),
                                     absl::UnixEpoch())

@@ -452,7 +452,7 @@ void ExpectRefused(const GgufVocabulary& v, absl::string_view field,
 TEST(GgufRefusalTest, Tokens) {
   GgufVocabulary v = SmallLlama();
   v.tokens[4] = "a";
-  ExpectRefused(v, "tokens[4] is \"a\", which token 3 is too");
+  ExpectRefused(v, "tokens[4] is \"a\", like token 3");
   v = SmallLlama();
   v.tokens[4] = "\xFF";
   ExpectRefused(v, "tokens[4] is not UTF-8");
@@ -528,7 +528,7 @@ TEST(GgufRefusalTest, ModelPreAndIds) {
   ExpectRefused(v, "add_space_prefix is true", absl::StatusCode::kUnimplemented);
   v = SmallGpt2();
   v.bos_id = 8;
-  ExpectRefused(v, "bos_token_id is 8, which no token with text has");
+  ExpectRefused(v, "bos_token_id is 8, but no token with text has this id");
   v.bos_id.reset();
   v.add_bos = true;
   ExpectRefused(v, "bos_token_id is missing");

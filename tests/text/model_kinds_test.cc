@@ -111,20 +111,21 @@ TEST(SentencePieceFileTest, BrokenFilesNameTheField) {
   const std::string cut_piece = Bytes(1, Number(9, 1) + "\x0A\x05" + "ab");
   const std::vector<std::pair<std::string, std::string>> files = {
       {"", "pieces has no piece of type NORMAL"},
-      {"no protobuf", "tokenizer.model: the file is no message: broken field at byte 0"},
-      {SmallModel().substr(0, 40), "broken field at byte"},
-      {SmallModel(cut_piece), absl::StrCat("broken field at byte ", at + 4, " of ")},
+      {"no protobuf",
+       "tokenizer.model: the file is not a valid message: malformed field at byte 0"},
+      {SmallModel().substr(0, 40), "malformed field at byte"},
+      {SmallModel(cut_piece), absl::StrCat("malformed field at byte ", at + 4, " of ")},
       {SmallModel().substr(0, at) + cut_piece.substr(0, 3),
-       absl::StrCat("broken field at byte ", at, " of ", at + 3)},
+       absl::StrCat("malformed field at byte ", at, " of ", at + 3)},
       {Number(1, 7), "pieces has the wire type 0, must have 2"},
       {SmallModel(Bytes(1, Number(1, 3))), "pieces[5].piece has the wire type 0"},
       {SmallModel(Bytes(1, Bytes(2, "x"))), "pieces[5].score has the wire type 2"},
       {SmallModel(Piece("c", nan, 1)), "pieces[5].score is nan, must be finite"},
       {SmallModel(Piece("", 0, 1)), "pieces[5].piece is empty"},
       {SmallModel(Piece("\xFF", 0, 1)), "pieces[5].piece is not UTF-8 at byte 0"},
-      {SmallModel(Piece("a", 0, 1)), "pieces[5].piece is \"a\", which pieces[2] is too"},
+      {SmallModel(Piece("a", 0, 1)), "pieces[5].piece is \"a\", like pieces[2]"},
       {SmallModel(Piece("c", 0, 7)), "pieces[5].type is 7, must be in [1, 6]"},
-      {SmallModel(Piece("c", 0, 2)), "pieces[5].type is UNKNOWN, which pieces[0] is too"},
+      {SmallModel(Piece("c", 0, 2)), "pieces[5].type is UNKNOWN, like pieces[0]"},
       {SmallModel(Piece(std::string(513, 'c'), 0, 1)), "has 513 bytes, the limit is 512"},
       {SmallModel(Piece(std::string(513, 'c'), 0, 3)),
        "tokenizer.model: pieces[5].piece has 513 bytes, the limit is 512"},
@@ -133,7 +134,8 @@ TEST(SentencePieceFileTest, BrokenFilesNameTheField) {
        "byte_fallback is true, but no piece is <0x01>"},
       {SmallModel(Piece("<0xzz>", 0, 6), Number(35, 1)), "must be <0x00> to <0xFF>"},
       {Piece("a", 0, 1), "pieces has no piece of type UNKNOWN"},
-      {SmallModel("", "", Bytes(2, "\x03\x01")), "precompiled_charsmap has no size of its trie"},
+      {SmallModel("", "", Bytes(2, "\x03\x01")),
+       "precompiled_charsmap is too short for the size of its trie"},
       {SmallModel("", "", Bytes(2, std::string("\x04\0\0\0\0\0\0\0\xFF", 9))), "not UTF-8"},
   };
   for (const auto& [file, words] : files) {
@@ -162,11 +164,11 @@ TEST(SentencePieceFileTest, ConfigurationIsChecked) {
               "piece \"</s>\"");
   ExpectError(FromModel(SmallModel(), R"({"add_bos_token": "yes"})"),
               "tokenizer_config.json: add_bos_token is a string");
-  ExpectError(
-      FromModel(SmallModel(), R"({"added_tokens_decoder": {"5": {"content": "<pad>"}}})"),
-      "tokenizer_config.json: added_tokens_decoder.5 is \"<pad>\", which tokenizer.model does not");
+  ExpectError(FromModel(SmallModel(), R"({"added_tokens_decoder": {"5": {"content": "<pad>"}}})"),
+              "tokenizer_config.json: added_tokens_decoder.5 is \"<pad>\", but tokenizer.model "
+              "does not have it");
   ExpectError(FromModel(SmallModel(), R"({"added_tokens_decoder": {"2": {"content": "<s>"}}})"),
-              "which tokenizer.model has as 1");
+              "but tokenizer.model has it as 1");
   const Loaded without = FromModel(SmallModel(), R"({"add_bos_token": false})");
   ASSERT_TRUE(without.ok()) << without.status();
   EXPECT_EQ(*(*without)->Encode("b", {}), (Ids{0, 3}));
@@ -235,7 +237,7 @@ TEST(TekkenTest, BrokenFilesNameTheField) {
       {{{"op", "replace"}, {"path", "/special_tokens/2/rank"}, {"value", 3}},
        "special_tokens[2].rank is 3"},
       {{{"op", "replace"}, {"path", "/special_tokens/2/token_str"}, {"value", "<s>"}},
-       "special_tokens[2].token_str has \"<s>\", which stands there twice"},
+       "special_tokens[2].token_str has \"<s>\", which occurs twice"},
       {{{"op", "replace"},
         {"path", "/special_tokens/2/token_str"},
         {"value", std::string(513, 'x')}},
@@ -274,8 +276,8 @@ TEST(TiktokenTest, BrokenFilesNameTheLine) {
       {good + "?? 705\n", "line 701 is"},
       {good + "AAAA -1\n", "line 701 is"},
       {good + "AAAA 4194304\n", "line 701 is"},
-      {good + "AAAA 5\n", "token 701 has the rank 5, which another token has too"},
-      {good + "AA== 900\n", "token 701 has the bytes of another token"},
+      {good + "AAAA 5\n", "token 701 has the rank 5, like another token"},
+      {good + "AA== 900\n", "token 701 has the same bytes as another token"},
       {good + absl::StrCat(absl::Base64Escape(std::string(513, 'x')), " 900\n"),
        "token 701 has 513 bytes"},
   };
@@ -287,10 +289,10 @@ TEST(TiktokenTest, BrokenFilesNameTheLine) {
       {"", "pattern is missing"},
       {R"({"pattern": "(a"})", "pattern: regular expression"},
       {R"({"pattern": "a", "special_tokens": {"<x>": 5}})",
-       "special_tokens.<x> is 5, which another"},
+       "special_tokens.<x> is 5, like that of another token"},
       {R"({"pattern": "a", "special_tokens": []})", "special_tokens is an array"},
       {R"({"pattern": "a", "special_tokens": {"": 900}})",
-       "special_tokens has a token without text"},
+       "special_tokens has a token with empty text"},
       {absl::StrCat(R"({"pattern": "a", "special_tokens": {")", std::string(513, 'x'),
                     R"(": 900}})"),
        "special_tokens has a token of 513 bytes, the limit is 512"},
@@ -519,7 +521,7 @@ TEST(LoadTest, RefusesWhatIsBesideTheOtherKindsOnly) {
   std::filesystem::copy_file(from / "tokenizer_config.json", folder / "added_tokens.json",
                              overwrite);
   ExpectError(Tokenizer::Load(folder),
-              "added_tokens.json is supported beside a tokenizer.json only");
+              "added_tokens.json is supported only together with tokenizer.json");
   std::filesystem::remove(folder / "added_tokens.json");
   std::filesystem::rename(folder / "tokenizer.model", folder / "spiece.model");
   ExpectError(Tokenizer::Load(folder),

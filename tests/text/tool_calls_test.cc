@@ -457,10 +457,10 @@ TEST(OpensReasoningTest, LooksAtTheMessageThatGoesOnAlone) {
   EXPECT_FALSE(opens("user: <think>\nmodel: It i", "It i"));
 }
 
-TEST(IsBehindReasoningTest, ByTheEndOfThePromptOrTheMessageThatGoesOn) {
+TEST(IsAfterReasoningTest, ByTheEndOfThePromptOrTheMessageThatGoesOn) {
   const auto is_behind = [](absl::string_view prompt, std::optional<absl::string_view> continued,
                             absl::string_view format = "hermes") {
-    return IsBehindReasoning(*FindToolFormat(format), prompt, continued);
+    return IsAfterReasoning(*FindToolFormat(format), prompt, continued);
   };
   EXPECT_TRUE(is_behind("model: <think>\n\n</think>\n\n", std::nullopt));
   EXPECT_TRUE(is_behind("model: </think>", std::nullopt));
@@ -494,7 +494,7 @@ TEST(DeclaredToolsTest, RefusesWhatCannotBeCalled) {
   };
   EXPECT_EQ(message({{.name = "a"}, {.name = ""}}), "tools[1] has no name");
   EXPECT_EQ(message({{.name = "a"}, {.name = "b"}, {.name = "a"}}),
-            "tools[2] has the name \"a\", as another one");
+            "tools[2] has the name \"a\", like an earlier tool");
   EXPECT_EQ(message({{.name = "a", .parameters_json = "[]"}}),
             "tools[0].parameters must be an object");
   EXPECT_NE(message({{.name = "a", .parameters_json = "{"}}), "");

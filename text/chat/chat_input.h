@@ -1,10 +1,7 @@
 #pragma once
 
-// A conversation as plain values.
-//
-// Place:      between the server, which makes it of a request, and the templates.
-// Threads:    values.
-// Lifetime:   values.
+// A conversation as plain values: the input of chat templates. The server fills it in from a
+// request.
 
 #include <string>
 #include <vector>
@@ -19,7 +16,7 @@ struct ChatToolCall {
   std::string arguments_json = {};  // empty: no arguments
 };
 
-// Absent fields are not there for the template either, but for role and content.
+// Templates see an empty field as undefined, except for role and content.
 struct ChatMessage {
   std::string role = {};
   std::string content = {};
@@ -27,11 +24,11 @@ struct ChatMessage {
   std::vector<ChatToolCall> tool_calls = {};
   std::string tool_call_id = {};
   std::string reasoning_content = {};
-  // Texts of content that was given as a list of parts; `content` is empty then.
+  // The text parts, if the content was given as a list of parts; `content` is then empty.
   std::vector<std::string> parts = {};
 };
 
-// The content as one string: parts are joined by newlines.
+// Returns the content as one string; parts are joined by newlines.
 inline std::string ContentText(const ChatMessage& message) {
   return message.parts.empty() ? message.content : absl::StrJoin(message.parts, "\n");
 }
@@ -40,9 +37,9 @@ struct ChatTool {
   std::string name = {};
   std::string description = {};      // empty: none
   std::string parameters_json = {};  // JSON Schema; empty: none
-  bool strict = false;               // calls of it keep parameters_json
-  // The whole tool as the client wrote it, the fields above included. The template then gets it
-  // unchanged; empty: the template gets the fields above.
+  bool strict = false;               // calls of the tool must match parameters_json
+  // The tool as the client wrote it, including the fields above. The template gets it unchanged; if
+  // empty, the template gets the fields above.
   std::string json = {};
 };
 

@@ -16,12 +16,12 @@ namespace {
 constexpr char32_t kFirstMark = 0xFDD0;
 constexpr char32_t kLastMark = 0xFDEF;
 
-// `code` is the code point of `mark`.
+// Returns whether the conversation contains `mark`, whose code point is `code`.
 bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
   const auto has = [mark](absl::string_view text) {
     return text.find(mark) != absl::string_view::npos;
   };
-  // JSON has a second way to write the character.
+  // JSON can also write the character as an escape.
   const std::string escape = absl::StrFormat("\\u%04x", static_cast<std::uint32_t>(code));
   const auto same = [](char a, char b) {
     return absl::ascii_tolower(static_cast<unsigned char>(a)) ==
@@ -52,8 +52,8 @@ bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
 
 }  // namespace
 
-absl::StatusOr<ChatMarks> ChatMarks::For(const ChatInput& chat, const StringTrie* special,
-                                         std::size_t longest_special) {
+absl::StatusOr<ChatMarks> ChatMarks::Create(const ChatInput& chat, const StringTrie* special,
+                                            std::size_t longest_special) {
   ChatMarks marks;
   if (special == nullptr) return marks;
   marks.special_ = special;
@@ -65,7 +65,9 @@ absl::StatusOr<ChatMarks> ChatMarks::For(const ChatInput& chat, const StringTrie
     (marks.begin_.empty() ? marks.begin_ : marks.end_) = std::move(mark);
   }
   if (marks.end_.empty()) {
-    return absl::InvalidArgumentError("the conversation has all characters U+FDD0 to U+FDEF");
+    return absl::InvalidArgumentError(
+        "the conversation contains all noncharacters U+FDD0 to U+FDEF; remove at least two of "
+        "them");
   }
   return marks;
 }
@@ -94,7 +96,7 @@ RenderedChat ChatMarks::Unmark(absl::string_view text) const {
   }
   constexpr std::size_t kNone = absl::string_view::npos;
   bool is_open = false;
-  std::size_t open = 0;  // where the last mark stood that is not closed
+  std::size_t open = 0;  // position of the last opening marker without a closing one
   const auto add = [&chat](std::size_t begin, std::size_t end) {
     if (!chat.literal.empty()) begin = std::max(begin, chat.literal.back().end);
     if (begin < end) chat.literal.push_back({begin, end});

@@ -1,17 +1,18 @@
 #pragma once
 
-// Keeps the text of special tokens inside a conversation from becoming special: a mark on both
-// sides of each goes through the template with the text, and says afterwards where it came to lie.
+// Prevents special-token text inside a conversation from becoming special tokens. Each occurrence
+// is enclosed in two marker characters, which pass through the template and show where the text
+// ends up.
 //
 //   content "a<|end|>b" -> "aM<|end|>Nb" -> template -> "...aM<|end|>Nb..." -> text and range
 //
 // Place:      part of chat_template.h.
-// Invariants: marks are two of the 32 noncharacters U+FDD0 to U+FDEF that the conversation does not
-//             have, neither as they are nor escaped in its JSON. Text without special
-//             tokens goes through unchanged. Where a template drops one mark of a pair, as many
-//             bytes as the longest special token has stay literal at the other.
+// Invariants: the markers are two of the 32 noncharacters U+FDD0 to U+FDEF that the conversation
+//             does not contain, directly or as JSON escapes. Text without special tokens is
+//             unchanged. If a template drops one marker of a pair, the text next to the other
+//             marker stays literal, up to the length of the longest special token.
 // Threads:    immutable.
-// Lifetime:   the trie outlives it.
+// Lifetime:   the trie must outlive it.
 
 #include <cstddef>
 #include <string>
@@ -27,10 +28,10 @@ struct RenderedChat;  // chat_template.h
 
 class ChatMarks {
  public:
-  // `special` null: nothing is marked. INVALID_ARGUMENT when the conversation has all
-  // noncharacters.
-  static absl::StatusOr<ChatMarks> For(const ChatInput& chat, const StringTrie* special,
-                                       std::size_t longest_special);
+  // `special` is null: no text is enclosed. Returns INVALID_ARGUMENT when the conversation contains
+  // all noncharacters.
+  static absl::StatusOr<ChatMarks> Create(const ChatInput& chat, const StringTrie* special,
+                                          std::size_t longest_special);
 
   std::string Mark(std::string text) const;
   RenderedChat Unmark(absl::string_view text) const;

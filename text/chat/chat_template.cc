@@ -25,13 +25,13 @@ using jinja::MapBuilder;
 using jinja::Value;
 
 constexpr absl::string_view kDefaultName = "default";
-// The template for conversations with tools, if the model has one of this name.
+// Name of the template that is preferred for conversations with tools.
 constexpr absl::string_view kToolUseName = "tool_use";
-// A rendering of a probe, a conversation of a few words, fails beyond this many steps.
+// Maximum number of steps to render a probe, which is a conversation of a few words.
 constexpr std::int64_t kMaxProbeSteps = 100000;
 
-absl::Status BadInput(absl::string_view name, int line, absl::string_view message) {
-  // What a template puts into a message may have been cut anywhere.
+absl::Status BadInputError(absl::string_view name, int line, absl::string_view message) {
+  // A template can cut a message inside a character.
   std::string text;
   Utf8Repairer repairer;
   repairer.Push(message, text);
@@ -40,12 +40,12 @@ absl::Status BadInput(absl::string_view name, int line, absl::string_view messag
                     {{"template_name", std::string(name)}, {"line", absl::StrCat(line)}});
 }
 
-absl::Status TooLarge(const jinja::RenderLimits& limits, const absl::Status& status) {
+absl::Status TooLargeError(const jinja::RenderLimits& limits, const absl::Status& status) {
   return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,
                     {{"max_bytes", absl::StrCat(limits.max_bytes)}});
 }
 
-// The value of "chat_template" in a JSON file: a text, or a list of {"name", "template"}.
+// Reads "chat_template" in a JSON file: a text, or a list of {"name", "template"}.
 absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* templates) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, formats::JsonDocument::Parse(json));
   const formats::JsonValue root = document.root();
@@ -67,8 +67,8 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
   return absl::OkStatus();
 }
 
-// How the texts of a conversation become values.
-struct Reading {
+// Parameters of the conversion of a conversation to template values.
+struct ConversionContext {
   const jinja::TextHook& literal;
   const TemplateTraits& traits;
   jinja::JsonBudget budget;
@@ -87,26 +87,26 @@ absl::StatusOr<jinja::Variables> ReadVariables(absl::string_view json,
   return variables;
 }
 
-absl::Status Named(absl::string_view field, const absl::Status& status) {
+absl::Status WithFieldName(absl::string_view field, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", status.message()));
 }
 
 absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string& field,
-                                    Reading& reading) {
-  const jinja::TextHook& literal = reading.literal;
+                                    ConversionContext& context) {
+  const jinja::TextHook& literal = context.literal;
   const std::string json = call.arguments_json.empty() ? "{}" : call.arguments_json;
   absl::StatusOr<Value> arguments = Value::String(literal(json));
-  if (reading.traits.takes_mapping_arguments) {
-    absl::StatusOr<Value> mapping = jinja::FromJson(json, literal, &reading.budget);
-    // Some models write malformed arguments. A conversation with such a call goes on where the
-    // template can print the text. JSON beyond the limits is no such case.
-    const bool is_too_large = reading.budget.bytes_left < 0 || reading.budget.nodes_left < 0;
+  if (context.traits.takes_mapping_arguments) {
+    absl::StatusOr<Value> mapping = jinja::FromJson(json, literal, &context.budget);
+    // Some models write malformed arguments. Such a conversation is accepted if the template can
+    // print the arguments as text. JSON that exceeds the limits is rejected.
+    const bool is_too_large = context.budget.bytes_left < 0 || context.budget.nodes_left < 0;
     const bool prints_text =
-        reading.traits.takes_text_arguments && !is_too_large && !FirstInvalidUtf8(json);
+        context.traits.takes_text_arguments && !is_too_large && !FirstInvalidUtf8(json);
     if (mapping.ok()) {
       arguments = std::move(mapping);
     } else if (!prints_text) {
-      return Named(absl::StrCat(field, ".arguments_json"), mapping.status());
+      return WithFieldName(absl::StrCat(field, ".arguments_json"), mapping.status());
     }
   }
   MapBuilder function;
@@ -127,32 +127,32 @@ bool IsContentList(const ChatMessage& message, const TemplateTraits& traits) {
          (form == ContentForm::kEither && !message.parts.empty());
 }
 
-// The content in the form that the template prints: a string, or a list of parts of type text.
-absl::StatusOr<Value> ContentValue(const ChatMessage& message, const Reading& reading) {
-  if (!IsContentList(message, reading.traits)) {
-    return Value::String(reading.literal(ContentText(message)));
+// Returns the content in the form that the template prints: a string, or a list of text parts.
+absl::StatusOr<Value> ContentValue(const ChatMessage& message, const ConversionContext& context) {
+  if (!IsContentList(message, context.traits)) {
+    return Value::String(context.literal(ContentText(message)));
   }
   const bool is_joined =
-      message.parts.empty() || reading.traits.ContentFormOf(message.role) == ContentForm::kOnePart;
+      message.parts.empty() || context.traits.ContentFormOf(message.role) == ContentForm::kOnePart;
   const std::vector<std::string> texts =
       is_joined ? std::vector<std::string>{ContentText(message)} : message.parts;
   std::vector<Value> parts;
   for (const std::string& text : texts) {
     MapBuilder part;
     QUIRE_RETURN_IF_ERROR(part.Set("type", Value::String("text")));
-    QUIRE_RETURN_IF_ERROR(part.Set("text", Value::String(reading.literal(text))));
+    QUIRE_RETURN_IF_ERROR(part.Set("text", Value::String(context.literal(text))));
     parts.push_back(std::move(part).Build());
   }
   return jinja::MakeList(std::move(parts));
 }
 
 absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index,
-                                   Reading& reading) {
-  const jinja::TextHook& literal = reading.literal;
+                                   ConversionContext& context) {
+  const jinja::TextHook& literal = context.literal;
   MapBuilder value;
-  const absl::string_view role = TemplateRole(message.role, reading.traits.names_developer);
+  const absl::string_view role = TemplateRole(message.role, context.traits.names_developer);
   QUIRE_RETURN_IF_ERROR(value.Set("role", Value::String(literal(std::string(role)))));
-  QUIRE_ASSIGN_OR_RETURN(Value content, ContentValue(message, reading));
+  QUIRE_ASSIGN_OR_RETURN(Value content, ContentValue(message, context));
   QUIRE_RETURN_IF_ERROR(value.Set("content", std::move(content)));
   const std::pair<absl::string_view, const std::string*> optional[] = {
       {"name", &message.name}, {"tool_call_id", &message.tool_call_id}};
@@ -160,7 +160,7 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
     if (!text->empty()) QUIRE_RETURN_IF_ERROR(value.Set(key, Value::String(literal(*text))));
   }
   if (!message.reasoning_content.empty()) {
-    // Templates of different models read the reasoning of earlier turns under different names.
+    // Templates of different models use different names for the reasoning of earlier turns.
     const Value reasoning = Value::String(literal(message.reasoning_content));
     for (const absl::string_view key : {"reasoning_content", "reasoning", "thinking"}) {
       QUIRE_RETURN_IF_ERROR(value.Set(key, reasoning));
@@ -172,7 +172,7 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
     QUIRE_ASSIGN_OR_RETURN(
         Value call,
         ToolCallValue(message.tool_calls[i],
-                      absl::StrCat("chat.messages[", index, "].tool_calls[", i, "]"), reading));
+                      absl::StrCat("chat.messages[", index, "].tool_calls[", i, "]"), context));
     calls.push_back(std::move(call));
   }
   QUIRE_ASSIGN_OR_RETURN(Value list, jinja::MakeList(std::move(calls)));
@@ -180,20 +180,21 @@ absl::StatusOr<Value> MessageValue(const ChatMessage& message, std::size_t index
   return std::move(value).Build();
 }
 
-absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading& reading) {
-  const jinja::TextHook& literal = reading.literal;
+absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index,
+                                ConversionContext& context) {
+  const jinja::TextHook& literal = context.literal;
   const std::string field = absl::StrCat("chat.tools[", index, "]");
   const auto parameters_error = [&](const absl::Status& status) {
-    return Named(absl::StrCat(field, ".parameters_json_schema"), status);
+    return WithFieldName(absl::StrCat(field, ".parameters_json_schema"), status);
   };
   if (!tool.json.empty()) {
-    absl::StatusOr<Value> value = jinja::FromJson(tool.json, literal, &reading.budget);
+    absl::StatusOr<Value> value = jinja::FromJson(tool.json, literal, &context.budget);
     if (value.ok()) return value;
-    // The fault lies in the parameters if they cannot be read alone.
+    // If the parameters cannot be parsed separately, the error names them.
     const absl::Status alone = tool.parameters_json.empty()
                                    ? absl::OkStatus()
                                    : jinja::FromJson(tool.parameters_json).status();
-    return alone.ok() ? Named(field, value.status()) : parameters_error(alone);
+    return alone.ok() ? WithFieldName(field, value.status()) : parameters_error(alone);
   }
   MapBuilder function;
   QUIRE_RETURN_IF_ERROR(function.Set("name", Value::String(literal(tool.name))));
@@ -202,7 +203,7 @@ absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading
   }
   if (!tool.parameters_json.empty()) {
     absl::StatusOr<Value> parameters =
-        jinja::FromJson(tool.parameters_json, literal, &reading.budget);
+        jinja::FromJson(tool.parameters_json, literal, &context.budget);
     if (!parameters.ok()) return parameters_error(parameters.status());
     QUIRE_RETURN_IF_ERROR(function.Set("parameters", *std::move(parameters)));
   }
@@ -213,35 +214,36 @@ absl::StatusOr<Value> ToolValue(const ChatTool& tool, std::size_t index, Reading
   return std::move(value).Build();
 }
 
-bool Continues(const ChatInput& chat) {
+bool ContinuesFinalMessage(const ChatInput& chat) {
   return chat.continue_final_message && !chat.messages.empty();
 }
 
-// Marks the end of the final message in the rendered text. The space shows whether the template
-// keeps spaces at the end of a content.
+// Marks the end of the final message in the rendered text. Its trailing space shows whether the
+// template keeps spaces at the end of a content.
 constexpr absl::string_view kEndOfFinal = "END_OF_FINAL_MESSAGE ";
 
 absl::Status CheckCanContinue(const ChatInput& chat) {
-  if (!Continues(chat) || chat.messages.back().tool_calls.empty()) return absl::OkStatus();
+  if (!ContinuesFinalMessage(chat) || chat.messages.back().tool_calls.empty())
+    return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "continue_final_message is true, but messages[", chat.messages.size() - 1,
-      "], the final message, has tool calls, and only a content can be continued: remove the tool "
-      "calls, or leave continue_final_message out"));
+      "], the final message, has tool calls; only text content can be continued, so remove the "
+      "tool calls or set continue_final_message to false"));
 }
 
-// Returns the final message with kEndOfFinal behind its content.
-absl::StatusOr<ChatMessage> MarkedFinal(const ChatInput& chat) {
+// Returns the final message with kEndOfFinal appended to its content.
+absl::StatusOr<ChatMessage> MarkFinalMessage(const ChatInput& chat) {
   QUIRE_RETURN_IF_ERROR(CheckCanContinue(chat));
   ChatMessage last = chat.messages.back();
   absl::StrAppend(last.parts.empty() ? &last.content : &last.parts.back(), kEndOfFinal);
   return last;
 }
 
-// Cuts `text` at kEndOfFinal, as Hugging Face transformers does: with the spaces before it if the
-// template keeps them, else without. `content` is the content of the final message. The text before
-// the cut must end in it.
-absl::Status CutBehindFinal(absl::string_view content, std::size_t num_messages,
-                            std::string* text) {
+// Truncates `text` at kEndOfFinal, as Hugging Face transformers does. Spaces before it are removed
+// unless the template keeps them. `content` is the content of the final message, and the remaining
+// text must end with it.
+absl::Status TruncateAfterFinal(absl::string_view content, std::size_t num_messages,
+                                std::string* text) {
   using jinja::Side;
   const absl::string_view mark = jinja::StripChars(kEndOfFinal, Side::kRight, std::nullopt);
   const std::size_t at = jinja::FindLast(*text, mark);
@@ -253,8 +255,8 @@ absl::Status CutBehindFinal(absl::string_view content, std::size_t num_messages,
         "continue_final_message is true, but the chat template does not print the content of "
         "messages[",
         num_messages - 1,
-        "], the final message, as it is: send a content that the template prints unchanged, or "
-        "leave continue_final_message out"));
+        "], the final message, unchanged: send a content that the template prints unchanged, or "
+        "set continue_final_message to false"));
   }
   const bool keeps_spaces = absl::StartsWith(absl::string_view(*text).substr(at), kEndOfFinal);
   text->resize(keeps_spaces ? before.size() : trimmed.size());
@@ -274,7 +276,7 @@ std::int64_t InputBytes(const ChatInput& chat) {
     }
   }
   for (const ChatTool& tool : chat.tools) {
-    // The whole tool contains its parts.
+    // tool.json contains the other fields.
     bytes += tool.json.empty()
                  ? tool.name.size() + tool.description.size() + tool.parameters_json.size()
                  : tool.json.size();
@@ -284,7 +286,7 @@ std::int64_t InputBytes(const ChatInput& chat) {
 
 namespace {
 
-// The templates of the first file that has any.
+// Returns the templates of the first file that has any.
 FoundTemplates FindUnnamed(const TemplateFiles& files) {
   FoundTemplates found;
   const auto take = [&found](const std::optional<std::string>& text, absl::string_view origin) {
@@ -338,7 +340,7 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
   templates->origin_ = found.origin;
   templates->problem_ = found.problem;
   if (found.templates.empty() && found.problem.empty()) {
-    templates->problem_ = "the model's files have no chat template";
+    templates->problem_ = "the model has no chat template; set chat.template_file";
   }
   for (const TemplateSource& source : found.templates) {
     const std::string label = absl::StrCat(source.origin, ": template \"", source.name, "\": ");
@@ -359,7 +361,7 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     absl::StrAppend(&templates->problem_, templates->problem_.empty() ? "" : "; ", problem);
   }
   absl::StatusOr<jinja::Variables> defaults = ReadVariables(options.default_vars_json);
-  if (!defaults.ok()) return Named("chat.default_vars", defaults.status());
+  if (!defaults.ok()) return WithFieldName("chat.default_vars", defaults.status());
   const auto name_token = [&](const char* name, std::optional<std::int32_t> id) {
     if (!id) return;
     templates->defaults_.emplace_back(name, Value::String(tokenizer.TokenBytes(*id)));
@@ -430,7 +432,7 @@ absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(const
   const std::string name = NameFor(asked, has_tools);
   const auto found = templates_.find(name);
   if (found != templates_.end()) return &found->second;
-  // A single template needs no name.
+  // The only template needs no name.
   const bool any = asked.empty() && options_.default_template_name.empty();
   if (any && templates_.size() == 1 && broken_.empty()) return &templates_.begin()->second;
   if (const auto broken = broken_.find(name); broken != broken_.end()) {
@@ -441,9 +443,9 @@ absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(const
     return WithReason(absl::FailedPreconditionError(problem_), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
   }
-  return WithReason(absl::FailedPreconditionError(
-                        absl::StrCat("there is no chat template \"", name.substr(0, 64),
-                                     "\"; the model has ", absl::StrJoin(names(), ", "))),
+  return WithReason(absl::FailedPreconditionError(absl::StrCat("the model has no chat template \"",
+                                                               name.substr(0, 64), "\"; it has ",
+                                                               absl::StrJoin(names(), ", "))),
                     Reason::kChatTemplateMissing, {{"field", "chat.template_name"}});
 }
 
@@ -457,34 +459,34 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
         absl::StrCat("the conversation has ", count, " messages, content parts and tools, at most ",
                      options_.json_limits.max_nodes, " are allowed (limits.max_json_nodes)"));
   }
-  Reading reading{
+  ConversionContext context{
       .literal = literal, .traits = traits, .budget = jinja::JsonBudget(options_.json_limits)};
   absl::StatusOr<jinja::Variables> given =
-      ReadVariables(chat.template_vars_json, literal, &reading.budget);
-  if (!given.ok()) return Named("chat.template_vars", given.status());
+      ReadVariables(chat.template_vars_json, literal, &context.budget);
+  if (!given.ok()) return WithFieldName("chat.template_vars", given.status());
   variables.emplace_back("documents", Value::None());
   for (auto& [name, value] : *given) {
     if (name == "messages" || name == "tools" || name == "add_generation_prompt") {
-      return absl::InvalidArgumentError(
-          absl::StrCat("chat.template_vars must not set ", name, ", which has a field of its own"));
+      return absl::InvalidArgumentError(absl::StrCat("chat.template_vars must not set ", name,
+                                                     "; use the separate field of that name"));
     }
     variables.emplace_back(name, std::move(value));
   }
   std::vector<Value> messages;
   std::optional<ChatMessage> marked;
-  if (Continues(chat)) {
-    QUIRE_ASSIGN_OR_RETURN(marked, MarkedFinal(chat));
+  if (ContinuesFinalMessage(chat)) {
+    QUIRE_ASSIGN_OR_RETURN(marked, MarkFinalMessage(chat));
   }
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
     const bool is_marked = marked && i + 1 == chat.messages.size();
     QUIRE_ASSIGN_OR_RETURN(Value message,
-                           MessageValue(is_marked ? *marked : chat.messages[i], i, reading));
+                           MessageValue(is_marked ? *marked : chat.messages[i], i, context));
     messages.push_back(std::move(message));
   }
   QUIRE_ASSIGN_OR_RETURN(Value message_list, jinja::MakeList(std::move(messages)));
   std::vector<Value> tools;
   for (std::size_t i = 0; i < chat.tools.size(); ++i) {
-    QUIRE_ASSIGN_OR_RETURN(Value tool, ToolValue(chat.tools[i], i, reading));
+    QUIRE_ASSIGN_OR_RETURN(Value tool, ToolValue(chat.tools[i], i, context));
     tools.push_back(std::move(tool));
   }
   QUIRE_ASSIGN_OR_RETURN(Value tool_list, jinja::MakeList(std::move(tools)));
@@ -501,13 +503,14 @@ absl::Status ChatTemplates::CheckTools(const std::string& name, const LoadedTemp
   if (chat.tools.empty() || chosen.traits.prints_tools) return absl::OkStatus();
   const absl::StatusOr<bool> prints =
       PrintsTools(RendererOf(chosen.body, options_.limits), chat, chosen.traits);
-  if (!prints.ok() || *prints) return absl::OkStatus();  // an error has its own message
+  // Rendering the conversation reports the error.
+  if (!prints.ok() || *prints) return absl::OkStatus();
   return WithReason(
       absl::FailedPreconditionError(absl::StrCat(
           "tools has ", chat.tools.size(), chat.tools.size() == 1 ? " tool" : " tools",
-          ", which the chat template \"", name,
-          "\" does not print; set chat.tool_format: generic, or chat.template_file to a template "
-          "that prints tools")),
+          ", but the chat template \"", name,
+          "\" does not print tools; set chat.tool_format: generic, or set chat.template_file to a "
+          "template that prints tools")),
       Reason::kChatTemplateMissing, {{"field", "chat.tools"}});
 }
 
@@ -525,16 +528,16 @@ absl::StatusOr<ChatInput> ChatTemplates::ToGeneric(const LoadedTemplate& chosen,
 
 absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
                                                    absl::Time wall_now) const {
-  // The generic format passes no tools to the template.
+  // In the generic format, the template gets no tools.
   const bool has_tools = !chat.tools.empty() && !generic_.has_value();
   QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name, has_tools));
   const std::string name = NameFor(chat.template_name, has_tools);
   if (generic_.has_value()) {
     const absl::StatusOr<ChatInput> generic = ToGeneric(*chosen, chat);
     if (absl::IsResourceExhausted(generic.status())) {
-      return TooLarge(options_.limits, generic.status());
+      return TooLargeError(options_.limits, generic.status());
     }
-    if (!generic.ok()) return BadInput(name, 0, generic.status().message());
+    if (!generic.ok()) return BadInputError(name, 0, generic.status().message());
     return RenderTemplate(name, *chosen, chat, *generic, wall_now);
   }
   return RenderTemplate(name, *chosen, chat, chat, wall_now);
@@ -546,23 +549,23 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
                                                            const ChatInput& chat,
                                                            absl::Time wall_now) const {
   const absl::StatusOr<ChatMarks> marks =
-      ChatMarks::For(chat, longest_special_ > 0 ? &special_ : nullptr, longest_special_);
-  if (!marks.ok()) return BadInput(name, 0, marks.status().message());
+      ChatMarks::Create(chat, longest_special_ > 0 ? &special_ : nullptr, longest_special_);
+  if (!marks.ok()) return BadInputError(name, 0, marks.status().message());
   const jinja::TextHook literal = [&marks](std::string text) {
     return marks->Mark(std::move(text));
   };
   const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, chosen.traits, literal);
-  if (!variables.ok()) return BadInput(name, 0, variables.status().message());
+  if (!variables.ok()) return BadInputError(name, 0, variables.status().message());
   QUIRE_RETURN_IF_ERROR(CheckTools(name, chosen, chat));
   jinja::RenderResult result = jinja::Render(chosen.body, *variables, options_.limits, wall_now);
   const absl::Status& status = result.text.status();
-  if (absl::IsResourceExhausted(status)) return TooLarge(options_.limits, status);
+  if (absl::IsResourceExhausted(status)) return TooLargeError(options_.limits, status);
   const jinja::Position at = result.error_position;
   if (!status.ok()) {
     const std::string message = absl::StrCat(
         "chat template \"", name, "\", line ", at.line, ", column ", at.column, ": ",
         status.message(), UncommonRoleNote(sent, chosen.traits.names_developer, status.message()));
-    if (!absl::IsUnimplemented(status)) return BadInput(name, at.line, message);
+    if (!absl::IsUnimplemented(status)) return BadInputError(name, at.line, message);
     return WithReason(absl::FailedPreconditionError(message), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
   }
@@ -576,14 +579,14 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
   };
   const absl::Status roles =
       CheckRolesAreRendered(sent, chosen.traits.names_developer, render_again);
-  if (!roles.ok()) return BadInput(name, 0, roles.message());
+  if (!roles.ok()) return BadInputError(name, 0, roles.message());
   std::string text = *std::move(result.text);
-  if (Continues(chat)) {
+  if (ContinuesFinalMessage(chat)) {
     const ChatMessage& last = chat.messages.back();
     const bool is_list = !last.parts.empty() && IsContentList(last, chosen.traits);
     const std::string content = literal(is_list ? last.parts.back() : ContentText(last));
-    const absl::Status cut = CutBehindFinal(content, sent.messages.size(), &text);
-    if (!cut.ok()) return BadInput(name, 0, cut.message());
+    const absl::Status cut = TruncateAfterFinal(content, sent.messages.size(), &text);
+    if (!cut.ok()) return BadInputError(name, 0, cut.message());
   }
   return marks->Unmark(text);
 }

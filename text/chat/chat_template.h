@@ -1,21 +1,21 @@
 #pragma once
 
-// Conversations to prompts, as the model's own chat template prints them.
+// Renders conversations to prompts with the model's own chat template.
 //
 //   auto templates = ChatTemplates::Create(FindTemplates(files), tokenizer, options);
 //   auto prompt = (*templates)->Render(chat, clock.WallNow());
 //   tokenizer.Encode(prompt->text, {.add_special_tokens = false, .literal = prompt->literal});
 //
-// Place:      beside the tokenizer; text workers render with it. Knows neither protos nor files of
-//             its own: the server reads them.
-// Invariants: a model without a usable template is no error of Create: Render says why there is
-//             none (FAILED_PRECONDITION / CHAT_TEMPLATE_MISSING), and so it does where a chat needs
-//             a part of the template that is not supported, or has tools that the template does not
-//             print. Every other failure of Render is
-//             INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT with the template's name and line, or
-//             INPUT_TOO_LARGE. The same input and time render the same text.
+// Place:      next to the tokenizer; text workers call it. It depends on neither protos nor files,
+//             which the server reads.
+// Invariants: Create succeeds for a model without a usable template, and Render then returns
+//             FAILED_PRECONDITION / CHAT_TEMPLATE_MISSING with the cause. Render returns the same
+//             error if a chat needs an unsupported part of the template, or has tools that the
+//             template does not print. All other errors of Render are INVALID_ARGUMENT /
+//             BAD_CHAT_TEMPLATE_INPUT, with the template's name and line, or INPUT_TOO_LARGE. The
+//             same input and time render the same text.
 // Threads:    immutable after Create.
-// Lifetime:   independent of the tokenizer it was made with.
+// Lifetime:   independent of the tokenizer that Create used.
 
 #include <cstddef>
 #include <cstdint>
@@ -47,22 +47,22 @@ struct ChatOptions {
   jinja::JsonLimits json_limits = {};
 };
 
-// All text of the conversation, in whatever field.
+// Returns the number of bytes of text in all fields of the conversation.
 std::int64_t InputBytes(const ChatInput& chat);
 
-// A template's text, under the name by which requests choose it.
+// The text of a template, and the name by which requests choose it.
 struct TemplateSource {
   std::string name = {};
   std::string text = {};
   std::string origin = {};  // "chat_template.jinja", for messages
 };
 
-// What a model's files have to say, each absent when there is no such file or key.
+// Templates from the files of a model; nullopt where the file or key does not exist.
 struct TemplateFiles {
   std::optional<std::string> template_file = {};          // chat.template_file
   std::optional<std::string> chat_template_jinja = {};    // chat_template.jinja
   std::optional<std::string> tokenizer_config_json = {};  // its key chat_template
-  std::optional<std::string> chat_template_json = {};     // the same
+  std::optional<std::string> chat_template_json = {};     // its key chat_template
   std::optional<std::string> gguf_template = {};          // tokenizer.chat_template
   // The files of additional_chat_templates/, or the keys tokenizer.chat_template.NAME.
   std::vector<TemplateSource> named = {};
@@ -70,37 +70,37 @@ struct TemplateFiles {
 
 struct FoundTemplates {
   std::vector<TemplateSource> templates;  // empty: none
-  std::string origin;                     // "chat_template.jinja", for messages
-  std::string problem;                    // why there is none, if something is wrong with a file
+  std::string origin;                     // file name such as "chat_template.jinja", for messages
+  std::string problem;  // if a file is faulty, the reason why there are no templates
 };
 
-// The templates of the first source that has any, and those of `named`, which replace others of
-// the same name. With `template_file` it is the only one.
+// Returns the templates of the first source that has any. Templates in `named` are added and
+// replace those of the same name. `template_file`, if set, is the only template.
 FoundTemplates FindTemplates(const TemplateFiles& files);
 
 struct RenderedChat {
   std::string text;
-  std::vector<ByteRange> literal;  // special tokens in here are plain text
+  std::vector<ByteRange> literal;  // special tokens in these ranges are tokenized as plain text
 };
 
 class ChatTemplates {
  public:
-  // Errors: INVALID_ARGUMENT when default_vars_json is no JSON object.
+  // Returns INVALID_ARGUMENT when default_vars_json is not a JSON object.
   static absl::StatusOr<std::shared_ptr<const ChatTemplates>> Create(const FoundTemplates& found,
                                                                      const Tokenizer& tokenizer,
                                                                      const ChatOptions& options);
 
-  // `wall_now` is what strftime_now of the template prints.
+  // The template's strftime_now prints `wall_now`.
   absl::StatusOr<RenderedChat> Render(const ChatInput& chat, absl::Time wall_now) const;
 
-  // Names of the templates that requests can use.
+  // Returns the names of the templates that requests can use.
   std::vector<std::string> names() const;
-  // Whether a request that names no template can be rendered.
+  // Returns whether a request that names no template can be rendered.
   bool has_default() const;
   const jinja::JsonLimits& json_limits() const { return options_.json_limits; }
-  // Why templates, or some of them, cannot be used; empty: nothing is wrong.
+  // The reason why some or all templates cannot be used; empty if all can.
   const std::string& problem() const { return problem_; }
-  // Parts of usable templates that are not supported: a chat that needs one is refused.
+  // Unsupported parts of usable templates. A chat that needs one is rejected.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -111,15 +111,15 @@ class ChatTemplates {
     TemplateTraits traits;
   };
 
-  // The template of a request that names `asked`, or none if that is empty.
+  // Returns the name of the template for a request that asks for `asked`, which may be empty.
   std::string NameFor(const std::string& asked, bool has_tools) const;
   absl::StatusOr<const LoadedTemplate*> Choose(const std::string& asked, bool has_tools) const;
-  // FAILED_PRECONDITION unless the tools of this conversation reach the prompt.
+  // Returns FAILED_PRECONDITION unless the template prints the tools of this conversation.
   absl::Status CheckTools(const std::string& name, const LoadedTemplate& chosen,
                           const ChatInput& chat) const;
   absl::StatusOr<ChatInput> ToGeneric(const LoadedTemplate& chosen, const ChatInput& chat) const;
-  // Errors name the messages of `sent`, the client's conversation. The template gets `chat`, which
-  // the generic tool format makes of it.
+  // `sent` is the client's conversation, whose messages appear in errors. `chat` is the
+  // conversation that the template gets, which the generic tool format may have changed.
   absl::StatusOr<RenderedChat> RenderTemplate(const std::string& name, const LoadedTemplate& chosen,
                                               const ChatInput& sent, const ChatInput& chat,
                                               absl::Time wall_now) const;
@@ -132,13 +132,13 @@ class ChatTemplates {
 
   ChatOptions options_;
   std::map<std::string, LoadedTemplate> templates_;
-  std::map<std::string, std::string> broken_;  // name -> what is wrong with it
-  std::optional<jinja::Body> generic_;         // GenericToolsSource(), with generic_tools
+  std::map<std::string, std::string> broken_;  // name -> error message
+  std::optional<jinja::Body> generic_;  // parsed GenericToolsSource(), if generic_tools is set
   std::string origin_;
   std::string problem_;
   std::vector<std::string> warnings_;
   jinja::Variables defaults_;
-  StringTrie special_;  // texts of the special tokens, when content is to be kept literal
+  StringTrie special_;  // texts of the special tokens, if they are escaped in content
   std::size_t longest_special_ = 0;
 };
 

@@ -27,18 +27,18 @@ constexpr absl::string_view kSource =
     "tool "
     "is needed.";
 
-// Appends `text`, behind `separator` if neither text is empty.
+// Appends `text`, with `separator` before it unless one of the texts is empty.
 void Append(absl::string_view text, absl::string_view separator, std::string* to) {
   absl::StrAppend(to, to->empty() || text.empty() ? "" : separator, text);
 }
 
-// Makes one text of a content in parts.
+// Joins content parts to one text.
 void ToText(ChatMessage* message) {
   message->content = ContentText(*message);
   message->parts.clear();
 }
 
-// Writes the calls of an assistant's message behind its content, as the model writes them.
+// Appends the calls of an assistant message to its content, in the format that the model writes.
 void WriteCalls(ChatMessage* message) {
   if (message->tool_calls.empty()) return;
   ToText(message);

@@ -14,13 +14,13 @@ namespace {
 
 constexpr absl::string_view kDeveloper = "developer";
 
-// The API refuses empty roles, so only callers inside the process have them.
+// The API rejects empty roles, so only code in this process uses them.
 bool IsCommon(absl::string_view role) {
   return role.empty() || role == "system" || role == "user" || role == "assistant" ||
          role == "tool";
 }
 
-// Digits, which filters such as upper and trim leave as they are.
+// Returns text of digits, which filters such as upper and trim do not change.
 std::string ProbeContent(std::size_t index) {
   return absl::StrCat("8361547290.", index, ".7");
 }
@@ -54,14 +54,14 @@ absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
     probe.messages[i].parts.clear();
   }
   const absl::StatusOr<std::string> text = render(probe);
-  // A template that fails only now has read the contents.
+  // If the template fails only with the probe contents, it has read them.
   if (!text.ok()) return absl::OkStatus();
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
     if (is_common(chat.messages[i]) || absl::StrContains(*text, ProbeContent(i))) continue;
     const bool is_system = chat.messages[i].role == kDeveloper && !names_developer;
     return absl::InvalidArgumentError(absl::StrCat(
         QuotedRole(chat, i), is_system
-                                 ? ", and the chat template renders neither this role nor the role "
+                                 ? ", but the chat template renders neither this role nor the role "
                                    "system here: send the text in a user message"
                                  : ", which the chat template does not render: use system, user, "
                                    "assistant or tool"));
@@ -76,7 +76,7 @@ std::string UncommonRoleNote(const ChatInput& chat, bool names_developer, absl::
     if (absl::StrContains(error, role)) return "";
     const absl::string_view given = TemplateRole(role, names_developer);
     return absl::StrCat(" (", QuotedRole(chat, i),
-                        given == role ? "" : absl::StrCat(", given to the template as ", given),
+                        given == role ? "" : absl::StrCat(", passed to the template as ", given),
                         ")");
   }
   return "";

@@ -1,10 +1,10 @@
 #pragma once
 
-// Roles beside system, user, assistant and tool. A template drops the messages of a role that it
-// does not know, without an error; these functions find out which ones.
+// Roles other than system, user, assistant and tool. A template silently drops messages whose role
+// it does not know; these functions detect that.
 //
 // Place:      part of chat_template.h.
-// Threads:    pure.
+// Threads:    pure functions.
 
 #include <string>
 
@@ -16,24 +16,24 @@
 
 namespace quire::text {
 
-// True if a string literal of the template is `name`. REQUIRES: `source` is UTF-8.
+// Returns whether the template contains the string literal `name`. REQUIRES: `source` is UTF-8.
 bool HasStringLiteral(absl::string_view source, absl::string_view name);
 
-// The role under which the template gets a message: `system` for `developer` where the template
-// does not name that role.
+// Returns the role that the template gets: `developer` becomes `system` if the template does not
+// name the role developer.
 absl::string_view TemplateRole(absl::string_view role, bool names_developer);
 
-// Renders a conversation as the request's own is rendered.
+// Renders a conversation in the same way as the request.
 using ConversationRenderer = absl::FunctionRef<absl::StatusOr<std::string>(const ChatInput& chat)>;
 
-// INVALID_ARGUMENT that names the first message of an uncommon role whose content the template does
-// not print. Renders the conversation once more, with other contents in these messages, if it has
-// any. REQUIRES: rendering `chat` succeeds.
+// Returns INVALID_ARGUMENT with the first message of an uncommon role whose content the template
+// does not print. If there are such messages, it renders the conversation again with other contents
+// in them. REQUIRES: rendering `chat` succeeds.
 absl::Status CheckRolesAreRendered(const ChatInput& chat, bool names_developer,
                                    ConversationRenderer render);
 
-// The end of the message of a template's error. It names the first message of an uncommon role, if
-// there is one and the error does not have the role's name.
+// Returns text to append to a template's error. It names the first message of an uncommon role,
+// unless the error already contains the role. Empty if there is no such message.
 std::string UncommonRoleNote(const ChatInput& chat, bool names_developer, absl::string_view error);
 
 }  // namespace quire::text

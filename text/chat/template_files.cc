@@ -19,13 +19,13 @@ constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
 constexpr absl::string_view kDefaultFiles[] = {"chat_template.jinja", "tokenizer_config.json",
                                                "chat_template.json"};
 
-// Further templates of a model, each in a file of its name.
+// Directory of further templates; each file is named after its template.
 constexpr absl::string_view kNamedFolder = "additional_chat_templates";
 constexpr absl::string_view kNamedSuffix = ".jinja";
 constexpr absl::string_view kGgufTemplate = "tokenizer.chat_template";
 
-// Returns the paths of the named templates below the model's directory, sorted. Sets `error` if
-// their folder exists and cannot be read.
+// Returns the sorted paths, relative to the model's directory, of the named templates. Sets `error`
+// if their directory exists but cannot be read.
 std::vector<std::string> NamedTemplateFiles(const formats::ModelFiles& files,
                                             std::error_code& error) {
   std::vector<std::string> paths;
@@ -75,8 +75,8 @@ absl::StatusOr<TemplateFiles> ReadGguf(const formats::ModelFiles& files) {
   return found;
 }
 
-absl::StatusOr<std::optional<std::string>> ReadIfThere(const formats::ModelFiles& files,
-                                                       absl::string_view name) {
+absl::StatusOr<std::optional<std::string>> ReadIfExists(const formats::ModelFiles& files,
+                                                        absl::string_view name) {
   if (!files.Has(name)) return std::optional<std::string>();
   QUIRE_ASSIGN_OR_RETURN(std::string text, files.ReadText(name, kMaxFileBytes));
   return std::optional<std::string>(std::move(text));
@@ -87,9 +87,9 @@ absl::StatusOr<std::optional<std::string>> ReadIfThere(const formats::ModelFiles
 absl::StatusOr<TemplateFiles> ReadTemplateFiles(const formats::ModelFiles& files) {
   if (!files.gguf().empty()) return ReadGguf(files);
   TemplateFiles found;
-  QUIRE_ASSIGN_OR_RETURN(found.chat_template_jinja, ReadIfThere(files, kDefaultFiles[0]));
-  QUIRE_ASSIGN_OR_RETURN(found.tokenizer_config_json, ReadIfThere(files, kDefaultFiles[1]));
-  QUIRE_ASSIGN_OR_RETURN(found.chat_template_json, ReadIfThere(files, kDefaultFiles[2]));
+  QUIRE_ASSIGN_OR_RETURN(found.chat_template_jinja, ReadIfExists(files, kDefaultFiles[0]));
+  QUIRE_ASSIGN_OR_RETURN(found.tokenizer_config_json, ReadIfExists(files, kDefaultFiles[1]));
+  QUIRE_ASSIGN_OR_RETURN(found.chat_template_json, ReadIfExists(files, kDefaultFiles[2]));
   QUIRE_ASSIGN_OR_RETURN(found.named, ReadNamed(files));
   return found;
 }

@@ -1,10 +1,10 @@
 #pragma once
 
-// Reads the chat templates of a model from the files that may hold them.
+// Reads the chat templates of a model from its files.
 //
 // Place:      between the model's files and FindTemplates (chat_template.h). The daemon and
 //             `quire inspect` call it.
-// Threads:    pure.
+// Threads:    pure functions.
 
 #include <string>
 #include <vector>
@@ -15,11 +15,11 @@
 
 namespace quire::text {
 
-// Errors: those of files that are there and cannot be read, and of a GGUF file's metadata.
+// Returns errors of existing files that cannot be read, and of a GGUF file's metadata.
 absl::StatusOr<TemplateFiles> ReadTemplateFiles(const formats::ModelFiles& files);
 
-// Returns the names of the files that ReadTemplateFiles reads: the default ones, which may be
-// absent, and the named ones that exist. Empty for a GGUF file, which must not change while it is
+// Returns the names of the files that ReadTemplateFiles reads: the default files, which may not
+// exist, and the existing named files. Empty for a GGUF file, which must not change while it is
 // served.
 std::vector<std::string> TemplateFileNames(const formats::ModelFiles& files);
 

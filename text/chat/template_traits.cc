@@ -9,14 +9,14 @@
 namespace quire::text {
 namespace {
 
-// Words that occur in no template.
+// Words that no template contains.
 constexpr absl::string_view kFirst = "qzfirstprobe";
 constexpr absl::string_view kSecond = "qzsecondprobe";
 constexpr absl::string_view kArgumentName = "qzargument";
 constexpr absl::string_view kArgumentValue = "qzvalue";
 constexpr absl::string_view kArguments = R"({"qzargument": "qzvalue"})";
 constexpr absl::string_view kToolName = "qz_tool";
-constexpr absl::string_view kCallId = "call00001";  // Mistral's templates demand nine characters
+constexpr absl::string_view kCallId = "call00001";  // Mistral's templates require nine characters
 
 ChatMessage Message(absl::string_view role, absl::string_view content) {
   ChatMessage message;
@@ -46,9 +46,9 @@ ChatTool ProbeTool() {
           .parameters_json = R"({"type": "object", "properties": {}})"};
 }
 
-// Returns the conversation twice, without tools and with one. Some templates print calls only with
-// tools, and others refuse tools.
-std::vector<ChatInput> WithAndWithoutTools(std::vector<ChatMessage> messages) {
+// Returns the conversation without tools and with one. Some templates print calls only if there are
+// tools, and others reject tools.
+std::vector<ChatInput> MakeInputsWithAndWithoutTools(std::vector<ChatMessage> messages) {
   ChatInput plain;
   plain.messages = std::move(messages);
   ChatInput with_tools = plain;
@@ -60,8 +60,8 @@ bool Prints(const absl::StatusOr<std::string>& text, absl::string_view word) {
   return text.ok() && absl::StrContains(*text, word);
 }
 
-// True if the word follows the key "text" in quotes. Then the template printed a list of parts as
-// one value.
+// Returns whether the word follows the quoted key "text". The template has then printed a list of
+// parts as one value.
 bool IsPrintedAsPart(absl::string_view text, absl::string_view word) {
   const absl::string_view before = text.substr(0, text.find(word));
   const std::size_t end = before.find_last_not_of("'\"\\: ");
@@ -82,25 +82,25 @@ void ProbeArguments(const ProbeRenderer& render, TemplateTraits* traits) {
       {Message("user", kFirst), CallMessage(), ToolMessage(kSecond), Message("assistant", kSecond),
        Message("user", kSecond)}};
   for (const std::vector<ChatMessage>& messages : conversations) {
-    for (const ChatInput& chat : WithAndWithoutTools(messages)) {
+    for (const ChatInput& chat : MakeInputsWithAndWithoutTools(messages)) {
       TemplateTraits form = *traits;
       form.takes_mapping_arguments = true;
       form.takes_text_arguments = false;
       const absl::StatusOr<std::string> with_mapping = render(chat, form);
       std::swap(form.takes_mapping_arguments, form.takes_text_arguments);
       const absl::StatusOr<std::string> with_text = render(chat, form);
-      const bool mapping =
+      const bool takes_mapping =
           Prints(with_mapping, kArgumentName) && Prints(with_mapping, kArgumentValue);
-      const bool text = Prints(with_text, kArguments);
-      if (!mapping && !text) continue;
-      traits->takes_mapping_arguments = mapping;
-      traits->takes_text_arguments = text;
+      const bool takes_text = Prints(with_text, kArguments);
+      if (!takes_mapping && !takes_text) continue;
+      traits->takes_mapping_arguments = takes_mapping;
+      traits->takes_text_arguments = takes_text;
       return;
     }
   }
 }
 
-// A conversation whose message at `at` has the content that is probed. `form` is the trait of that
+// A conversation in which the content of messages[at] is probed. `form` is the trait of that
 // message's role.
 struct ContentProbe {
   std::vector<ChatMessage> messages;
@@ -121,15 +121,15 @@ std::optional<ContentForm> FindContentForm(const ProbeRenderer& render, ChatInpu
   message.content.clear();
   message.parts = {std::string(kFirst), std::string(kSecond)};
   const absl::StatusOr<std::string> both = print(ContentForm::kParts);
-  const bool parts = PrintsPart(both, kFirst) && PrintsPart(both, kSecond);
-  if (text) return parts ? ContentForm::kEither : ContentForm::kText;
-  if (parts) return ContentForm::kParts;
+  const bool prints_parts = PrintsPart(both, kFirst) && PrintsPart(both, kSecond);
+  if (text) return prints_parts ? ContentForm::kEither : ContentForm::kText;
+  if (prints_parts) return ContentForm::kParts;
   if (one_part) return ContentForm::kOnePart;
   return std::nullopt;
 }
 
 void ProbeContent(const ProbeRenderer& render, const ContentProbe& probe, TemplateTraits* traits) {
-  for (const ChatInput& chat : WithAndWithoutTools(probe.messages)) {
+  for (const ChatInput& chat : MakeInputsWithAndWithoutTools(probe.messages)) {
     const std::optional<ContentForm> form = FindContentForm(render, chat, probe, *traits);
     if (!form) continue;
     traits->*probe.form = *form;
@@ -168,7 +168,7 @@ TemplateTraits ProbeTemplate(const ProbeRenderer& render) {
       1,
       &TemplateTraits::assistant_content};
   ProbeContent(render, assistant, &traits);
-  // The call before a tool result needs the form of arguments that the template takes.
+  // The call before a tool result must have the form of arguments that the template accepts.
   ProbeArguments(render, &traits);
   const ContentProbe tool = {
       {Message("user", "hi"), CallMessage(), ToolMessage("")}, 2, &TemplateTraits::tool_content};

@@ -1,14 +1,14 @@
 #pragma once
 
-// Finds out what a chat template can take, by rendering small conversations with it.
+// Detects which inputs a chat template accepts by rendering small probe conversations.
 //
-// Templates differ in the form that they expect of tool-call arguments (a mapping, or JSON text to
-// append) and of content (a string, or a list of parts). The wrong form is an error, or the text is
-// silently missing from the prompt. Each finding compares renderings of one conversation in several
-// forms and looks for the words that the conversation has.
+// Templates expect different forms of tool-call arguments (a mapping, or JSON text to append) and
+// of content (a string, or a list of parts). With the wrong form the template fails, or the text is
+// missing from the prompt. Each probe renders a conversation in several forms and checks which
+// results contain its words.
 //
 // Place:      below chat_template.h, which probes every template when it is loaded.
-// Threads:    pure.
+// Threads:    pure functions.
 
 #include <cstdint>
 #include <functional>
@@ -28,34 +28,35 @@ enum class ContentForm : std::uint8_t {
   kEither    // both a string and a list of parts
 };
 
-// The defaults are those of a template that prints nothing of the probed kind.
+// The defaults are for a template that prints nothing of the probed kind.
 struct TemplateTraits {
-  // The forms of tool_calls[].function.arguments that are printed: a mapping, or JSON text. Both
-  // may be true.
+  // The printed forms of tool_calls[].function.arguments: a mapping, or JSON text. Both may be
+  // true.
   bool takes_mapping_arguments = true;
   bool takes_text_arguments = false;
-  // The form of content, by the role of the message.
+  // The form of content for each role.
   ContentForm system_content = ContentForm::kText;
   ContentForm user_content = ContentForm::kText;
   ContentForm assistant_content = ContentForm::kText;
   ContentForm tool_content = ContentForm::kText;
-  // Tools reach the prompt; a system message does.
+  // Whether the prompt contains tools, and whether it contains system messages.
   bool prints_tools = false;
   bool has_system_role = false;
-  // The template's source has the literal "developer". ProbeTemplate does not set this.
+  // Whether the template's source has the literal "developer". ProbeTemplate does not set this.
   bool names_developer = false;
 
-  // `developer` counts as system, roles of other names as user.
+  // Treats `developer` as system and unknown roles as user.
   ContentForm ContentFormOf(absl::string_view role) const;
 };
 
-// Renders `chat` with the template that is probed, in the forms that `traits` names.
+// Renders `chat` with the probed template, using the forms in `traits`.
 using ProbeRenderer =
     std::function<absl::StatusOr<std::string>(const ChatInput& chat, const TemplateTraits& traits)>;
 
 TemplateTraits ProbeTemplate(const ProbeRenderer& render);
 
-// Whether a tool reaches the prompt in this conversation. Errors are those of the rendering.
+// Returns whether the prompt of this conversation contains its tools. Errors are those of
+// rendering.
 absl::StatusOr<bool> PrintsTools(const ProbeRenderer& render, ChatInput chat,
                                  const TemplateTraits& traits);
 

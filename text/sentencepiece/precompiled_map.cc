@@ -25,7 +25,7 @@ bool IsContinuation(char byte) {
   return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
 }
 
-// Fields of a darts-clone unit.
+// Accessors of the fields of a darts-clone unit.
 bool HasLeaf(std::uint32_t unit) {
   return ((unit >> 8) & 1) != 0;
 }
@@ -48,7 +48,8 @@ absl::StatusOr<PrecompiledMap> PrecompiledMap::FromBase64(absl::string_view base
 }
 
 absl::StatusOr<PrecompiledMap> PrecompiledMap::FromBytes(absl::string_view bytes) {
-  if (bytes.size() < kUnitBytes) return absl::InvalidArgumentError("has no size of its trie");
+  if (bytes.size() < kUnitBytes)
+    return absl::InvalidArgumentError("is too short for the size of its trie");
   const std::size_t trie_bytes = ReadLittleEndian32(bytes, 0);
   if (trie_bytes % kUnitBytes != 0 || trie_bytes == 0 || trie_bytes > bytes.size() - kUnitBytes) {
     return absl::InvalidArgumentError(absl::StrCat("has a trie of ", trie_bytes, " bytes, but ",
@@ -89,7 +90,7 @@ void PrecompiledMap::ForEachEntry(absl::string_view text, Use use) const {
     const std::size_t begin = Value(units_[node]);
     if (begin > replacements_.size()) return;
     const absl::string_view rest = absl::string_view(replacements_).substr(begin);
-    // A hostile map may point into a character; such an entry is no entry.
+    // A malformed map may point into the middle of a character; such an entry is ignored.
     if (!rest.empty() && IsContinuation(rest[0])) return;
     if (!use(Entry{i + 1, rest.substr(0, rest.find('\0'))})) return;
   }

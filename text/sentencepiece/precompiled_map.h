@@ -1,14 +1,13 @@
 #pragma once
 
-// SentencePiece's character map, as the normalizer Precompiled of tokenizer.json carries it.
+// SentencePiece's character map, which tokenizer.json stores in its Precompiled normalizer.
 //
 // Place:      below Normalizer and SentencePieceNormalizer.
-// Invariants: every look-up stays inside the map, whatever its bytes say, and reads at most
+// Invariants: every look-up stays inside the map, even if the map is malformed, and reads at most
 //             kMaxEntryBytes of the text.
 // Threads:    immutable.
-// Source:     sentencepiece, builder of normalization rules (a darts-clone double array and a text
-//             with a zero byte behind each replacement); huggingface/spm_precompiled for how it is
-//             applied.
+// Source:     sentencepiece, builder of normalization rules (a darts-clone double array, and
+//             replacements that end with a zero byte); huggingface/spm_precompiled for Apply.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,29 +25,31 @@ class PrecompiledMap {
  public:
   PrecompiledMap() = default;  // without entries
 
-  // Errors: INVALID_ARGUMENT for bad Base64, sizes that do not fit, or replacements that are not
-  // UTF-8 or too long.
+  // Returns INVALID_ARGUMENT for bad Base64, inconsistent sizes, and replacements that are too long
+  // or not UTF-8.
   static absl::StatusOr<PrecompiledMap> FromBase64(absl::string_view base64);
   static absl::StatusOr<PrecompiledMap> FromBytes(absl::string_view bytes);
 
   struct Entry {
-    std::size_t size_bytes;   // of the text it stands for; whole characters
-    absl::string_view image;  // what replaces it
+    std::size_t size_bytes;   // size of the replaced text, in whole characters
+    absl::string_view image;  // the replacement
   };
-  // The longest entry that begins `text`, as sentencepiece takes it. REQUIRES: `text` is UTF-8.
+  // Returns the longest entry that is a prefix of `text`, as sentencepiece does. REQUIRES: `text`
+  // is UTF-8.
   std::optional<Entry> Longest(absl::string_view text) const;
 
-  // Replaces each grapheme cluster of less than six bytes by the image of the *shortest* map entry
-  // that begins it, otherwise each of its characters; as Hugging Face tokenizers, not as
-  // sentencepiece.
+  // Replaces each grapheme cluster of less than six bytes by the image of the *shortest* entry that
+  // is a prefix of it; otherwise does so for each of its characters. Hugging Face tokenizers does
+  // the same, but sentencepiece does not.
   AlignedText Apply(const AlignedText& text) const;
 
  private:
   static constexpr std::size_t kMaxEntryBytes = 512;
 
-  // The replacement of the shortest entry that begins `text`.
+  // Returns the replacement of the shortest entry that is a prefix of `text`.
   std::optional<absl::string_view> Find(absl::string_view text) const;
-  // Calls `use(entry)` for the entries that begin `text`, shortest first, while it returns true.
+  // Calls `use(entry)` for the entries that are prefixes of `text`, shortest first, until it
+  // returns false.
   template <typename Use>
   void ForEachEntry(absl::string_view text, Use use) const;
 

@@ -32,22 +32,22 @@ using google::protobuf::io::CodedInputStream;
 
 using wire::ModelProto;
 
-// Of the fields that a hostile file repeats, pieces are counted before the message is built; one
-// that the schema does not name has two bytes and takes 16 in the message. The largest published
-// files have 5 MB.
+// Limits the memory of the parsed message. Pieces are counted before parsing. An unknown field
+// takes two bytes in the file and 16 bytes in the message. The largest published files have 5 MB.
 constexpr std::size_t kMaxFileBytes = 2 * kMaxVocabularyBytes;
 
 absl::Status Error(absl::string_view path, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(path, " ", problem));
 }
 
-absl::Status NotFollowed(absl::string_view path, absl::string_view value) {
+absl::Status UnsupportedError(absl::string_view path, absl::string_view value) {
   return absl::UnimplementedError(absl::StrCat(path, " is ", value, ", which is not supported"));
 }
 
-// Where the bytes stop being a message: what the generated parser, which found that they do, does
-// not say. Nothing, if they do not.
-std::optional<std::size_t> BrokenFieldOffset(absl::string_view bytes, const Descriptor& message) {
+// Returns the offset at which the message is malformed, which the generated parser does not report;
+// nullopt if it is well-formed.
+std::optional<std::size_t> MalformedFieldOffset(absl::string_view bytes,
+                                                const Descriptor& message) {
   CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()),
                       static_cast<int>(bytes.size()));
   while (in.CurrentPosition() < static_cast<int>(bytes.size())) {
@@ -64,15 +64,15 @@ std::optional<std::size_t> BrokenFieldOffset(absl::string_view bytes, const Desc
     const bool has_size = in.ReadVarint32(&size);
     const auto begin = static_cast<std::size_t>(in.CurrentPosition());
     if (!has_size || size > bytes.size() - begin) return at;
-    const auto found = BrokenFieldOffset(bytes.substr(begin, size), *field->message_type());
+    const auto found = MalformedFieldOffset(bytes.substr(begin, size), *field->message_type());
     if (found) return begin + *found;
     in.Skip(static_cast<int>(size));
   }
   return std::nullopt;
 }
 
-// Reads tags only: a piece takes two bytes of a file and about 40 times that in a message. Whether
-// the bytes are a message at all is the parser's to say.
+// Reads tags only, because a piece takes two bytes of a file and about 40 times as much in a
+// message. Malformed messages are left to the parser.
 bool HasTooManyPieces(absl::string_view bytes) {
   CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()),
                       static_cast<int>(bytes.size()));
@@ -97,19 +97,20 @@ absl::StatusOr<ModelProto> ParseMessage(absl::string_view bytes) {
   }
   ModelProto model;
   if (model.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return model;
-  const std::size_t at = BrokenFieldOffset(bytes, *ModelProto::descriptor()).value_or(bytes.size());
-  return Error("the file",
-               absl::StrCat("is no message: broken field at byte ", at, " of ", bytes.size()));
+  const std::size_t at =
+      MalformedFieldOffset(bytes, *ModelProto::descriptor()).value_or(bytes.size());
+  return Error("the file", absl::StrCat("is not a valid message: malformed field at byte ", at,
+                                        " of ", bytes.size()));
 }
 
-// The parser keeps a field of another wire type than the schema's as an unknown one.
+// The parser treats a field of the wrong wire type as an unknown field.
 absl::Status CheckWireTypes(const Message& message, absl::string_view path) {
   const UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
   for (int i = 0; i < unknown.field_count(); ++i) {
     const FieldDescriptor* const field =
         message.GetDescriptor()->FindFieldByNumber(unknown.field(i).number());
     if (field == nullptr) continue;
-    constexpr int kWireTypes[] = {0, 5, 1, 2, 3};  // by UnknownField::Type
+    constexpr int kWireTypes[] = {0, 5, 1, 2, 3};  // indexed by UnknownField::Type
     return Error(
         absl::StrCat(path, path.empty() ? "" : ".", field->name()),
         absl::StrCat("has the wire type ", kWireTypes[unknown.field(i).type()], ", must have ",
@@ -169,7 +170,7 @@ absl::Status ReadTrainer(const ModelProto::TrainerSpec& trainer, SentencePieceFi
   file.kind =
       trainer.model_type() == 2 ? SentencePieceFile::Kind::kBpe : SentencePieceFile::Kind::kUnigram;
   if (trainer.treat_whitespace_as_suffix()) {
-    return NotFollowed(path + ".treat_whitespace_as_suffix", "true");
+    return UnsupportedError(path + ".treat_whitespace_as_suffix", "true");
   }
   file.byte_fallback = trainer.byte_fallback();
   QUIRE_RETURN_IF_ERROR(CheckUtf8(trainer.unk_surface(), path + ".unk_surface"));
@@ -194,15 +195,15 @@ absl::Status ReadModel(absl::string_view bytes, SentencePieceFile& file) {
   file.add_dummy_prefix = normalizer.add_dummy_prefix();
   file.remove_extra_whitespaces = normalizer.remove_extra_whitespaces();
   file.escape_whitespaces = normalizer.escape_whitespaces();
-  // Anything that would rewrite decoded text.
+  // A denormalizer would change decoded text.
   const ModelProto::NormalizerSpec& denormalizer = model.denormalizer_spec();
   QUIRE_RETURN_IF_ERROR(CheckWireTypes(denormalizer, "denormalizer_spec"));
   if (denormalizer.precompiled_charsmap().empty()) return absl::OkStatus();
-  return NotFollowed("denormalizer_spec.precompiled_charsmap",
-                     absl::StrCat(denormalizer.precompiled_charsmap().size(), " bytes long"));
+  return UnsupportedError("denormalizer_spec.precompiled_charsmap",
+                          absl::StrCat(denormalizer.precompiled_charsmap().size(), " bytes long"));
 }
 
-// The value of `<0xHH>`, -1: another text.
+// Returns the value of `<0xHH>`, or -1 for any other text.
 int ByteOf(absl::string_view text) {
   unsigned value = 0;
   const bool is_hex = text.size() == 6 && absl::SimpleHexAtoi(text.substr(3, 2), &value);
@@ -219,13 +220,12 @@ absl::Status IndexPieces(SentencePieceFile& file) {
     const auto [it, is_new] = texts.emplace(piece.text, i);
     if (!is_new) {
       return Error(path + ".piece",
-                   absl::StrCat("is \"", piece.text, "\", which pieces[", it->second, "] is too"));
+                   absl::StrCat("is \"", piece.text, "\", like pieces[", it->second, "]"));
     }
     has_normal = has_normal || piece.type == SentencePiece::Type::kNormal;
     if (piece.type == SentencePiece::Type::kUnknown) {
       if (file.unk_id >= 0) {
-        return Error(path + ".type",
-                     absl::StrCat("is UNKNOWN, which pieces[", file.unk_id, "] is too"));
+        return Error(path + ".type", absl::StrCat("is UNKNOWN, like pieces[", file.unk_id, "]"));
       }
       file.unk_id = static_cast<std::int32_t>(i);
     }
@@ -235,8 +235,8 @@ absl::Status IndexPieces(SentencePieceFile& file) {
     }
     const int byte = ByteOf(piece.text);
     if (byte < 0) {
-      return Error(path + ".piece", absl::StrCat("is \"", piece.text,
-                                                 "\", must be <0x00> to <0xFF> for the type BYTE"));
+      return Error(path + ".piece",
+                   absl::StrCat("is \"", piece.text, "\", must be <0x00> to <0xFF> for type BYTE"));
     }
     file.byte_ids[static_cast<std::size_t>(byte)] = static_cast<std::int32_t>(i);
   }

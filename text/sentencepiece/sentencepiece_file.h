@@ -1,14 +1,14 @@
 #pragma once
 
-// A file tokenizer.model: what a SentencePiece model consists of, checked value by value.
+// Parses and validates a tokenizer.model file of SentencePiece.
 //
-// Place:      below the tokenizer that is built from it. The message is parsed by code that protoc
-//             makes of tokenizer_model.proto; nothing of it is seen outside the .cc.
-// Invariants: piece texts are UTF-8, not empty and each there once, scores are finite, one piece is
-//             the unknown one, with byte_fallback there is one piece for each byte.
+// Place:      below the tokenizer that is built from it. Code generated from tokenizer_model.proto
+//             parses the message; only the .cc uses it.
+// Invariants: piece texts are UTF-8, not empty and unique, scores are finite, exactly one piece is
+//             the unknown piece, and with byte_fallback each byte has a piece.
 // Threads:    a value.
-// Source:     sentencepiece, sentencepiece_model.proto, for numbers and defaults of the fields;
-//             model_interface.cc for what makes a model invalid.
+// Source:     sentencepiece: sentencepiece_model.proto for field numbers and defaults,
+//             model_interface.cc for the validity rules.
 
 #include <array>
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace quire::text {
 
 struct SentencePiece {
-  // As numbered in files.
+  // Values are those of the file format.
   enum class Type : std::int32_t {
     kNormal = 1,
     kUnknown = 2,
@@ -34,7 +34,7 @@ struct SentencePiece {
   std::string text;
   float score = 0;
   Type type = Type::kNormal;
-  // Whether the text of a prompt can become it; others stand for themselves only.
+  // Whether text in a prompt can be tokenized to this piece.
   bool in_text() const {
     return type == Type::kNormal || type == Type::kUserDefined || type == Type::kUnused;
   }
@@ -43,27 +43,27 @@ struct SentencePiece {
 struct SentencePieceFile {
   enum class Kind { kUnigram, kBpe };
 
-  std::vector<SentencePiece> pieces;  // by id
+  std::vector<SentencePiece> pieces;  // indexed by id
   Kind kind = Kind::kUnigram;
   std::int32_t unk_id = -1;
-  std::array<std::int32_t, 256> byte_ids;  // with byte_fallback
+  std::array<std::int32_t, 256> byte_ids;  // only with byte_fallback
   bool byte_fallback = false;
-  std::string unk_surface = " \xE2\x81\x87 ";  // what the unknown piece decodes to
+  std::string unk_surface = " \xE2\x81\x87 ";  // decoded text of the unknown piece
   std::string bos_piece = "<s>", eos_piece = "</s>", pad_piece = "<pad>";
 
-  std::string charsmap;  // PrecompiledMap; empty: none
+  std::string charsmap;  // PrecompiledMap; empty if there is none
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
 
-  // The control piece of this text, -1: none.
+  // Returns the id of the control piece with this text, or -1.
   std::int32_t ControlId(absl::string_view text) const;
 };
 
-// Errors name the field, such as `pieces[3].score`, or the byte where the file stops being a
-// message: INVALID_ARGUMENT for what is no such message or has more than 64 MiB, wrong types and
-// values, texts that two pieces have; UNIMPLEMENTED for model types other than unigram and BPE, and
-// for settings that change ids or texts and are not followed here.
+// Parses the file. Errors name the field, such as `pieces[3].score`, or the byte at which the
+// message is malformed. Returns INVALID_ARGUMENT for a malformed message, more than 64 MiB, wrong
+// types and values, and duplicate texts. Returns UNIMPLEMENTED for model types other than unigram
+// and BPE, and for unsupported settings that would change ids or texts.
 absl::StatusOr<SentencePieceFile> ParseSentencePieceFile(absl::string_view bytes);
 
 }  // namespace quire::text

@@ -11,16 +11,16 @@
 namespace quire::text {
 namespace {
 
-// How much worse than the worst piece an unknown character is.
+// Difference between the lowest score of a piece and the score of an unknown character.
 constexpr float kUnknownPenalty = 10;
 
 bool IsOneCharacter(absl::string_view text) {
   return Utf8Length(text[0]) == text.size();
 }
 
-// Makes the merges of a BPE model: any two symbols whose texts together are a piece, best score
-// first. A symbol is a piece or a single character; characters that are no piece get ids behind
-// those of the pieces.
+// Derives the merges of a BPE model: two symbols merge if their concatenation is a piece, and
+// higher scores merge first. A symbol is a piece or a single character. Characters that are not
+// pieces get ids after those of the pieces.
 class MergeBuilder {
  public:
   explicit MergeBuilder(const SentencePieceFile& file) : file_(file) {}
@@ -43,7 +43,7 @@ class MergeBuilder {
   }
 
  private:
-  // User-defined pieces are cut out before anything is merged.
+  // User-defined pieces are extracted before merging.
   bool CanBeBuilt(std::size_t id) const {
     const SentencePiece& piece = file_.pieces[id];
     return piece.in_text() && piece.type != SentencePiece::Type::kUserDefined &&
@@ -83,7 +83,7 @@ class MergeBuilder {
       if (file_.pieces[id].type == SentencePiece::Type::kUnused) {
         return absl::UnimplementedError(
             absl::StrCat("pieces[", id, "].type is UNUSED for \"", text,
-                         "\", which is not supported for a piece that merges make"));
+                         "\", which is not supported for a piece that merges can produce"));
       }
       parts_.merges.push_back({left, right, static_cast<std::int32_t>(id), rank});
     }
@@ -115,7 +115,7 @@ absl::StatusOr<SentencePieceModel> SentencePieceModel::From(const SentencePieceF
 }
 
 void SentencePieceModel::MakeUnigram(const SentencePieceFile& file) {
-  // The original begins with these, so that the best score is never below zero.
+  // sentencepiece uses these initial values too, so the best score is never below zero.
   float worst = std::numeric_limits<float>::max();
   float best = std::numeric_limits<float>::min();
   for (const SentencePiece& piece : file.pieces) {
@@ -127,7 +127,7 @@ void SentencePieceModel::MakeUnigram(const SentencePieceFile& file) {
   std::vector<double> scores;
   for (const SentencePiece& piece : file.pieces) {
     const auto id = static_cast<std::int32_t>(scores.size());
-    // More than any other pieces of the same bytes can have.
+    // Higher than the score of any other segmentation of the same bytes.
     const bool is_user_defined = piece.type == SentencePiece::Type::kUserDefined;
     const float bonus = static_cast<float>(piece.text.size()) * best;
     scores.push_back(is_user_defined ? bonus - 0.1 : static_cast<double>(piece.score));

@@ -1,14 +1,14 @@
 #pragma once
 
-// The model of a tokenizer.model, unigram or BPE: normalized text to pieces.
+// The model of a tokenizer.model file, unigram or BPE: splits normalized text into pieces.
 //
-// Place:      one type of TokenModel. Knows UTF-8 strings and ids, no offsets in the input.
-// Invariants: ids equal those of sentencepiece. O(n log n) of the text. Control pieces and byte
-//             pieces are never found in text. A run of unknown characters becomes one unknown
-//             piece, or the byte pieces of its bytes.
-// Threads:    immutable; scratch serves one thread at a time, and one model only.
-// Source:     sentencepiece, unigram_model.cc and bpe_model.cc; sentencepiece_processor.cc for what
-//             becomes of unknown pieces.
+// Place:      one type of TokenModel. Handles UTF-8 strings and ids, without offsets in the input.
+// Invariants: ids equal those of sentencepiece. O(n log n) in the size of the text. Text never
+//             becomes control pieces or byte pieces directly. A run of unknown characters becomes
+//             one unknown piece, or the byte pieces of its bytes.
+// Threads:    immutable; a scratch serves one thread at a time, and one model only.
+// Source:     sentencepiece: unigram_model.cc and bpe_model.cc; sentencepiece_processor.cc for
+//             unknown pieces.
 
 #include <array>
 #include <cstdint>
@@ -33,7 +33,7 @@ struct SentencePieceScratch {
   ViterbiScratch viterbi;
   std::vector<ModelToken> found;
 
-  // Memory that grows with a text.
+  // Memory that grows with the size of texts.
   std::size_t capacity_bytes() const {
     return bpe.capacity_bytes() + viterbi.capacity_bytes() + found.capacity() * sizeof(ModelToken);
   }
@@ -41,7 +41,8 @@ struct SentencePieceScratch {
 
 class SentencePieceModel {
  public:
-  // UNIMPLEMENTED for unused pieces that a BPE model could build: it would have to take them apart.
+  // Returns UNIMPLEMENTED if a BPE model could merge symbols to an unused piece, which
+  // sentencepiece would split again.
   static absl::StatusOr<SentencePieceModel> From(const SentencePieceFile& file);
 
   // Appends the tokens of `text`. REQUIRES: valid UTF-8, below 2^31 bytes.
@@ -50,7 +51,7 @@ class SentencePieceModel {
 
   std::optional<std::int32_t> TokenToId(absl::string_view piece) const;
   std::size_t size() const { return pieces_.size(); }
-  const std::vector<std::string>& pieces() const { return pieces_; }  // by id
+  const std::vector<std::string>& pieces() const { return pieces_; }  // indexed by id
   absl::string_view type() const;  // "SentencePiece BPE" or "SentencePiece unigram"
 
  private:
@@ -65,9 +66,9 @@ class SentencePieceModel {
   std::int32_t unk_id_ = 0;
   bool byte_fallback_ = false;
   std::array<std::int32_t, 256> byte_ids_;
-  Viterbi viterbi_;          // unigram
-  std::optional<Bpe> bpe_;   // BPE; ids past the last piece stand for unknown characters
-  PrefixTrie user_defined_;  // BPE: pieces that are cut out first
+  Viterbi viterbi_;          // only for unigram
+  std::optional<Bpe> bpe_;   // only for BPE; ids after the last piece are unknown characters
+  PrefixTrie user_defined_;  // only for BPE: pieces that are extracted before merging
 };
 
 }  // namespace quire::text

@@ -1,11 +1,11 @@
 #pragma once
 
-// What a SentencePiece model does to text before it is cut: its character map, spaces, and the
-// sign in front.
+// The normalizer of a SentencePiece model: its character map, white space, and the space sign in
+// front.
 //
-// Place:      a step of Normalizer, for tokenizer.model only. The map of the same file in
-//             tokenizer.json is applied by PrecompiledMap::Apply, which gives other results.
-// Invariants: O(n) of the text; texts of user-defined pieces pass unchanged.
+// Place:      a step of Normalizer, only for tokenizer.model. For the same map in tokenizer.json,
+//             PrecompiledMap::Apply is used, which gives different results.
+// Invariants: O(n) in the size of the text; texts of user-defined pieces are unchanged.
 // Threads:    immutable.
 // Source:     sentencepiece, normalizer.cc.
 
@@ -24,13 +24,13 @@ inline constexpr absl::string_view kSentencePieceSpace = "\xE2\x96\x81";  // U+2
 
 class SentencePieceNormalizer {
  public:
-  // Errors: INVALID_ARGUMENT for a broken map.
+  // Returns INVALID_ARGUMENT for a malformed map.
   static absl::StatusOr<SentencePieceNormalizer> From(const SentencePieceFile& file);
 
   AlignedText Apply(const AlignedText& text) const;
 
  private:
-  // What `size` bytes of the text become.
+  // `size` bytes of the text become `image`.
   struct Step {
     absl::string_view image;
     std::size_t size;
@@ -42,7 +42,7 @@ class SentencePieceNormalizer {
   PrefixTrie user_defined_;
   bool add_dummy_prefix_ = true;
   bool remove_extra_whitespaces_ = true;
-  absl::string_view space_;  // what stands for a space
+  absl::string_view space_;  // replacement of a space
 };
 
 }  // namespace quire::text

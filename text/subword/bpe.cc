@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/check.h"
 #include "base/json_text.h"
 #include "base/status.h"
 #include "base/utf8.h"
@@ -17,7 +18,7 @@ namespace quire::text {
 namespace {
 
 constexpr std::size_t kMaxCachedPieceBytes = 256;
-// Up to this many symbols, finding the best pair by looking at all of them beats a heap.
+// Up to this number of symbols, a linear scan for the best pair is faster than a heap.
 constexpr std::size_t kMaxScannedSymbols = 32;
 constexpr std::uint32_t kNoRank = std::numeric_limits<std::uint32_t>::max();
 
@@ -67,7 +68,7 @@ absl::Status Bpe::ReadVocabulary(const formats::JsonValue& config) {
     ids_.emplace(token, static_cast<std::int32_t>(*id));
     if (!taken.insert(static_cast<std::int32_t>(*id)).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path(), " is ", *id, ", which another token has too"));
+          absl::StrCat(path(), " is ", *id, ", like that of another token"));
     }
   }
   return absl::OkStatus();
@@ -93,7 +94,7 @@ absl::Status Bpe::ReadOptions(const formats::JsonValue& config) {
   const std::optional<formats::JsonValue> dropout = config.Find("dropout");
   if (dropout && !dropout->is_null() && dropout->raw() != 0) {
     return dropout->Error(absl::StrCat("is ", JsonText(dropout->raw()),
-                                       ", must be null: ids must not depend on chance"));
+                                       ", must be null: tokenization must be deterministic"));
   }
   return absl::OkStatus();
 }
@@ -121,7 +122,8 @@ absl::Status Bpe::AddMerge(const formats::JsonValue& merge, std::uint32_t rank) 
     const std::string& line = merge.raw().get_ref<const std::string&>();
     const std::size_t space = line.find(' ');
     if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos) {
-      return merge.Error(absl::StrCat("is \"", line, "\", must be two parts with a space between"));
+      return merge.Error(
+          absl::StrCat("is \"", line, "\", must be two parts separated by one space"));
     }
     left = line.substr(0, space);
     right = line.substr(space + 1);
@@ -139,7 +141,7 @@ absl::Status Bpe::AddMerge(const formats::JsonValue& merge, std::uint32_t rank) 
   }
   if (!absl::StartsWith(right, prefix_)) {
     return merge.Error(
-        absl::StrCat("part \"", right, "\" does not begin with continuing_subword_prefix"));
+        absl::StrCat("part \"", right, "\" does not start with continuing_subword_prefix"));
   }
   const std::string joined = left + right.substr(prefix_.size());
   const auto new_id = TokenToId(joined);
@@ -188,6 +190,8 @@ const Bpe::MergeRule* Bpe::FindMerge(std::int32_t left, std::int32_t right) cons
 }
 
 void Bpe::Encode(absl::string_view piece, BpeScratch& scratch, std::vector<ModelToken>& out) const {
+  if (scratch.bpe_ == nullptr) scratch.bpe_ = this;
+  QUIRE_CHECK(scratch.bpe_ == this);
   if (piece.empty()) return;
   if (ignore_merges_) {
     if (const auto id = TokenToId(piece)) {
@@ -232,9 +236,9 @@ std::int32_t Bpe::CharacterId(absl::string_view character, bool is_first, bool i
   return TokenToId(buffer).value_or(-1);
 }
 
-// An unknown character that may still be fused with the next one waits. Only a character of the
-// vocabulary or the end lets it go, so byte-fallback tokens overtake it; that is what Hugging
-// Face's code does.
+// Splits a piece into its initial symbols. An unknown character is buffered until the next known
+// character or the end, because fuse_unk may fuse it with the next one. Byte-fallback tokens are
+// therefore added before it, as in the Hugging Face implementation.
 void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols_;
   symbols.clear();
@@ -242,14 +246,13 @@ void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
     const auto index = static_cast<std::int32_t>(symbols.size());
     symbols.push_back({id, size_bytes, index - 1, index + 1});
   };
-  std::uint32_t unk_bytes = 0;  // of the unknown text that waits
+  std::uint32_t unk_bytes = 0;  // size of the buffered unknown text
   std::string buffer;
   for (std::size_t i = 0; i < piece.size();) {
     const std::size_t size = Utf8Length(piece[i]);
     const absl::string_view character = piece.substr(i, size);
     const std::int32_t id = CharacterId(character, i == 0, i + size == piece.size(), buffer);
-    // With a prefix or suffix the bytes of the decorated character are looked up, which `buffer`
-    // holds.
+    // With a prefix or suffix, byte fallback uses the decorated character in `buffer`.
     const bool decorated =
         (i > 0 && !prefix_.empty()) || (i + size == piece.size() && !suffix_.empty());
     i += size;
@@ -287,7 +290,7 @@ void Bpe::Merge(BpeScratch& scratch) const {
 
 void Bpe::MergeByScanning(BpeScratch& scratch) const {
   auto& symbols = scratch.symbols_;
-  std::array<MergeRule, kMaxScannedSymbols> rules;  // of each symbol with the one after it
+  std::array<MergeRule, kMaxScannedSymbols> rules;  // rules[i] merges symbol i with symbol i + 1
   const auto look_up = [&](std::size_t i) {
     const MergeRule* rule =
         i + 1 < symbols.size() ? FindMerge(symbols[i].id, symbols[i + 1].id) : nullptr;
@@ -333,7 +336,7 @@ void Bpe::MergeByHeap(BpeScratch& scratch) const {
     auto& left = symbols[static_cast<std::size_t>(best.position)];
     if (left.size_bytes == 0 || left.next < 0) continue;
     auto& right = symbols[static_cast<std::size_t>(left.next)];
-    // The entry is stale if one of the two has been merged since.
+    // The heap entry is stale if one of the two symbols was merged in the meantime.
     const MergeRule* rule = FindMerge(left.id, right.id);
     if (rule == nullptr || rule->new_id != best.new_id) continue;
     left.id = best.new_id;

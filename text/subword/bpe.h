@@ -1,11 +1,11 @@
 #pragma once
 
-// Byte-pair encoding of one piece, by the vocabulary and the merges of tokenizer.json.
+// Byte-pair encoding of one piece, with the vocabulary and the merges of tokenizer.json.
 //
-// Place:      behind the splitter. Knows UTF-8 strings and ids, no offsets in the input.
-// Invariants: merging takes O(n log n) for a piece of n characters. A cached piece gives the same
-//             ids as a piece that is merged. Of duplicate merge pairs the last counts.
-// Threads:    immutable; a BpeScratch serves one thread at a time, and one Bpe only.
+// Place:      after the splitter. Handles UTF-8 strings and ids, without offsets in the input.
+// Invariants: merging takes O(n log n) for a piece of n characters. A cached result equals the
+//             result of merging. If a merge pair occurs twice, the last one counts.
+// Threads:    immutable; a BpeScratch serves one thread at a time.
 // Source:     huggingface/tokenizers 0.23, `models::bpe`.
 
 #include <array>
@@ -22,13 +22,16 @@
 
 namespace quire::text {
 
-// Working memory, reused from piece to piece.
+class Bpe;
+
+// Working memory and result cache of one thread. The first Encode binds it to its Bpe, because
+// cached results are only valid for that Bpe; Encode with another Bpe fails a check.
 class BpeScratch {
  public:
-  // At most `cache_entries` pieces are remembered; when they are full, all are forgotten.
+  // The cache has at most `cache_entries` pieces and is cleared when it is full.
   explicit BpeScratch(std::int64_t cache_entries) : cache_entries_(cache_entries) {}
 
-  // Memory that grows with a piece; not the cache.
+  // Memory that grows with the size of pieces, without the cache.
   std::size_t capacity_bytes() const {
     return symbols_.capacity() * sizeof(Symbol) + heap_.capacity() * sizeof(Candidate);
   }
@@ -37,16 +40,17 @@ class BpeScratch {
   friend class Bpe;
   struct Symbol {
     std::int32_t id;
-    std::uint32_t size_bytes;  // 0: merged into the symbol before it
-    std::int32_t previous;     // index, -1: none
+    std::uint32_t size_bytes;  // 0: merged into the previous symbol
+    std::int32_t previous;     // index; -1: none
     std::int32_t next;
   };
   struct Candidate {
     std::uint32_t rank;
-    std::int32_t position;  // of the left symbol
+    std::int32_t position;  // index of the left symbol
     std::int32_t new_id;
   };
 
+  const Bpe* bpe_ = nullptr;  // set by the first Encode
   std::vector<Symbol> symbols_;
   std::vector<Candidate> heap_;
   std::int64_t cache_entries_;
@@ -57,13 +61,13 @@ struct BpeMerge {
   std::int32_t left;
   std::int32_t right;
   std::int32_t new_id;
-  std::uint32_t rank;  // lower first; of equal ranks the leftmost pair first
+  std::uint32_t rank;  // lower ranks merge first; among equal ranks, the leftmost pair
 };
 
-// A model that does not come from tokenizer.json.
+// The parts of a model from another source than tokenizer.json.
 struct BpeParts {
-  absl::flat_hash_map<std::string, std::int32_t> ids;  // below kMaxTokenIds, each once
-  std::vector<BpeMerge> merges;                        // of ids of the vocabulary
+  absl::flat_hash_map<std::string, std::int32_t> ids;  // unique ids below kMaxTokenIds
+  std::vector<BpeMerge> merges;                        // with ids of the vocabulary
   std::optional<std::int32_t> unk_id;
   bool fuse_unk = false;
   bool byte_fallback = false;
@@ -74,15 +78,17 @@ class Bpe {
  public:
   explicit Bpe(BpeParts parts);
 
-  // `config` is the value of "model", an object whose type is BPE. Errors name the field, such as
+  // `config` is the value of "model", an object of type BPE. Errors name the field, such as
   // `model.merges[3]`.
   static absl::StatusOr<Bpe> FromJson(const formats::JsonValue& config);
 
-  // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.
+  // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes, and `scratch` was only
+  // used with this Bpe, which has not moved since.
   void Encode(absl::string_view piece, BpeScratch& scratch, std::vector<ModelToken>& out) const;
 
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
-  std::size_t vocabulary_size() const { return ids_.size(); }  // entries, not greatest id
+  // Number of entries, not the largest id.
+  std::size_t vocabulary_size() const { return ids_.size(); }
   const absl::flat_hash_map<std::string, std::int32_t>& ids() const { return ids_; }
 
  private:
@@ -111,8 +117,8 @@ class Bpe {
 
   absl::flat_hash_map<std::string, std::int32_t> ids_;
   absl::flat_hash_map<std::uint64_t, MergeRule> merges_;  // key: left id << 32 | right id
-  std::array<std::int32_t, 0x800> short_ids_;  // of characters of one or two bytes; -1: none
-  std::array<std::int32_t, 256> byte_ids_;     // of <0xHH>; -1: none
+  std::array<std::int32_t, 0x800> short_ids_;  // ids of characters of one or two bytes; -1: none
+  std::array<std::int32_t, 256> byte_ids_;     // ids of <0xHH>; -1: none
   std::int32_t unk_id_ = -1;
   bool fuse_unk_ = false;
   bool byte_fallback_ = false;

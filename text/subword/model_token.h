@@ -1,6 +1,7 @@
 #pragma once
 
-// What the models of a tokenizer share: the tokens of one piece of text, and how many there may be.
+// Definitions that all tokenizer models share: a token of a piece of text, and limits of
+// vocabularies.
 //
 // Place:   bottom of text/.
 // Threads: values.
@@ -10,22 +11,21 @@
 
 namespace quire::text {
 
-// Ids are below this. The largest published vocabularies have 262144 entries; the limit keeps a
-// number in a file from deciding how much memory the table of tokens takes.
+// Upper bound of token ids. The largest published vocabularies have 262144 entries. The limit
+// bounds the memory of the token table, whose size a file determines.
 inline constexpr std::int32_t kMaxTokenIds = 1 << 22;
 
-// A token that is compared with the text at each of its places (of a scored vocabulary, or an
-// added, special or control token), or cut in two in every way, has at most so many bytes, else a
-// file could make that work quadratic. The longest pieces of published vocabularies have 128.
+// Maximum size of a token that is compared with the text at every position (of a scored vocabulary,
+// or an added, special or control token), or that is split in every possible way. Without it a file
+// could make that work quadratic. The longest pieces of published vocabularies have 128 bytes.
 inline constexpr std::size_t kMaxScoredBytes = 512;
 
-// All tokens of a vocabulary together. Copies and tries of them take up to about 100 bytes for each
-// of these bytes, so a hostile file can make 3 GiB of it. The largest published vocabularies have
-// 3 MB.
+// Maximum total size of the tokens of a vocabulary. Copies and tries take up to about 100 bytes per
+// byte, so a malicious file can use 3 GiB. The largest published vocabularies have 3 MB.
 inline constexpr std::size_t kMaxVocabularyBytes = std::size_t{32} << 20;
 
-// A token and the bytes of the piece that it stands for. Byte-fallback tokens stand for one byte
-// each.
+// A token and the number of bytes of the piece that it represents. A byte-fallback token represents
+// one byte.
 struct ModelToken {
   std::int32_t id;
   std::uint32_t size_bytes;

@@ -8,16 +8,17 @@ namespace quire::text {
 struct PrefixTrie::Range {
   std::size_t begin;
   std::size_t end;
-  std::size_t depth;  // bytes that all of them share
-  std::int32_t node;  // of these bytes; -1: the root
+  std::size_t depth;  // size of the common prefix
+  std::int32_t node;  // node of the common prefix; -1: the root
 };
 
 PrefixTrie::PrefixTrie(std::vector<std::pair<absl::string_view, std::int32_t>> entries) {
   roots_.fill(-1);
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // Breadth first, so that the children of a node come to stand side by side. Ranges are dropped
-  // once their children stand: there is one for each byte of the strings.
+  // Builds the trie breadth first, so that the children of a node are consecutive. Ranges are
+  // dropped after their children are created, because there is one range for each byte of the
+  // strings.
   std::deque<Range> ranges = {{0, entries.size(), 0, -1}};
   for (; !ranges.empty(); ranges.pop_front()) {
     const Range range = ranges.front();

@@ -1,10 +1,10 @@
 #pragma once
 
-// A set of byte strings with a number each, asked for those that begin a text.
+// A map from byte strings to numbers that finds the strings that are prefixes of a text.
 //
 // Place:      below Unigram and SentencePiece models.
-// Invariants: built in O(n log n) of the strings' bytes without recursion; a walk takes one step
-//             for each byte it matches.
+// Invariants: construction takes O(n log n) in the size of the strings, without recursion. A search
+//             takes one step for each matched byte.
 // Threads:    immutable.
 
 #include <array>
@@ -21,11 +21,11 @@ class PrefixTrie {
  public:
   PrefixTrie() { roots_.fill(-1); }
 
-  // Of equal strings the last counts; an empty string is never found. REQUIRES: values are not
-  // negative.
+  // If a string occurs twice, the last one counts. An empty string is never found. REQUIRES: values
+  // are not negative.
   explicit PrefixTrie(std::vector<std::pair<absl::string_view, std::int32_t>> entries);
 
-  // Calls `found(size_bytes, value)` for each string that begins `text`, shortest first.
+  // Calls `found(size_bytes, value)` for each string that is a prefix of `text`, shortest first.
   template <typename Found>
   void ForEachPrefix(absl::string_view text, Found found) const {
     if (text.empty()) return;
@@ -38,24 +38,25 @@ class PrefixTrie {
     }
   }
 
-  // Bytes of the longest string that begins `text`, and its value; 0 and -1: none.
+  // Returns the size and value of the longest string that is a prefix of `text`; 0 and -1 if there
+  // is none.
   std::pair<std::size_t, std::int32_t> Longest(absl::string_view text) const;
 
   bool empty() const { return nodes_.empty(); }
 
  private:
   struct Node {
-    std::int32_t first_child = 0;  // children stand side by side, in the order of their bytes
+    std::int32_t first_child = 0;  // children are consecutive, ordered by byte
     std::int32_t num_children = 0;
     std::int32_t value = -1;
   };
-  struct Range;  // entries that share a prefix
+  struct Range;  // entries with a common prefix
 
   std::int32_t Child(std::int32_t node, unsigned char byte) const;
 
-  std::array<std::int32_t, 256> roots_;  // node of each first byte, -1: none
+  std::array<std::int32_t, 256> roots_;  // node of each first byte; -1: none
   std::vector<Node> nodes_;
-  std::vector<unsigned char> bytes_;  // of each node: the last byte of its string
+  std::vector<unsigned char> bytes_;  // for each node, the last byte of its string
 };
 
 }  // namespace quire::text

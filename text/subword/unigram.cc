@@ -12,7 +12,7 @@
 namespace quire::text {
 namespace {
 
-// How much worse than the worst token an unknown character is.
+// Difference between the lowest score of a token and the score of an unknown character.
 constexpr double kUnknownPenalty = 10;
 
 }  // namespace
@@ -100,7 +100,7 @@ void Unigram::Encode(absl::string_view piece, ViterbiScratch& scratch,
   const std::vector<ModelToken> found(out.begin() + static_cast<std::ptrdiff_t>(first), out.end());
   out.resize(first);
   std::size_t begin = 0;
-  std::size_t unknown_bytes = 0;  // of the run in front of `begin`
+  std::size_t unknown_bytes = 0;  // size of the unknown run that ends at `begin`
   const auto end_run = [&] {
     if (unknown_bytes > 0) AppendUnknown(piece.substr(begin - unknown_bytes, unknown_bytes), out);
     unknown_bytes = 0;
@@ -119,7 +119,7 @@ void Unigram::Encode(absl::string_view piece, ViterbiScratch& scratch,
 
 void Unigram::AppendUnknown(absl::string_view text, std::vector<ModelToken>& out) const {
   const auto size_bytes = static_cast<std::uint32_t>(text.size());
-  if (const auto id = TokenToId(text)) {  // the unknown token's own text
+  if (const auto id = TokenToId(text)) {  // the text equals that of the unknown token
     out.push_back({*id, size_bytes});
     return;
   }

@@ -1,14 +1,14 @@
 #pragma once
 
-// Cuts a text into the tokens whose scores have the greatest sum.
+// Splits a text into the tokens with the greatest sum of scores.
 //
 // Place:      below Unigram and SentencePiece models.
 // Invariants: O(n) steps for a text of n characters, each bounded by the longest token. Every
-//             character without a token of its own can be passed as unknown, so there always is a
-//             way. Of equal sums the one found first counts: the longest last token.
+//             character without its own token can become an unknown token, so a segmentation always
+//             exists. Among equal sums the first one found counts: the longest last token.
 // Threads:    immutable; a ViterbiScratch serves one thread at a time.
 // Source:     sentencepiece, unigram_model.cc, EncodeOptimized; huggingface/tokenizers 0.23,
-//             models::unigram, which does the same with doubles.
+//             models::unigram, which uses doubles.
 
 #include <cstdint>
 #include <vector>
@@ -19,7 +19,7 @@
 
 namespace quire::text {
 
-// Working memory, reused from piece to piece.
+// Working memory that is reused for each piece.
 class ViterbiScratch {
  public:
   std::size_t capacity_bytes() const { return ends_.capacity() * sizeof(End); }
@@ -27,8 +27,8 @@ class ViterbiScratch {
  private:
   friend class Viterbi;
   struct End {
-    double score = 0;         // best sum of a way that ends here
-    std::int32_t begin = -1;  // where its last token begins; -1: no way yet
+    double score = 0;         // best sum of a segmentation that ends here
+    std::int32_t begin = -1;  // start of its last token; -1: not reached yet
     std::int32_t id = -1;
   };
   std::vector<End> ends_;
@@ -39,15 +39,15 @@ class Viterbi {
   struct Options {
     std::int32_t unk_id = 0;
     double unk_score = 0;
-    bool single_precision = false;  // sums are kept as float
+    bool single_precision = false;  // sums are rounded to float
   };
 
   Viterbi() = default;
-  // `trie` has ids, `scores` is indexed by them.
+  // `trie` maps texts to ids, which index `scores`.
   Viterbi(PrefixTrie trie, std::vector<double> scores, Options options);
 
-  // Appends the tokens of `text`; unknown characters one by one, with unk_id. REQUIRES: valid
-  // UTF-8, below 2^31 bytes.
+  // Appends the tokens of `text`. Each unknown character becomes one token with unk_id. REQUIRES:
+  // valid UTF-8, below 2^31 bytes.
   void Segment(absl::string_view text, ViterbiScratch& scratch, std::vector<ModelToken>& out) const;
 
  private:

@@ -22,7 +22,7 @@ std::size_t SkipSpaces(absl::string_view text, std::size_t begin) {
   return begin;
 }
 
-// Goes back over spaces, not past `low`.
+// Skips spaces backwards from `end`, but not before `low`.
 std::size_t SkipSpacesBack(absl::string_view text, std::size_t end, std::size_t low) {
   while (end > low) {
     const Utf8Char c = DecodeUtf8Before(text, end);
@@ -108,7 +108,8 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
   for (std::size_t i = 0; i < config.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(added.Add(config.At(i), model));
   }
-  // Two contents with one normalized form: the lower id counts, because the trie keeps the first.
+  // If two contents have the same normalized form, the lower id counts, because the trie keeps the
+  // first value.
   std::vector<std::size_t> order(added.tokens_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -126,7 +127,7 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
       }
       token.normalized_content = text.text();
     }
-    // Content that normalizes to nothing never matches.
+    // Content whose normalized form is empty never matches.
     if (token.normalized_content.empty()) continue;
     (token.normalized ? added.normalized_ : added.raw_).Add(token.normalized_content, i);
   }
@@ -150,17 +151,17 @@ absl::Status AddedTokens::Add(const formats::JsonValue& config, const TokenModel
         absl::StrCat("has ", token.content.size(), " bytes, the limit is ", kMaxScoredBytes));
   }
   if (by_content_.contains(token.content)) {
-    return content.Error(absl::StrCat("\"", token.content, "\" stands there twice"));
+    return content.Error(absl::StrCat("\"", token.content, "\" occurs twice"));
   }
-  // The original ignores the id of the file: content of the vocabulary has the vocabulary's id,
-  // anything else the next free one. A file that says otherwise has no clear meaning.
+  // Hugging Face ignores the id in the file: content of the vocabulary gets the vocabulary's id,
+  // other content the next free id. A file with different ids is ambiguous and is rejected.
   const auto in_vocabulary = model.TokenToId(token.content);
   const std::int64_t free_id = ids_ == Ids::kAsGiven ? id_value : next_id_;
   const std::int64_t expected = in_vocabulary ? *in_vocabulary : free_id;
   if (id_value != expected) {
     const std::string place =
         in_vocabulary ? "in model.vocab"
-                      : absl::StrCat("behind the ", model.vocabulary_size(),
+                      : absl::StrCat("after the ", model.vocabulary_size(),
                                      " entries of model.vocab and earlier added tokens");
     return id.Error(
         absl::StrCat("is ", id_value, ", but \"", token.content, "\" has ", expected, " ", place));
@@ -168,7 +169,7 @@ absl::Status AddedTokens::Add(const formats::JsonValue& config, const TokenModel
   token.id = static_cast<std::int32_t>(id_value);
   if (!in_vocabulary) ++next_id_;
   if (!by_id_.emplace(token.id, tokens_.size()).second) {
-    return id.Error(absl::StrCat("is ", id_value, ", which another added token has"));
+    return id.Error(absl::StrCat("is ", id_value, ", like that of another added token"));
   }
   by_content_.emplace(token.content, tokens_.size());
   tokens_.push_back(std::move(token));
@@ -201,7 +202,7 @@ absl::StatusOr<bool> AddedTokens::StandsAlone(absl::string_view text,
 
 absl::Status AddedTokens::CutBy(const StringTrie& trie, absl::string_view text,
                                 TakesSpecial takes_special, RegexScratch& scratch,
-                                std::vector<Cut>& cuts) const {
+                                std::vector<TextSegment>& segments) const {
   std::size_t done = 0;
   std::size_t from = 0;
   while (const auto match = trie.Find(text, from)) {
@@ -216,11 +217,11 @@ absl::Status AddedTokens::CutBy(const StringTrie& trie, absl::string_view text,
     std::size_t end = match->end;
     if (token.lstrip) begin = std::max(SkipSpacesBack(text, begin, 0), done);
     if (token.rstrip) end = SkipSpaces(text, end);
-    if (done < begin) cuts.push_back({done, begin, -1});
-    cuts.push_back({begin, end, token.id});
+    if (done < begin) segments.push_back({done, begin, -1});
+    segments.push_back({begin, end, token.id});
     done = end;
   }
-  if (done < text.size()) cuts.push_back({done, text.size(), -1});
+  if (done < text.size()) segments.push_back({done, text.size(), -1});
   return absl::OkStatus();
 }
 

@@ -1,12 +1,12 @@
 #pragma once
 
-// The added tokens of tokenizer.json: strings that are cut out of the text before the model sees
-// it.
+// The added tokens of tokenizer.json: strings that are extracted from the text before the model
+// splits it.
 //
-// Place:      first stage of encoding (raw text), and again behind the normalizer.
+// Place:      first stage of encoding (raw text), and again after the normalizer.
 // Invariants: matches are leftmost, then longest. A match that single_word rejects is consumed:
-//             shorter tokens inside it are not tried. Ids are those of the vocabulary or, for
-//             tokenizer.json, follow it in file order.
+//             shorter tokens inside it are not tried. Ids are those of the vocabulary; for
+//             tokenizer.json the other ids follow the vocabulary in file order.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `tokenizer::added_vocabulary`.
 
@@ -33,7 +33,8 @@ namespace quire::text {
 struct AddedToken {
   std::int32_t id = -1;
   std::string content;
-  std::string normalized_content;  // what `normalized` tokens match and decode to; else = content
+  // Matched and decoded text of a `normalized` token; otherwise equal to content.
+  std::string normalized_content;
   bool single_word = false;
   bool lstrip = false;
   bool rstrip = false;
@@ -41,12 +42,12 @@ struct AddedToken {
   bool special = false;
 };
 
-// A set of byte strings, searched for the longest one at a place.
+// A set of byte strings that finds the longest match at a position.
 class StringTrie {
  public:
   StringTrie() { roots_.fill(-1); }
 
-  // The first value added for a text counts. REQUIRES: !text.empty().
+  // If a text is added twice, the first value counts. REQUIRES: !text.empty().
   void Add(absl::string_view text, std::size_t value);
 
   struct Match {
@@ -54,8 +55,8 @@ class StringTrie {
     std::size_t end;
     std::size_t value;
   };
-  // Leftmost, then longest, at or behind `from`. Takes O(distance + length of the longest string)
-  // for texts where few places begin a string.
+  // Returns the leftmost, then longest match at or after `from`. Takes O(distance + longest string)
+  // if few positions of the text start a string.
   std::optional<Match> Find(absl::string_view text, std::size_t from) const;
 
  private:
@@ -63,13 +64,13 @@ class StringTrie {
 
   std::int32_t Child(std::int32_t node, unsigned char byte) const;
 
-  std::array<std::int32_t, 256> roots_;                        // node of each first byte, -1: none
-  std::vector<std::size_t> values_;                            // of each node
+  std::array<std::int32_t, 256> roots_;                        // node of each first byte; -1: none
+  std::vector<std::size_t> values_;                            // indexed by node
   absl::flat_hash_map<std::uint64_t, std::int32_t> children_;  // key: node << 8 | byte
 };
 
-// Bytes [begin, end) of a text: one added token, or (id -1) text between them.
-struct Cut {
+// Bytes [begin, end) of a text: an added token, or, with id -1, the text between tokens.
+struct TextSegment {
   std::size_t begin;
   std::size_t end;
   std::int32_t id;
@@ -77,33 +78,34 @@ struct Cut {
 
 class AddedTokens {
  public:
-  // Where the id of a token outside the model's vocabulary comes from.
+  // Determines the ids of tokens that are not in the model's vocabulary.
   enum class Ids {
-    kFollowVocabulary,  // tokenizer.json: the next one behind the vocabulary, in file order
+    kFollowVocabulary,  // tokenizer.json: the next id after the vocabulary, in file order
     kAsGiven,
   };
 
-  // `config` is the value of "added_tokens". Errors: INVALID_ARGUMENT, also for content of more
-  // than kMaxScoredBytes, as it stands or normalized.
+  // `config` is the value of "added_tokens". Returns INVALID_ARGUMENT for invalid tokens, including
+  // content whose raw or normalized form exceeds kMaxScoredBytes.
   static absl::StatusOr<AddedTokens> FromJson(const formats::JsonValue& config,
                                               const TokenModel& model, const Normalizer& normalizer,
                                               Ids ids, RegexScratch& scratch);
 
-  // Tokens that do not come from tokenizer.json, with ids and contents that occur once; none is
-  // normalized. Errors: INVALID_ARGUMENT for content of more than kMaxScoredBytes.
+  // Tokens from another source than tokenizer.json, with unique ids and contents; none is
+  // normalized. Returns INVALID_ARGUMENT for content of more than kMaxScoredBytes.
   static absl::StatusOr<AddedTokens> FromTokens(std::vector<AddedToken> tokens);
 
-  // Cuts raw text at the tokens that are not normalized, or normalized text at those that are. Text
-  // that rstrip swallowed may begin a further token, so cuts of tokens may overlap; text never
-  // does. Special tokens stay in the text where `takes_special` says no to their bytes.
+  // Split raw text at the tokens that are not normalized, or normalized text at those that are.
+  // Text that rstrip consumed may start another token, so segments of tokens may overlap; segments
+  // of text never do. A special token stays in the text if `takes_special` returns false for its
+  // bytes.
   using TakesSpecial = absl::FunctionRef<bool(std::size_t begin, std::size_t end)>;
   absl::Status CutRaw(absl::string_view text, TakesSpecial takes_special, RegexScratch& scratch,
-                      std::vector<Cut>& cuts) const {
-    return CutBy(raw_, text, takes_special, scratch, cuts);
+                      std::vector<TextSegment>& segments) const {
+    return CutBy(raw_, text, takes_special, scratch, segments);
   }
   absl::Status CutNormalized(absl::string_view text, TakesSpecial takes_special,
-                             RegexScratch& scratch, std::vector<Cut>& cuts) const {
-    return CutBy(normalized_, text, takes_special, scratch, cuts);
+                             RegexScratch& scratch, std::vector<TextSegment>& segments) const {
+    return CutBy(normalized_, text, takes_special, scratch, segments);
   }
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
@@ -114,7 +116,7 @@ class AddedTokens {
   static absl::StatusOr<AddedTokens> Empty(Ids ids);
   absl::Status Add(const formats::JsonValue& config, const TokenModel& model);
   absl::Status CutBy(const StringTrie& trie, absl::string_view text, TakesSpecial takes_special,
-                     RegexScratch& scratch, std::vector<Cut>& cuts) const;
+                     RegexScratch& scratch, std::vector<TextSegment>& segments) const;
   absl::StatusOr<bool> StandsAlone(absl::string_view text, const StringTrie::Match& match,
                                    RegexScratch& scratch) const;
 
@@ -122,10 +124,10 @@ class AddedTokens {
   absl::flat_hash_map<std::string, std::size_t> by_content_;
   absl::flat_hash_map<std::int32_t, std::size_t> by_id_;
   Ids ids_;
-  std::int64_t next_id_ = -1;  // while loading: the id of the next token outside the vocabulary
+  std::int64_t next_id_ = -1;  // id of the next token outside the vocabulary; used while loading
   StringTrie raw_;
   StringTrie normalized_;
-  Regex word_;  // one word character
+  Regex word_;  // matches one word character
 };
 
 }  // namespace quire::text

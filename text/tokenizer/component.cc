@@ -46,7 +46,7 @@ absl::StatusOr<PrependScheme> PrependSchemeOf(const formats::JsonValue& config) 
   QUIRE_ASSIGN_OR_RETURN(const bool adds_prefix, config.GetBoolOr("add_prefix_space", true));
   if (!adds_prefix && scheme != "never") {
     return absl::InvalidArgumentError(absl::StrCat(
-        config.PathOf("add_prefix_space"), " is false, which demands prepend_scheme \"never\""));
+        config.PathOf("add_prefix_space"), " is false, which requires prepend_scheme \"never\""));
   }
   if (!scheme || *scheme == "always") return PrependScheme::kAlways;
   if (*scheme == "first") return PrependScheme::kFirst;

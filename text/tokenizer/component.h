@@ -1,9 +1,9 @@
 #pragma once
 
-// What the components of tokenizer.json share: type names, patterns, nesting.
+// Helpers for the components of tokenizer.json: type names, patterns, nesting.
 //
 // Place:      below normalizer, splitter, post-processor and decoder.
-// Threads:    pure.
+// Threads:    pure functions.
 
 #include <string>
 
@@ -15,21 +15,20 @@
 
 namespace quire::text {
 
-// The name in "type". Errors name `path.type`.
+// Returns the value of "type". Errors name `path.type`.
 absl::StatusOr<std::string> ComponentType(const formats::JsonValue& config);
 
-// UNIMPLEMENTED `path.type "Name" is not supported`.
+// Returns UNIMPLEMENTED `path.type "Name" is not supported`.
 absl::Status UnsupportedType(const formats::JsonValue& config, absl::string_view type);
 
-// {"String": text} or {"Regex": pattern} under the key "pattern".
+// Reads {"String": text} or {"Regex": pattern} under the key "pattern".
 absl::StatusOr<Regex> PatternOf(const formats::JsonValue& config);
 
-// A member that must hold exactly one character.
+// Reads a member that must have exactly one character.
 absl::StatusOr<std::string> CharacterOf(const formats::JsonValue& config, absl::string_view key);
 
-// Whether a Metaspace component, in its new or old form, puts a sign in front: "always", "first" or
-// "never" in `prepend_scheme`; the old `add_prefix_space` true means always, and false demands
-// never.
+// Determines when a Metaspace component puts a sign in front: "always", "first" or "never" in
+// `prepend_scheme`. In the old form, `add_prefix_space` true means always; false requires "never".
 enum class PrependScheme { kAlways, kFirst, kNever };
 absl::StatusOr<PrependScheme> PrependSchemeOf(const formats::JsonValue& config);
 

@@ -24,7 +24,7 @@ int HexDigit(char c) {
   return -1;
 }
 
-// `<0xHH>`: one byte. Rust reads "+1" as a number too, so does this.
+// Parses `<0xHH>` as one byte. Rust also accepts "+1" as a hexadecimal number, so this does too.
 std::optional<char> ByteOf(absl::string_view token) {
   if (token.size() != 6 || !absl::StartsWith(token, "<0x") || token[5] != '>') return std::nullopt;
   const int high = token[3] == '+' ? 0 : HexDigit(token[3]);
@@ -33,7 +33,8 @@ std::optional<char> ByteOf(absl::string_view token) {
   return static_cast<char>(high * 16 + low);
 }
 
-// Every character through the GPT-2 table; a token with any other character stays as it is.
+// Maps every character to a byte with the GPT-2 table. A token that contains any other character is
+// unchanged.
 std::string FromByteLevel(std::string token) {
   std::string bytes;
   for (std::size_t i = 0; i < token.size();) {
@@ -112,11 +113,11 @@ absl::Status Decoder::AddStage(const formats::JsonValue& config) {
     return absl::OkStatus();
   }
   if (type == "Strip") return AddStrip(config);
-  // Text that was streamed cannot be taken back, so nothing may look across tokens.
+  // Text that has been streamed cannot be changed, so no stage may depend on several tokens.
   const bool is_known =
       type == "Replace" || type == "ByteFallback" || type == "ByteLevel" || type == "Metaspace";
   if (is_known && (fused_ || (has_bytes_ && type == "Replace"))) {
-    return absl::UnimplementedError(absl::StrCat(config.PathOf("type"), " \"", type, "\" behind ",
+    return absl::UnimplementedError(absl::StrCat(config.PathOf("type"), " \"", type, "\" after ",
                                                  fused_ ? "Fuse" : "a decoder of bytes",
                                                  " is not supported"));
   }
@@ -158,11 +159,11 @@ absl::Status Decoder::AddStrip(const formats::JsonValue& config) {
   if (stage.stop > 0) {
     return absl::UnimplementedError(
         absl::StrCat(stop.path(), " is ", stop_count,
-                     ", must be 0 behind Fuse: the end of a stream is not known"));
+                     ", must be 0 after Fuse: the end of a stream is not known in advance"));
   }
   if (strip_count_ > 0) {
     return absl::UnimplementedError(
-        absl::StrCat(config.PathOf("type"), " \"Strip\" twice behind Fuse is not supported"));
+        absl::StrCat(config.PathOf("type"), " \"Strip\" twice after Fuse is not supported"));
   }
   strip_ = stage.content;
   strip_count_ = stage.start;
@@ -194,8 +195,8 @@ absl::StatusOr<std::string> Decoder::Apply(std::string token, bool is_first,
         token = Strip(token, stage.content, stage.start, stage.stop);
         break;
       case Stage::Kind::kByteLevel:
-        // A byte of ByteFallback may have made the token something other than UTF-8; then the table
-        // does not apply.
+        // ByteFallback may have replaced the token by bytes that are not UTF-8; the table does not
+        // apply to them.
         if (!FirstInvalidUtf8(token)) token = FromByteLevel(std::move(token));
         break;
       case Stage::Kind::kMetaspace:

@@ -1,13 +1,13 @@
 #pragma once
 
-// The decoder of tokenizer.json: token strings to bytes.
+// The decoder of tokenizer.json: converts tokens to bytes.
 //
-// Place:      below Tokenizer and Detokenizer. Knows token strings, not UTF-8 repair.
+// Place:      below Tokenizer and Detokenizer. It does not repair UTF-8.
 // Invariants: the bytes of a token depend on the token alone, except for three rules about the
-//             start of the text: Metaspace and SentencePiece (no sign in front), Strip behind Fuse
-//             (characters at the start of the text) and no decoder at all (a space before every
-//             token but the first).
-// Threads:    Decoder is immutable; DecoderStream: one thread at a time.
+//             start of a text. Metaspace and SentencePiece omit the space of the first token. Strip
+//             after Fuse removes characters at the start. Without a decoder, every token but the
+//             first gets a space in front.
+// Threads:    Decoder is immutable; a DecoderStream is used by one thread at a time.
 // Lifetime:   a Decoder must outlive its streams.
 // Source:     huggingface/tokenizers 0.23, `decoders`.
 
@@ -26,28 +26,30 @@
 
 namespace quire::text {
 
-// One token as the decoder needs it.
+// The decoder's view of a token.
 struct TokenText {
-  std::string text;    // UTF-8; for a normalized added token its normalized content; OfBytes: bytes
-  bool known = false;  // false: an id that no token has
+  // UTF-8, the normalized content for a normalized added token; bytes for OfBytes.
+  std::string text;
+  bool known = false;  // false: no token has this id
   bool special = false;
 };
 
 class Decoder {
  public:
-  // `config` is the value of "decoder" (null: no decoder), `tokens` is indexed by id.
+  // `config` is the value of "decoder" (null: no decoder). `tokens` is indexed by id.
   static absl::StatusOr<Decoder> FromJson(const formats::JsonValue& config,
                                           std::vector<TokenText> tokens);
 
-  // Tokens that are bytes already. `first_texts`: of each token at the start of a text; empty: the
-  // same. `first_until_bytes`: the start lasts until a token gave bytes, not just one token.
+  // Creates a decoder of tokens that already are bytes. `first_texts` are their bytes at the start
+  // of a text; if empty, they are the same as elsewhere. With `first_until_bytes` the start lasts
+  // until a token has produced bytes, otherwise for one token.
   static Decoder OfBytes(std::vector<TokenText> tokens, std::vector<std::string> first_texts,
                          bool first_until_bytes);
 
   std::int32_t size() const { return static_cast<std::int32_t>(tokens_.size()); }
   bool known(std::int32_t id) const { return id >= 0 && id < size() && tokens_[Index(id)].known; }
   bool special(std::int32_t id) const { return known(id) && tokens_[Index(id)].special; }
-  // Bytes of a token in the middle of a text. REQUIRES: known(id).
+  // Returns the bytes of a token that is not at the start of a text. REQUIRES: known(id).
   const std::string& bytes(std::int32_t id) const { return bytes_[Index(id)]; }
 
  private:
@@ -57,8 +59,8 @@ class Decoder {
     enum class Kind { kReplace, kByteFallback, kStrip, kByteLevel, kMetaspace };
     Kind kind;
     std::optional<Regex> pattern;  // kReplace
-    std::string content;           // kReplace: replacement; kStrip: the character; kMetaspace: sign
-    std::uint32_t start = 0;       // kStrip: characters at each end
+    std::string content;      // kReplace: replacement; kStrip: the character; kMetaspace: the sign
+    std::uint32_t start = 0;  // kStrip: maximum number of characters at each end
     std::uint32_t stop = 0;
     bool strips_first = false;  // kMetaspace: the first token loses its signs
   };
@@ -73,32 +75,33 @@ class Decoder {
 
   std::vector<TokenText> tokens_;
   std::vector<std::string> bytes_;
-  std::vector<std::string> first_bytes_;  // of the first token of a text; empty: the same
+  // Bytes of the first token of a text; empty: the same as bytes_.
+  std::vector<std::string> first_bytes_;
   std::vector<Stage> stages_;
-  bool has_bytes_ =
-      false;            // while loading: a stage has turned text into bytes, or has joined tokens
-  bool fused_ = false;  // while loading: a Fuse was seen
+  // While loading: a stage has turned text into bytes, or has joined tokens.
+  bool has_bytes_ = false;
+  bool fused_ = false;  // while loading: a Fuse has been read
   bool joins_with_space_ = false;
   bool first_until_bytes_ = false;
-  std::string strip_;              // Strip behind Fuse: this character,
-  std::uint32_t strip_count_ = 0;  // at most so often
+  std::string strip_;              // the character that Strip after Fuse removes
+  std::uint32_t strip_count_ = 0;  // maximum number of removals
 };
 
-// Bytes of a sequence of tokens, token by token.
+// Decodes a sequence of tokens one at a time.
 class DecoderStream {
  public:
-  // `shows_special`: of the special tokens that are skipped, those by whose text it is true come
-  // all the same. Empty: none.
+  // If skip_special_tokens is set, a special token is still shown if `shows_special` returns true
+  // for its text. An empty function shows none.
   DecoderStream(const Decoder& decoder, bool skip_special_tokens,
                 std::function<bool(absl::string_view)> shows_special = {});
 
   const DecoderState& state() const { return state_; }
-  // Continues the text that has led to `state`, which is of a stream of the same decoder.
+  // Continues a text from `state`, which must come from a stream of the same decoder.
   void Resume(DecoderState state) { state_ = std::move(state); }
 
-  // Appends the bytes of `id`; nothing for an id without text.
+  // Appends the bytes of `id`, or nothing if the id has no text.
   void Push(std::int32_t id, std::string& out);
-  // Appends what was held back to see whether it must be stripped.
+  // Appends text that was buffered because it might have to be stripped.
   void Finish(std::string& out);
 
  private:

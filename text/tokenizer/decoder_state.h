@@ -1,8 +1,9 @@
 #pragma once
 
-// The state of a text between two of its tokens: of the decoder, and of the repair of its UTF-8.
+// The decoding state between two tokens of a text, including the state of UTF-8 repair.
 //
-// Place:      beside the decoder. Carries the end of a prompt to the detokenizers of its answers.
+// Place:      next to the decoder. Carries the state at the end of a prompt to the detokenizers of
+//             its choices.
 // Threads:    values.
 // Lifetime:   values.
 
@@ -14,11 +15,11 @@
 
 namespace quire::text {
 
-// The part of a text that has been decoded, as far as the bytes of the next token depend on it. By
-// default nothing has been decoded.
+// The part of the decoded text that affects the bytes of the next token. By default nothing has
+// been decoded.
 struct DecoderState {
-  // Every token has Decoder::bytes, wherever it stands: the rules about the start of a text do not
-  // apply.
+  // Returns a state in which every token has Decoder::bytes at any position, so that the rules
+  // about the start of a text do not apply.
   static DecoderState Verbatim() {
     return {.is_first = false,
             .is_verbatim = true,
@@ -28,20 +29,20 @@ struct DecoderState {
 
   bool is_first = true;      // no token has been decoded
   bool is_verbatim = false;  // see Verbatim
-  // Characters that Strip behind Fuse took; at least its limit once it is over.
+  // Number of characters that Strip after Fuse has removed; at least its limit when it is done.
   std::uint32_t stripped = 0;
-  std::string strip_prefix;  // beginning of a character that may have to be stripped
+  std::string strip_prefix;  // prefix of a character that may have to be stripped
 };
 
-// The place in a text at which a Detokenizer begins; by default the start of the text.
+// The state at which a Detokenizer begins; by default the start of a text.
 struct DetokenizerState {
-  // The text so far ends inside a character.
+  // Returns whether the text so far ends inside a character.
   bool is_cut() const { return repairer.is_waiting() || !decoder.strip_prefix.empty(); }
 
   DecoderState decoder = {};
   Utf8Repairer repairer = {};
-  // The U+FFFD of a character that is cut here is emitted behind this state. False: it belongs to
-  // the text before.
+  // Whether the U+FFFD of an incomplete character is emitted after this state. If false, it belongs
+  // to the text before.
   bool owns_cut = true;
 };
 

@@ -14,13 +14,14 @@ namespace {
 
 constexpr InputSpan kNoSpan{-1, -1};
 
-// Normalizer and splitter may each turn n bytes between two added tokens into kMaxGrowth * n +
-// kFreeGrowthBytes at most; a character map may make 512 bytes of one. Unicode's longest
-// compatibility form (U+FDFA) has 13 times the bytes of its character with SentencePiece's spaces.
+// Normalizer and splitter may each expand n bytes between two added tokens to at most kMaxGrowth *
+// n + kFreeGrowthBytes, because a character map may expand one byte to 512. Unicode's longest
+// compatibility form (U+FDFA), with SentencePiece's spaces, has 13 times the bytes of its
+// character.
 constexpr std::size_t kMaxGrowth = 16;
 constexpr std::size_t kFreeGrowthBytes = std::size_t{64} << 10;
 
-// Scratch memory that grew beyond this for a long text goes back to the system after it.
+// Scratch memory that exceeds this size after a long text is freed.
 constexpr std::size_t kMaxKeptBytes = std::size_t{4} << 20;
 
 std::size_t RewriteLimit(std::size_t text_bytes) {
@@ -35,13 +36,13 @@ struct Encoder::Scratch {
   ModelScratch model;
   std::vector<ModelToken> tokens;
 
-  // What grows with the text; the cache of pieces does not.
+  // Returns the memory that grows with the text, without the cache of pieces.
   std::size_t capacity_bytes() const {
     return model.sentencepiece.capacity_bytes() + tokens.capacity() * sizeof(ModelToken);
   }
 };
 
-// Scratch memory that no call uses at the moment; as many as there were calls at once.
+// Scratch memory that is not in use. It grows to the maximum number of concurrent calls.
 struct Encoder::ScratchPool {
   std::unique_ptr<Scratch> Take(std::int64_t cache_entries) {
     {
@@ -72,7 +73,7 @@ struct Encoder::Call {
   Scratch& scratch;
   std::vector<EncodedToken> tokens;
 
-  // Whether a special token that stands at these bytes of the input is one.
+  // Returns whether text of a special token at these input bytes becomes that token.
   bool TakesSpecial(InputSpan span) const {
     if (!parses_special) return false;
     const auto begin = static_cast<std::size_t>(span.begin);
@@ -147,47 +148,46 @@ absl::StatusOr<std::vector<EncodedToken>> Encoder::Encode(absl::string_view text
 }
 
 absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
-  std::vector<Cut> cuts;
+  std::vector<TextSegment> segments;
   const auto takes_special = [&](std::size_t begin, std::size_t end) {
     return call.TakesSpecial({static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)});
   };
-  QUIRE_RETURN_IF_ERROR(parts_.added.CutRaw(text, takes_special, call.scratch.regex, cuts));
-  for (const Cut& cut : cuts) {
-    const auto begin = static_cast<std::int32_t>(cut.begin);
-    if (cut.id >= 0) {
-      call.Add(cut.id, {begin, static_cast<std::int32_t>(cut.end)});
+  QUIRE_RETURN_IF_ERROR(parts_.added.CutRaw(text, takes_special, call.scratch.regex, segments));
+  for (const TextSegment& segment : segments) {
+    const auto begin = static_cast<std::int32_t>(segment.begin);
+    if (segment.id >= 0) {
+      call.Add(segment.id, {begin, static_cast<std::int32_t>(segment.end)});
     } else {
       QUIRE_RETURN_IF_ERROR(
-          EncodeSegment(text.substr(cut.begin, cut.end - cut.begin), begin, call));
+          EncodeSegment(text.substr(segment.begin, segment.end - segment.begin), begin, call));
     }
   }
   return absl::OkStatus();
 }
 
-// Text between two added tokens that match raw text; normalized by itself.
-absl::Status Encoder::EncodeSegment(absl::string_view segment, std::int32_t offset,
-                                    Call& call) const {
-  AlignedText text(segment, offset, call.tracked);
-  text.set_limit_bytes(RewriteLimit(segment.size()));
+// Encodes the text between two raw added tokens, which is normalized separately.
+absl::Status Encoder::EncodeSegment(absl::string_view raw, std::int32_t offset, Call& call) const {
+  AlignedText text(raw, offset, call.tracked);
+  text.set_limit_bytes(RewriteLimit(raw.size()));
   QUIRE_RETURN_IF_ERROR(parts_.normalizer.Apply(text, call.scratch.regex));
-  std::vector<Cut> cuts;
+  std::vector<TextSegment> segments;
   const auto takes_special = [&](std::size_t begin, std::size_t end) {
     if (!text.tracked()) return call.parses_special;
     return call.TakesSpecial({text.span(begin).begin, text.span(end - 1).end});
   };
   QUIRE_RETURN_IF_ERROR(
-      parts_.added.CutNormalized(text.text(), takes_special, call.scratch.regex, cuts));
-  for (const Cut& cut : cuts) {
-    if (cut.id >= 0) {
-      const InputSpan span = text.tracked()
-                                 ? InputSpan{text.span(cut.begin).begin, text.span(cut.end - 1).end}
-                                 : kNoSpan;
-      call.Add(cut.id, span);
-    } else if (cut.begin == 0 && cut.end == text.text().size()) {
+      parts_.added.CutNormalized(text.text(), takes_special, call.scratch.regex, segments));
+  for (const TextSegment& segment : segments) {
+    if (segment.id >= 0) {
+      const InputSpan span =
+          text.tracked() ? InputSpan{text.span(segment.begin).begin, text.span(segment.end - 1).end}
+                         : kNoSpan;
+      call.Add(segment.id, span);
+    } else if (segment.begin == 0 && segment.end == text.text().size()) {
       return EncodeNormalized(std::move(text), call);
     } else {
       AlignedText part = text.EmptyLike();
-      part.AppendFrom(text, cut.begin, cut.end);
+      part.AppendFrom(text, segment.begin, segment.end);
       QUIRE_RETURN_IF_ERROR(EncodeNormalized(std::move(part), call));
     }
   }

@@ -1,11 +1,10 @@
 #pragma once
 
-// The way from text to ids: all stages of one tokenizer in their order.
+// Converts text to ids by running all stages of a tokenizer in order.
 //
 // Place:      below Tokenizer.
-// Invariants: with or without spans the ids are the same.
-// Threads:    Encode may be called from any thread; scratch memory is lent out under a mutex.
-// Lifetime:   none.
+// Invariants: the ids do not depend on whether spans are requested.
+// Threads:    Encode may be called from any thread; a mutex guards the pool of scratch memory.
 
 #include <cstdint>
 #include <memory>
@@ -32,12 +31,12 @@ struct EncoderParts {
   Splitter splitter;
   TokenModel model;
   PostProcessor post_processor;
-  // Text has special tokens only where a chat template printed them.
+  // Special tokens are only recognised in text that a chat template rendered.
   bool special_in_templates_only = false;
 };
 
-// `span` is where the token stands in the input; -1 to -1 for tokens of the post-processor and when
-// spans were not asked for.
+// `span` is the position of the token in the input. It is {-1, -1} for tokens of the
+// post-processor, and if spans were not requested.
 struct EncodedToken {
   std::int32_t id;
   InputSpan span;
@@ -56,17 +55,18 @@ class Encoder {
 
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // Whether each byte of a text is in some token, which stands for no byte but its own: no stage
-  // rewrites or drops text, no added token swallows spaces, and every byte has a token.
+  // Returns whether every byte of a text becomes part of exactly one token that represents only its
+  // own bytes. This holds if no stage rewrites or drops text, no added token consumes spaces, and
+  // every byte has a token.
   bool covers_every_byte() const;
 
  private:
   struct Scratch;
   struct ScratchPool;
-  struct Call;  // one run of Encode
+  struct Call;  // state of one Encode call
 
   absl::Status EncodeText(absl::string_view text, Call& call) const;
-  absl::Status EncodeSegment(absl::string_view segment, std::int32_t offset, Call& call) const;
+  absl::Status EncodeSegment(absl::string_view raw, std::int32_t offset, Call& call) const;
   absl::Status EncodeNormalized(AlignedText text, Call& call) const;
 
   EncoderParts parts_;

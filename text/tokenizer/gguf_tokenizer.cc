@@ -21,8 +21,8 @@ using nlohmann::json;
 
 constexpr absl::string_view kPrefix = "tokenizer.ggml.";
 constexpr absl::string_view kSign = "\xE2\x96\x81";  // U+2581, SentencePiece's space
-// A token of n characters is looked up n times when pairs are made of scores. The longest pieces of
-// published SentencePiece models have 93 bytes.
+// Maximum size of a scored token. A token of n characters needs n look-ups when merges are derived
+// from scores. The longest pieces of published SentencePiece models have 93 bytes.
 constexpr std::size_t kMaxScoredBytes = 512;
 
 class PipelineBuilder {
@@ -77,9 +77,9 @@ class PipelineBuilder {
     if (!v_.token_types) return GgufTokenType::kNormal;
     return static_cast<GgufTokenType>((*v_.token_types)[id]);
   }
-  // Whether scores make pairs of it: user-defined tokens too, as in llama.cpp and in
-  // tokenizer.json, where such a token may stand for spaces and be written with their sign.
-  bool HasPromptLogprob(std::size_t id) const {
+  // Returns whether merges can produce the token. As in llama.cpp and tokenizer.json, this includes
+  // user-defined tokens, which may be written with the space sign.
+  bool IsMergeable(std::size_t id) const {
     const GgufTokenType type = TypeOf(id);
     return type == GgufTokenType::kNormal || type == GgufTokenType::kUserDefined;
   }
@@ -102,7 +102,7 @@ class PipelineBuilder {
   std::string Identity(absl::string_view components_json) const;
 
   const GgufVocabulary& v_;
-  absl::flat_hash_map<absl::string_view, std::int32_t> id_of_;  // of every token with text
+  absl::flat_hash_map<absl::string_view, std::int32_t> id_of_;  // ids of all tokens that have text
   bool adds_bos_by_default_ = false;
   BpeParts parts_;
   json components_ = json::object();
@@ -139,7 +139,7 @@ absl::Status PipelineBuilder::CheckTokens() {
     const auto [it, is_new] = id_of_.emplace(token, static_cast<std::int32_t>(id));
     if (!is_new) {
       return ElementError("tokens", id,
-                          absl::StrCat("is \"", token, "\", which token ", it->second, " is too"));
+                          absl::StrCat("is \"", token, "\", like token ", it->second));
     }
   }
   return absl::OkStatus();
@@ -153,7 +153,7 @@ absl::Status PipelineBuilder::ReadGpt2() {
   if (!split) return Unsupported("pre", *v_.pre, formats::GgufSplitNames());
   if (v_.add_space_prefix.value_or(false)) {
     return absl::UnimplementedError(absl::StrCat(
-        v_.label, ": ", kPrefix, "add_space_prefix is true, must be false for the model gpt2"));
+        v_.label, ": ", kPrefix, "add_space_prefix is true, must be false for model gpt2"));
   }
   adds_bos_by_default_ = split->adds_bos;
   parts_.ignore_merges = split->ignore_merges;
@@ -163,7 +163,7 @@ absl::Status PipelineBuilder::ReadGpt2() {
 }
 
 absl::Status PipelineBuilder::ReadMerges() {
-  if (!v_.merges) return Error("merges", "is missing, which the model gpt2 needs");
+  if (!v_.merges) return Error("merges", "is missing, but model gpt2 needs it");
   std::vector<bool> in_merges(v_.tokens.size());
   parts_.merges.reserve(v_.merges->size());
   for (std::size_t i = 0; i < v_.merges->size(); ++i) {
@@ -171,7 +171,7 @@ absl::Status PipelineBuilder::ReadMerges() {
     const std::size_t space = line.find(' ');
     if (space == absl::string_view::npos || line.find(' ', space + 1) != absl::string_view::npos) {
       return ElementError(
-          "merges", i, absl::StrCat("is \"", line, "\", must be two parts with a space between"));
+          "merges", i, absl::StrCat("is \"", line, "\", must be two parts separated by one space"));
     }
     const std::string joined = absl::StrCat(line.substr(0, space), line.substr(space + 1));
     std::int32_t ids[3];
@@ -192,8 +192,8 @@ absl::Status PipelineBuilder::ReadMerges() {
   return absl::OkStatus();
 }
 
-// Added tokens stay out of the model's vocabulary, as in tokenizer.json, unless merges name them:
-// else their text would be found even where special tokens are to be read as plain text.
+// As in tokenizer.json, added tokens are not in the model's vocabulary unless merges name them.
+// Otherwise their text would become the token even where special tokens must be read as plain text.
 void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {
   parts_.ids.reserve(v_.tokens.size());
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
@@ -216,7 +216,7 @@ void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {
 absl::Status PipelineBuilder::ReadLlama() {
   QUIRE_RETURN_IF_ERROR(CheckScores());
   if (!v_.token_types) {
-    return Error("token_type", "is missing, which the model llama needs to know its byte tokens");
+    return Error("token_type", "is missing, but model llama needs it to identify its byte tokens");
   }
   adds_bos_by_default_ = true;
   parts_.fuse_unk = true;
@@ -227,7 +227,7 @@ absl::Status PipelineBuilder::ReadLlama() {
   QUIRE_RETURN_IF_ERROR(ReadByteTokens());
   MergeByScores();
   std::vector<bool> in_merges(v_.tokens.size());
-  for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = HasPromptLogprob(id);
+  for (std::size_t id = 0; id < in_merges.size(); ++id) in_merges[id] = IsMergeable(id);
   AddVocabulary(in_merges);
 
   const bool adds_space = v_.add_space_prefix.value_or(true);
@@ -263,17 +263,17 @@ absl::Status PipelineBuilder::ReadByteTokens() {
   parts_.byte_fallback = bytes > 0;
   if (parts_.unk_id || bytes == 256) return absl::OkStatus();
   return Error("unknown_token_id",
-               absl::StrCat("is missing, and there are ", bytes, " byte tokens of 256"));
+               absl::StrCat("is missing, but only ", bytes, " of 256 byte tokens exist"));
 }
 
 absl::Status PipelineBuilder::CheckScores() const {
-  if (!v_.scores) return Error("scores", "is missing, which the model llama needs");
+  if (!v_.scores) return Error("scores", "is missing, but model llama needs it");
   QUIRE_RETURN_IF_ERROR(CheckCount("scores", v_.scores->size()));
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
     if (!std::isfinite((*v_.scores)[id])) {
       return ElementError("scores", id, absl::StrCat("is ", (*v_.scores)[id], ", must be finite"));
     }
-    if (HasPromptLogprob(id) && v_.tokens[id].size() > kMaxScoredBytes) {
+    if (IsMergeable(id) && v_.tokens[id].size() > kMaxScoredBytes) {
       return ElementError(
           "tokens", id,
           absl::StrCat("has ", v_.tokens[id].size(), " bytes, the limit is ", kMaxScoredBytes));
@@ -282,12 +282,12 @@ absl::Status PipelineBuilder::CheckScores() const {
   return absl::OkStatus();
 }
 
-// SentencePiece merges the pair whose text has the best score, whichever its two halves are; equal
-// scores have one rank, so the leftmost pair is first there too.
+// SentencePiece merges the pair whose concatenation has the best score, regardless of its two
+// halves. Equal scores get one rank, so that the leftmost pair merges first, as in SentencePiece.
 void PipelineBuilder::MergeByScores() {
-  std::vector<std::int32_t> order;  // best score first
+  std::vector<std::int32_t> order;  // ids, best score first
   for (std::size_t id = 0; id < v_.tokens.size(); ++id) {
-    if (HasPromptLogprob(id)) order.push_back(static_cast<std::int32_t>(id));
+    if (IsMergeable(id)) order.push_back(static_cast<std::int32_t>(id));
   }
   const auto score = [this](std::int32_t id) { return (*v_.scores)[static_cast<std::size_t>(id)]; };
   std::stable_sort(order.begin(), order.end(),
@@ -295,7 +295,7 @@ void PipelineBuilder::MergeByScores() {
   const auto find = [this](absl::string_view text) {
     const auto it = id_of_.find(text);
     if (it == id_of_.end()) return -1;
-    return HasPromptLogprob(static_cast<std::size_t>(it->second)) ? it->second : -1;
+    return IsMergeable(static_cast<std::size_t>(it->second)) ? it->second : -1;
   };
   std::uint32_t rank = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -322,7 +322,7 @@ absl::Status PipelineBuilder::AddTemplate() {
     }
     if (*id < 0 || static_cast<std::size_t>(*id) >= v_.tokens.size() ||
         TypeOf(static_cast<std::size_t>(*id)) == GgufTokenType::kUnused) {
-      return Error(key, absl::StrCat("is ", *id, ", which no token with text has"));
+      return Error(key, absl::StrCat("is ", *id, ", but no token with text has this id"));
     }
     special[name] = {{"id", name}, {"ids", {*id}}};
     single.push_back({{"SpecialToken", {{"id", name}}}});

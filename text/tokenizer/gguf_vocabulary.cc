@@ -8,7 +8,7 @@
 namespace quire::text {
 namespace {
 
-// An id of `num_tokens` tokens, or nothing.
+// Reads a token id if `key` exists.
 absl::Status ReadId(const formats::GgufFile& file, absl::string_view key, std::size_t num_tokens,
                     std::optional<std::int32_t>* id) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> value,
@@ -17,19 +17,19 @@ absl::Status ReadId(const formats::GgufFile& file, absl::string_view key, std::s
   return absl::OkStatus();
 }
 
-absl::Status NotFollowed(const formats::GgufFile& file, absl::string_view key) {
+absl::Status UnsupportedKeyError(const formats::GgufFile& file, absl::string_view key) {
   return absl::UnimplementedError(
-      absl::StrCat(file.label(), ": ", key, " changes the text, which is not supported"));
+      absl::StrCat(file.label(), ": ", key, " changes the text and is not supported"));
 }
 
-// Normalization of Unigram models; a BPE model with it has other ids than its bare vocabulary
-// gives.
-absl::Status CheckNothingIsIgnored(const formats::GgufFile& file) {
+// Rejects the normalization of Unigram models. A BPE model that needs it would get other ids from
+// its vocabulary alone.
+absl::Status CheckNoUnsupportedKeys(const formats::GgufFile& file) {
   constexpr absl::string_view kRemoveSpaces = "tokenizer.ggml.remove_extra_whitespaces";
   constexpr absl::string_view kCharsMap = "tokenizer.ggml.precompiled_charsmap";
   QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> removes, file.OptionalBool(kRemoveSpaces));
-  if (removes.value_or(false)) return NotFollowed(file, kRemoveSpaces);
-  if (file.Has(kCharsMap)) return NotFollowed(file, kCharsMap);
+  if (removes.value_or(false)) return UnsupportedKeyError(file, kRemoveSpaces);
+  if (file.Has(kCharsMap)) return UnsupportedKeyError(file, kCharsMap);
   return absl::OkStatus();
 }
 
@@ -53,7 +53,7 @@ absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const formats::GgufFile& file)
   QUIRE_ASSIGN_OR_RETURN(v.add_bos, file.OptionalBool("tokenizer.ggml.add_bos_token"));
   QUIRE_ASSIGN_OR_RETURN(v.add_eos, file.OptionalBool("tokenizer.ggml.add_eos_token"));
   QUIRE_ASSIGN_OR_RETURN(v.add_space_prefix, file.OptionalBool("tokenizer.ggml.add_space_prefix"));
-  QUIRE_RETURN_IF_ERROR(CheckNothingIsIgnored(file));
+  QUIRE_RETURN_IF_ERROR(CheckNoUnsupportedKeys(file));
   return v;
 }
 

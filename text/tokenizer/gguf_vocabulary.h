@@ -1,9 +1,9 @@
 #pragma once
 
-// What a GGUF file's metadata say about the tokenizer, under plain names and not yet judged.
+// The tokenizer metadata of a GGUF file, read but not validated.
 //
-// Place:      between GgufFile and the tokenizer that is built from it.
-// Invariants: none beyond the types; BuildGgufPipeline checks values and how they fit together.
+// Place:      between GgufFile and BuildGgufPipeline.
+// Invariants: only the types are checked here; BuildGgufPipeline checks values and consistency.
 // Threads:    a value.
 // Lifetime:   the strings are views of the file's bytes.
 // Source:     github.com/ggml-org/ggml, docs/gguf.md, section "Tokenizer".
@@ -19,7 +19,7 @@
 
 namespace quire::text {
 
-// As numbered in files.
+// Values are those of the file format.
 enum class GgufTokenType : std::int32_t {
   kNormal = 1,
   kUnknown = 2,
@@ -29,21 +29,21 @@ enum class GgufTokenType : std::int32_t {
   kByte = 6,
 };
 
-// Keys begin with "tokenizer.ggml."; absent keys are empty optionals.
+// The keys start with "tokenizer.ggml."; absent keys are nullopt.
 struct GgufVocabulary {
-  std::string label;                                     // begins every message
+  std::string label;                                     // prefix of every message
   absl::string_view model;                               // "gpt2", "llama"
-  std::optional<absl::string_view> pre;                  // how gpt2 splits text
-  std::vector<absl::string_view> tokens;                 // by id
-  std::optional<std::vector<float>> scores;              // of each token
-  std::optional<std::vector<std::int32_t>> token_types;  // GgufTokenType of each token
-  std::optional<std::vector<absl::string_view>> merges;  // "left right", best first
+  std::optional<absl::string_view> pre;                  // name of the pre-tokenizer of gpt2
+  std::vector<absl::string_view> tokens;                 // indexed by id
+  std::optional<std::vector<float>> scores;              // indexed by id
+  std::optional<std::vector<std::int32_t>> token_types;  // GgufTokenType, indexed by id
+  std::optional<std::vector<absl::string_view>> merges;  // "left right", highest priority first
   std::optional<std::int32_t> bos_id, eos_id, pad_id, unk_id;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };
 
-// Errors: INVALID_ARGUMENT that names the key: missing, wrong type, not UTF-8, an id that no token
-// has; UNIMPLEMENTED for keys that would change ids and are not followed here.
+// Returns INVALID_ARGUMENT with the key if it is missing, has a wrong type, is not UTF-8, or is an
+// id without a token. Returns UNIMPLEMENTED for unsupported keys that would change ids.
 absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const formats::GgufFile& file);
 
 }  // namespace quire::text

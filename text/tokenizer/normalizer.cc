@@ -69,9 +69,10 @@ void Strip(AlignedText& text, bool left, bool right) {
   text = std::move(result);
 }
 
-// What replaces a match stands for the match's last character, what replaces nothing for the
-// character before it; so the first piece of a text whose beginning was replaced does not start at
-// offset 0 of the input (Metaspace with scheme first depends on it).
+// Replacement text gets the position of the last replaced character. A replacement of an empty
+// match gets the position of the character before it. The first piece of a text whose start was
+// replaced therefore does not start at input offset 0, on which Metaspace with scheme first
+// depends.
 absl::Status Replace(AlignedText& text, const Regex& pattern, absl::string_view content,
                      RegexScratch& scratch) {
   AlignedText result = text.EmptyLike();
@@ -120,7 +121,8 @@ Normalizer Normalizer::OfSentencePiece(SentencePieceNormalizer sentencepiece) {
 }
 
 absl::Status Normalizer::AddStep(const formats::JsonValue& config) {
-  // Not QUIRE_ASSIGN_OR_RETURN: g++ 12 warns of an uninitialized string that is none.
+  // Does not use QUIRE_ASSIGN_OR_RETURN because of a false g++ 12 warning about an uninitialized
+  // string.
   const absl::StatusOr<std::string> type_or = ComponentType(config);
   QUIRE_RETURN_IF_ERROR(type_or.status());
   const std::string& type = *type_or;

@@ -1,9 +1,9 @@
 #pragma once
 
-// The normalizer of tokenizer.json or tokenizer.model: rewrites text before it is split.
+// The normalizer of tokenizer.json or tokenizer.model, which rewrites text before it is split.
 //
-// Place:      between the two cuts of added tokens. Sequences are flattened while loading.
-// Invariants: every step runs in O(n log n) of the text, also for endless runs of combining marks.
+// Place:      between the two searches for added tokens. Sequences are flattened while loading.
+// Invariants: every step runs in O(n log n) of the text, even for long runs of combining marks.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `normalizers`.
 
@@ -23,7 +23,7 @@ namespace quire::text {
 
 class Normalizer {
  public:
-  // `config` is the value of "normalizer"; null: text passes unchanged.
+  // `config` is the value of "normalizer"; null: text is unchanged.
   static absl::StatusOr<Normalizer> FromJson(const formats::JsonValue& config);
 
   static Normalizer OfSentencePiece(SentencePieceNormalizer sentencepiece);

@@ -31,7 +31,7 @@ absl::Status PostProcessor::AddStep(const formats::JsonValue& config,
     return ForEachPart(config, "processors",
                        [&](const formats::JsonValue& part) { return AddStep(part, is_known); });
   }
-  // ByteLevel only trims offsets, and quire reports the whole range of a token.
+  // ByteLevel only trims offsets, but quire reports the whole range of a token.
   if (type == "ByteLevel") return absl::OkStatus();
   if (type == "TemplateProcessing") return AddTemplate(config, is_known);
   return UnsupportedType(config, type);
@@ -53,13 +53,14 @@ absl::Status PostProcessor::AddTemplate(const formats::JsonValue& config,
       constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
       QUIRE_ASSIGN_OR_RETURN(const std::int64_t id, ids.At(i).AsInteger(0, kMaxId));
       if (!is_known(static_cast<std::int32_t>(id))) {
-        return ids.At(i).Error(absl::StrCat("is ", id, ", which no token has"));
+        return ids.At(i).Error(absl::StrCat("is ", id, ", but no token has this id"));
       }
       known_ids.push_back(static_cast<std::int32_t>(id));
     }
   }
   QUIRE_ASSIGN_OR_RETURN(items_, ReadTemplate(config, "single", special));
-  // Two texts in one prompt are not a thing here, but a broken file is refused all the same.
+  // A template for two texts is never used, but it is validated so that a malformed file is
+  // rejected.
   if (config.Find("pair")) QUIRE_RETURN_IF_ERROR(ReadTemplate(config, "pair", special).status());
   return absl::OkStatus();
 }
@@ -75,11 +76,13 @@ absl::StatusOr<std::vector<PostProcessor::Item>> PostProcessor::ReadTemplate(
       return piece.Error("must have exactly one of the keys Sequence and SpecialToken");
     }
     if (sequence) {
-      // Not QUIRE_ASSIGN_OR_RETURN: g++ 12 warns of an uninitialized string that is none.
+      // Does not use QUIRE_ASSIGN_OR_RETURN because of a false g++ 12 warning about an
+      // uninitialized string.
       const absl::StatusOr<std::string> id = sequence->GetString("id");
       QUIRE_RETURN_IF_ERROR(id.status());
       if (*id != "A" && (*id != "B" || key == "single")) {
-        return piece.Error(absl::StrCat("names the sequence \"", *id, "\", which is unknown here"));
+        return piece.Error(
+            absl::StrCat("names the sequence \"", *id, "\", which this template does not have"));
       }
       items.push_back({true, {}});
       return absl::OkStatus();

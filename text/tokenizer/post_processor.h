@@ -1,9 +1,9 @@
 #pragma once
 
-// The post-processor of tokenizer.json: the tokens around a text.
+// The post-processor of tokenizer.json, which adds tokens around a text.
 //
-// Place:      last stage of encoding, when special tokens are wanted.
-// Invariants: ids are in the vocabulary.
+// Place:      last stage of encoding, if special tokens are requested.
+// Invariants: all ids are in the vocabulary.
 // Threads:    immutable.
 // Source:     huggingface/tokenizers 0.23, `processors`; only the template for one text is used.
 
@@ -27,15 +27,15 @@ class PostProcessor {
     std::vector<std::int32_t> ids;
   };
 
-  // `config` is the value of "post_processor" (null: nothing is added). `is_known` says whether the
+  // `config` is the value of "post_processor" (null: adds nothing). `is_known` returns whether the
   // tokenizer has an id.
   static absl::StatusOr<PostProcessor> FromJson(const formats::JsonValue& config,
                                                 const std::function<bool(std::int32_t)>& is_known);
 
-  // The text between tokens.
+  // Adds `before` and `after` around the text.
   static PostProcessor Around(std::vector<std::int32_t> before, std::vector<std::int32_t> after);
 
-  // In order of output; without a template just the text.
+  // The template in output order. It is only the text if nothing is added.
   const std::vector<Item>& items() const { return items_; }
 
  private:
@@ -45,7 +45,7 @@ class PostProcessor {
                        const std::function<bool(std::int32_t)>& is_known);
   absl::Status AddTemplate(const formats::JsonValue& config,
                            const std::function<bool(std::int32_t)>& is_known);
-  // Checks `key` (single or pair) and returns its items.
+  // Validates `key` (single or pair) and returns its items.
   static absl::StatusOr<std::vector<Item>> ReadTemplate(const formats::JsonValue& config,
                                                         absl::string_view key,
                                                         const SpecialTokens& special);

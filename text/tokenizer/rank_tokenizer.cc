@@ -43,10 +43,10 @@ AddedToken SpecialToken(std::int32_t id, std::string content) {
   return token;
 }
 
-// The tokens by their bytes; views of the vocabulary.
+// Maps the bytes of tokens, which are views of the vocabulary, to ids.
 using IdsOfBytes = absl::flat_hash_map<absl::string_view, std::int32_t>;
 
-// `name_of(i)` names the i-th token in messages.
+// `name_of(i)` returns the name of the i-th token for messages.
 template <typename NameOf>
 absl::StatusOr<IdsOfBytes> IndexTokens(const RankVocabulary& v, NameOf name_of) {
   IdsOfBytes ids;
@@ -65,25 +65,24 @@ absl::StatusOr<IdsOfBytes> IndexTokens(const RankVocabulary& v, NameOf name_of) 
     }
     total_bytes += bytes.size();
     if (total_bytes > kMaxVocabularyBytes) {
-      return error(
-          absl::StrCat("and the tokens before it have more than ", kMaxVocabularyBytes, " bytes"));
+      return error(absl::StrCat("makes the vocabulary exceed ", kMaxVocabularyBytes, " bytes"));
     }
     if (!ranks.insert(rank).second) {
-      return error(absl::StrCat("has the rank ", rank, ", which another token has too"));
+      return error(absl::StrCat("has the rank ", rank, ", like another token"));
     }
     if (!ids.emplace(bytes, v.id_of_rank_0 + rank).second) {
-      return error("has the bytes of another token");
+      return error("has the same bytes as another token");
     }
   }
   return ids;
 }
 
-absl::Status CheckEveryByteIsThere(const IdsOfBytes& ids) {
+absl::Status CheckByteTokens(const IdsOfBytes& ids) {
   for (int byte = 0; byte < 256; ++byte) {
     const char text = static_cast<char>(byte);
     if (ids.contains(absl::string_view(&text, 1))) continue;
     return absl::InvalidArgumentError(
-        absl::StrFormat("has no token for the byte %02X, must have one for each byte", byte));
+        absl::StrFormat("has no token for the byte %02X, each byte must have one", byte));
   }
   return absl::OkStatus();
 }
@@ -130,7 +129,7 @@ Decoder MakeDecoder(const RankVocabulary& v) {
   return Decoder::OfBytes(std::move(tokens), {}, false);
 }
 
-// The id of a special token, -1: none.
+// Returns the id of a special token, or -1 if there is none.
 std::int32_t SpecialId(const RankVocabulary& v, const std::optional<std::string>& content) {
   for (const AddedToken& token : v.special) {
     if (content && token.content == *content) return token.id;
@@ -138,7 +137,7 @@ std::int32_t SpecialId(const RankVocabulary& v, const std::optional<std::string>
   return -1;
 }
 
-// {id of the token under `name`} if `flag` of the configuration says so.
+// Returns the id of the token named by `name` if `flag` is set in the configuration, else no ids.
 absl::StatusOr<std::vector<std::int32_t>> Around(const RankVocabulary& v,
                                                  const formats::JsonValue& config,
                                                  absl::string_view flag, bool default_value,
@@ -153,7 +152,7 @@ absl::StatusOr<std::vector<std::int32_t>> Around(const RankVocabulary& v,
   if (id >= 0) return std::vector<std::int32_t>{id};
   return absl::InvalidArgumentError(absl::StrCat(
       flag, " is true, but ", name, " is ",
-      token ? absl::StrCat("\"", *token, "\", which is no special token") : "missing"));
+      token ? absl::StrCat("\"", *token, "\", which is not a special token") : "missing"));
 }
 
 struct Defaults {
@@ -167,9 +166,9 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(RankVocabulary v, const
                                                          const Defaults& defaults,
                                                          std::int64_t cache_entries) {
   auto before = Around(v, config, "add_bos_token", defaults.adds_bos, "bos_token", defaults.bos);
-  if (!before.ok()) return InFile(kConfigFile, before.status());
+  if (!before.ok()) return WithFileName(kConfigFile, before.status());
   auto after = Around(v, config, "add_eos_token", false, "eos_token", defaults.eos);
-  if (!after.ok()) return InFile(kConfigFile, after.status());
+  if (!after.ok()) return WithFileName(kConfigFile, after.status());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added, AddedTokens::FromTokens(v.special));
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null, formats::JsonDocument::Parse("null"));
   QUIRE_ASSIGN_OR_RETURN(Normalizer normalizer, Normalizer::FromJson(null.root()));
@@ -197,7 +196,7 @@ absl::StatusOr<std::int64_t> Count(const formats::JsonValue& config, absl::strin
   return value.AsInteger(0, kMaxTokenIds);
 }
 
-// `rank` must be the place in the list, since mistral-common finds tokens by it.
+// Checks that `rank` is the position in the list, by which mistral-common finds tokens.
 absl::Status CheckRank(const formats::JsonValue& entry, std::size_t place) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue rank, entry.Get("rank"));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t value, rank.AsInteger(0, kMaxTokenIds - 1));
@@ -229,7 +228,7 @@ absl::Status ReadTekkenSpecial(const formats::JsonValue& root, std::size_t count
     }
     if (!contents.insert(content).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, " has \"", content, "\", which stands there twice"));
+          absl::StrCat(path, " has \"", content, "\", which occurs twice"));
     }
     v.special.push_back(SpecialToken(static_cast<std::int32_t>(i), std::move(content)));
   }
@@ -252,7 +251,7 @@ absl::StatusOr<RankVocabulary> ReadTekken(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat(config.PathOf("default_vocab_size"), " is ", size, ", must be in [",
                      num_special, ", ", num_special + static_cast<std::int64_t>(vocabulary.size()),
-                     "]: special tokens and entries of vocab"));
+                     "], the number of special tokens plus up to the number of vocab entries"));
   }
   RankVocabulary v;
   v.id_of_rank_0 = static_cast<std::int32_t>(num_special);
@@ -283,7 +282,7 @@ absl::StatusOr<IdsOfBytes> IndexTekken(const RankVocabulary& v) {
   QUIRE_ASSIGN_OR_RETURN(IdsOfBytes ids, IndexTokens(v, [](std::size_t i) {
                            return absl::StrCat("vocab[", i, "].token_bytes");
                          }));
-  QUIRE_RETURN_IF_ERROR(CheckEveryByteIsThere(ids));
+  QUIRE_RETURN_IF_ERROR(CheckByteTokens(ids));
   return ids;
 }
 
@@ -304,7 +303,7 @@ absl::Status ReadRanks(absl::string_view text, RankVocabulary& v) {
     }
     if (v.tokens.size() == static_cast<std::size_t>(kMaxTokenIds)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " is one token more than the limit of ", kMaxTokenIds));
+          absl::StrCat("line ", number, " exceeds the limit of ", kMaxTokenIds));
     }
     v.tokens.push_back(std::move(token));
   }
@@ -314,11 +313,11 @@ absl::Status ReadRanks(absl::string_view text, RankVocabulary& v) {
 absl::StatusOr<IdsOfBytes> IndexTiktoken(const RankVocabulary& v) {
   QUIRE_ASSIGN_OR_RETURN(
       IdsOfBytes ids, IndexTokens(v, [](std::size_t i) { return absl::StrCat("token ", i + 1); }));
-  QUIRE_RETURN_IF_ERROR(CheckEveryByteIsThere(ids));
+  QUIRE_RETURN_IF_ERROR(CheckByteTokens(ids));
   return ids;
 }
 
-// Pattern and special tokens.
+// Reads the pattern and the special tokens.
 absl::Status ReadTiktokenConfig(const formats::JsonValue& config, RankVocabulary& v) {
   QUIRE_ASSIGN_OR_RETURN(const std::string pattern, config.GetString("pattern"));
   absl::StatusOr<Regex> regex = Regex::FromRust(pattern);
@@ -338,9 +337,9 @@ absl::Status ReadTiktokenConfig(const formats::JsonValue& config, RankVocabulary
     }
     const formats::JsonValue entry(value, special->PathOf(content));
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t id, entry.AsInteger(0, kMaxTokenIds - 1));
-    if (content.empty()) return special->Error("has a token without text");
+    if (content.empty()) return special->Error("has a token with empty text");
     if (!taken.insert(static_cast<std::int32_t>(id)).second) {
-      return entry.Error(absl::StrCat("is ", id, ", which another token has"));
+      return entry.Error(absl::StrCat("is ", id, ", like that of another token"));
     }
     v.special.push_back(SpecialToken(static_cast<std::int32_t>(id), content));
   }
@@ -353,10 +352,10 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view te
                                                             const formats::JsonValue& config,
                                                             std::int64_t cache_entries) {
   absl::StatusOr<RankVocabulary> v = ReadTekken(tekken_json);
-  if (!v.ok()) return InFile(kTekkenFile, v.status());
+  if (!v.ok()) return WithFileName(kTekkenFile, v.status());
   const absl::StatusOr<IdsOfBytes> ids = IndexTekken(*v);
-  if (!ids.ok()) return InFile(kTekkenFile, ids.status());
-  // The vocabulary is moved without its strings changing their place.
+  if (!ids.ok()) return WithFileName(kTekkenFile, ids.status());
+  // Moving the vocabulary keeps its strings in memory, so `ids` stays valid.
   return Assemble(
       *std::move(v), *ids, config,
       {.file = kTekkenFile, .adds_bos = true, .bos = "<s>", .eos = "</s>", .pad = "<pad>"},
@@ -368,12 +367,12 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTiktoken(absl::string_view 
                                                               std::int64_t cache_entries) {
   RankVocabulary v;
   if (const absl::Status status = ReadRanks(ranks, v); !status.ok()) {
-    return InFile(kTiktokenFile, status);
+    return WithFileName(kTiktokenFile, status);
   }
   const absl::StatusOr<IdsOfBytes> ids = IndexTiktoken(v);
-  if (!ids.ok()) return InFile(kTiktokenFile, ids.status());
+  if (!ids.ok()) return WithFileName(kTiktokenFile, ids.status());
   if (const absl::Status status = ReadTiktokenConfig(config, v); !status.ok()) {
-    return InFile(kConfigFile, status);
+    return WithFileName(kConfigFile, status);
   }
   return Assemble(std::move(v), *ids, config,
                   {.file = kTiktokenFile, .adds_bos = false, .bos = {}, .eos = {}, .pad = {}},

@@ -1,16 +1,16 @@
 #pragma once
 
-// Makes a tokenizer of a vocabulary of byte strings in order of their ranks: of the pairs that
-// together are a token the one of lowest rank is merged first.
+// Builds tokenizers from vocabularies of byte strings with ranks. Pairs whose concatenation is a
+// token merge, lowest rank first.
 //
 //   tekken.json          Mistral: special tokens have the first ids
-//   tokenizer.tiktoken   a line "<base64> <rank>" for each token; pattern and special tokens are in
+//   tokenizer.tiktoken   one line "<base64> <rank>" per token; pattern and special tokens are in
 //                        tokenizer_config.json
 //
 // Place:      below Tokenizer::FromTekken and FromTiktoken.
-// Invariants: ids and texts equal those of mistral-common and tiktoken. Text of Tekken's special
-//             tokens is plain text, as there; it is one only where a chat template printed it.
-// Threads:    pure.
+// Invariants: ids and texts equal those of mistral-common and tiktoken. As in mistral-common, text
+//             of Tekken's special tokens is plain text, except where a chat template rendered it.
+// Threads:    pure functions.
 // Source:     openai/tiktoken, src/lib.rs; mistralai/mistral-common, tekken.py.
 
 #include <cstdint>
@@ -24,13 +24,13 @@
 namespace quire::text {
 
 // `config` is the root of tokenizer_config.json: add_bos_token (default true) and add_eos_token
-// (default false). Errors begin with the name of the file that is wrong and name the field.
+// (default false). Errors start with the name of the faulty file and name the field.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view tekken_json,
                                                             const formats::JsonValue& config,
                                                             std::int64_t cache_entries);
 
-// `config` has "pattern" and "special_tokens" (text -> id); add_bos_token and add_eos_token are
-// false by default. Errors name the line.
+// `config` has "pattern" and "special_tokens" (text -> id); add_bos_token and add_eos_token default
+// to false. Errors name the line.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTiktoken(absl::string_view ranks,
                                                               const formats::JsonValue& config,
                                                               std::int64_t cache_entries);

@@ -66,12 +66,13 @@ absl::StatusOr<AddedTokens> ControlTokens(const SentencePieceFile& file) {
   return AddedTokens::FromTokens(std::move(tokens));
 }
 
-// {id} if `flag` of the configuration says so.
-absl::StatusOr<std::vector<std::int32_t>> Around(const formats::JsonValue& config,
-                                                 absl::string_view flag, bool default_value,
-                                                 std::int32_t id, absl::string_view piece) {
+// Returns {id} if `flag` is set in the configuration, else no ids.
+absl::StatusOr<std::vector<std::int32_t>> ReadControlTokens(const formats::JsonValue& config,
+                                                            absl::string_view flag,
+                                                            bool default_value, std::int32_t id,
+                                                            absl::string_view piece) {
   const absl::StatusOr<bool> adds = config.GetBoolOr(flag, default_value);
-  if (!adds.ok()) return InFile("tokenizer_config.json", adds.status());
+  if (!adds.ok()) return WithFileName("tokenizer_config.json", adds.status());
   if (!*adds) return std::vector<std::int32_t>();
   if (id < 0) {
     return absl::InvalidArgumentError(absl::StrCat("tokenizer_config.json: ", flag,
@@ -100,14 +101,14 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildSentencePiece(absl::string_
                                                                    std::int64_t cache_entries) {
   SentencePieceFile file;
   absl::StatusOr<Stages> stages = MakeStages(model, file);
-  if (!stages.ok()) return InFile(kFile, stages.status());
+  if (!stages.ok()) return WithFileName(kFile, stages.status());
   const std::int32_t bos = file.ControlId(file.bos_piece);
   const std::int32_t eos = file.ControlId(file.eos_piece);
   const std::int32_t pad = file.ControlId(file.pad_piece);
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> before,
-                         Around(config, "add_bos_token", bos >= 0, bos, file.bos_piece));
+                         ReadControlTokens(config, "add_bos_token", bos >= 0, bos, file.bos_piece));
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> after,
-                         Around(config, "add_eos_token", false, eos, file.eos_piece));
+                         ReadControlTokens(config, "add_eos_token", false, eos, file.eos_piece));
   QUIRE_ASSIGN_OR_RETURN(AddedTokens control, ControlTokens(file));
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null, formats::JsonDocument::Parse("null"));
   QUIRE_ASSIGN_OR_RETURN(Splitter splitter, Splitter::FromJson(null.root()));

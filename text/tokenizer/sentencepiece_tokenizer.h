@@ -1,12 +1,12 @@
 #pragma once
 
-// Makes a tokenizer of a tokenizer.model (SentencePiece).
+// Builds a tokenizer from a tokenizer.model file (SentencePiece).
 //
 // Place:      below Tokenizer::FromSentencePiece.
-// Invariants: ids and texts equal those of sentencepiece, but for what docs/tokenizers.md lists.
-//             Text of control pieces is plain text, as there; only where a chat template printed it
-//             is it the piece.
-// Threads:    pure.
+// Invariants: ids and texts equal those of sentencepiece, except for the cases in
+//             docs/tokenizers.md. As in sentencepiece, text of control pieces is plain text, except
+//             where a chat template rendered it.
+// Threads:    pure functions.
 
 #include <cstdint>
 #include <memory>
@@ -19,7 +19,7 @@
 namespace quire::text {
 
 // `config` is the root of tokenizer_config.json: add_bos_token (default: true if there is such a
-// piece) and add_eos_token (false). Errors begin with the name of the file that is wrong.
+// piece) and add_eos_token (default false). Errors start with the name of the faulty file.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildSentencePiece(absl::string_view model,
                                                                    const formats::JsonValue& config,
                                                                    std::int64_t cache_entries);

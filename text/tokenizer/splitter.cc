@@ -173,7 +173,7 @@ absl::Status Splitter::FindRanges(const Step& step, const AlignedText& text, con
   return absl::OkStatus();
 }
 
-// Leaves the ranges that become pieces.
+// Applies `behavior`, so that the remaining ranges are the pieces.
 void Splitter::JoinRanges(Behavior behavior, std::vector<Range>& ranges) {
   std::vector<Range> joined;
   bool previous_matched = false;
@@ -228,7 +228,7 @@ absl::Status Splitter::SplitPieces(const Step& step, PieceList& list, RegexScrat
   return absl::OkStatus();
 }
 
-// Only U+0020 counts: a piece that begins with a tab gets the space too.
+// Only U+0020 counts as a space: a piece that starts with a tab gets the prefix too.
 void Splitter::AddPrefixSpaces(PieceList& list) {
   AlignedText text = list.text.EmptyLike();
   for (Piece& piece : list.pieces) {
@@ -265,7 +265,7 @@ void Splitter::PlaceSigns(const Step& step, PieceList& list) {
                           (step.scheme == PrependScheme::kFirst && piece.input_begin == 0);
     if (prepends && !has_sign) text.AppendLike(step.sign, list.text, piece.begin);
     for (std::size_t i = piece.begin; i < piece.end;) {
-      // Looks for a space inside the piece only, else many pieces cost quadratic time.
+      // Searches only inside the piece; searching the whole text for each piece would be quadratic.
       const std::size_t rest = list.text.view(i, piece.end).find(' ');
       const std::size_t space = rest == absl::string_view::npos ? piece.end : i + rest;
       text.AppendFrom(list.text, i, space);

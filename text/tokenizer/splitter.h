@@ -1,10 +1,11 @@
 #pragma once
 
-// The pre-tokenizer of tokenizer.json: cuts text into the pieces that the model sees one by one.
+// The pre-tokenizer of tokenizer.json, which splits text into pieces that the model encodes
+// separately.
 //
-// Place:      between normalizer and BPE. Sequences are flattened while loading.
-// Invariants: pieces are in order, never empty, and do not overlap; each step sees only the pieces
-//             of the step before it, so no pattern looks across a border.
+// Place:      between normalizer and model. Sequences are flattened while loading.
+// Invariants: pieces are in order, never empty, and do not overlap. Each step splits the pieces of
+//             the previous step separately, so no pattern matches across a border.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `pre_tokenizers`; NormalizedString::split.
 
@@ -23,11 +24,11 @@
 
 namespace quire::text {
 
-// Word characters of the Rust crate regex, for single_word and Whitespace.
+// Returns the word characters of the Rust crate regex, for single_word and Whitespace.
 std::string RustWordClass();
 
-// Bytes [begin, end) of the text. `input_begin` is where the piece begins in the input; -1 when the
-// text is not tracked.
+// Bytes [begin, end) of the text. `input_begin` is the position of the piece in the input, or -1
+// when the text is not tracked.
 struct Piece {
   std::size_t begin;
   std::size_t end;
@@ -44,16 +45,16 @@ class Splitter {
   // `config` is the value of "pre_tokenizer"; null: the text is one piece.
   static absl::StatusOr<Splitter> FromJson(const formats::JsonValue& config);
 
-  // The matches of `pattern` and what is between them, as characters of the byte-level alphabet.
+  // Splits at the matches of `pattern` and maps all bytes to the byte-level alphabet.
   static Splitter OfByteLevel(Regex pattern);
 
-  // REQUIRES: list.text is tracked if needs_tracking(). `list.pieces` holds what is to be split.
+  // Splits the pieces in `list`. REQUIRES: list.text is tracked if needs_tracking().
   absl::Status Split(PieceList& list, RegexScratch& scratch) const;
 
-  // Every byte is in a piece, as a character of the byte-level alphabet.
+  // Returns whether every byte becomes a character of the byte-level alphabet in some piece.
   bool maps_every_byte() const;
 
-  // Metaspace with scheme first asks whether a piece begins at offset 0 of the input.
+  // Metaspace with scheme first needs to know whether a piece starts at input offset 0.
   bool needs_tracking() const { return needs_tracking_; }
 
  private:
@@ -61,7 +62,7 @@ class Splitter {
   enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
   struct Step {
     Kind kind;
-    std::optional<Regex> pattern;  // kPattern; kByteLevel: absent without use_regex
+    std::optional<Regex> pattern;  // kPattern, kByteLevel; nullopt for kByteLevel without use_regex
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
     bool adds_prefix_space = false;                 // kByteLevel
@@ -80,7 +81,7 @@ class Splitter {
   absl::Status AddByteLevel(const formats::JsonValue& config);
   absl::Status AddMetaspace(const formats::JsonValue& config);
 
-  // The ranges of `piece`, relative to the text, that match and that do not, in order.
+  // Finds the matching and other ranges of `piece`, in order. Offsets are relative to the text.
   static absl::Status FindRanges(const Step& step, const AlignedText& text, const Piece& piece,
                                  RegexScratch& scratch, std::vector<Range>& ranges);
   static void JoinRanges(Behavior behavior, std::vector<Range>& ranges);

@@ -7,7 +7,7 @@
 namespace quire::text {
 namespace {
 
-// One function object of several.
+// Combines several function objects into one overload set.
 template <typename... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;

@@ -1,8 +1,8 @@
 #pragma once
 
-// The model of a tokenizer, whichever type it has: pieces of text to tokens.
+// The model of a tokenizer, of any type: encodes pieces of text as tokens.
 //
-// Place:      the last stage but one of encoding; between the splitter and the post-processor.
+// Place:      between the splitter and the post-processor.
 // Threads:    immutable; a ModelScratch serves one thread at a time, and one model only.
 
 #include <cstdint>
@@ -25,7 +25,7 @@ namespace quire::text {
 
 struct ModelScratch {
   explicit ModelScratch(std::int64_t cache_entries) : sentencepiece(cache_entries) {}
-  SentencePieceScratch sentencepiece;  // has those of the two other types
+  SentencePieceScratch sentencepiece;  // includes the scratch of the other two types
 };
 
 class TokenModel {
@@ -34,16 +34,16 @@ class TokenModel {
   TokenModel(Unigram model) : model_(std::move(model)) {}             // NOLINT(runtime/explicit)
   TokenModel(SentencePieceModel model) : model_(std::move(model)) {}  // NOLINT(runtime/explicit)
 
-  // `config` is the value of "model" of a tokenizer.json. UNIMPLEMENTED names other types.
+  // `config` is the value of "model" of a tokenizer.json. Returns UNIMPLEMENTED for other types.
   static absl::StatusOr<TokenModel> FromJson(const formats::JsonValue& config);
 
   // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.
   void Encode(absl::string_view piece, ModelScratch& scratch, std::vector<ModelToken>& out) const;
 
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
-  std::size_t vocabulary_size() const;  // entries, not greatest id
+  std::size_t vocabulary_size() const;  // number of entries, not the largest id
   std::vector<std::pair<absl::string_view, std::int32_t>> Tokens() const;
-  absl::string_view type() const;  // "BPE", "Unigram"
+  absl::string_view type() const;  // for example "BPE" or "Unigram"
 
  private:
   std::variant<Bpe, Unigram, SentencePieceModel> model_;

@@ -39,7 +39,7 @@ struct Kind {
   absl::string_view file;
   FromFiles* read;
 };
-// The first that a folder has.
+// The first of these files that exists is used.
 constexpr Kind kKinds[] = {
     {"tokenizer.json", &Tokenizer::FromJson},
     {"tekken.json", &Tokenizer::FromTekken},
@@ -78,7 +78,7 @@ std::string Sha256(std::initializer_list<absl::string_view> contents) {
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
 
-// What decoding and the post-processor need to know of each id.
+// Returns the table of all tokens that decoder and post-processor use.
 std::vector<TokenText> TableOfTokens(const TokenModel& model, const AddedTokens& added) {
   std::int32_t max_id = -1;
   const auto texts = model.Tokens();
@@ -94,13 +94,13 @@ std::vector<TokenText> TableOfTokens(const TokenModel& model, const AddedTokens&
   return tokens;
 }
 
-// The value of a component that may be absent or null; then the document's null stands for it.
+// Returns the value of a component, or the document `null` if it is absent.
 formats::JsonValue ComponentOrNull(const formats::JsonValue& root, absl::string_view key,
                                    const formats::JsonValue& null) {
   return root.Find(key).value_or(null);
 }
 
-// The stages around `model`; `root` is a tokenizer.json, or has its components.
+// Builds the stages around `model`. `root` is a tokenizer.json, or has its components.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model,
                                                          const formats::JsonValue& root,
                                                          AddedTokens::Ids ids,
@@ -150,14 +150,14 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_v
   return parts;
 }
 
-// Under `key` of a tokenizer_config.json; `id` stays what it is where there is no such key. A name
-// that the tokenizer does not know is no error: published configurations name tokens that their
-// tokenizer lacks.
+// Sets `id` from the token named by `key` of tokenizer_config.json; leaves it unchanged if there is
+// no such key. A name that the tokenizer does not know is accepted, because published
+// configurations name missing tokens.
 absl::Status ReadNamedToken(const formats::JsonValue& config, absl::string_view key,
                             const Encoder& encoder, std::optional<std::int32_t>& id) {
   if (!config.Find(key)) return absl::OkStatus();
   const absl::StatusOr<std::optional<std::string>> text = NamedTokenText(config, key);
-  if (!text.ok()) return InFile("tokenizer_config.json", text.status());
+  if (!text.ok()) return WithFileName("tokenizer_config.json", text.status());
   id = *text ? encoder.TokenToId(**text) : std::nullopt;
   return absl::OkStatus();
 }
@@ -172,7 +172,7 @@ using Build = absl::StatusOr<std::unique_ptr<TokenizerParts>>(absl::string_view,
                                                               const formats::JsonValue&,
                                                               std::int64_t);
 
-// A kind whose configuration takes part in building it.
+// Builds a tokenizer of a kind that uses its configuration.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildWithConfig(Build* build,
                                                                 absl::string_view file,
                                                                 absl::string_view config_json,
@@ -185,12 +185,13 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildWithConfig(Build* build,
   return parts;
 }
 
-// added_tokens.json is of the time before tokenizer.json; what it adds is in no other file.
+// added_tokens.json predates tokenizer.json, and no other file contains its tokens.
 absl::Status CheckNoAddedTokensFile(const std::filesystem::path& model_dir) {
   std::error_code error;
   const std::filesystem::path file = model_dir / "added_tokens.json";
   if (!std::filesystem::exists(file, error)) return absl::OkStatus();
-  return absl::UnimplementedError("added_tokens.json is supported beside a tokenizer.json only");
+  return absl::UnimplementedError(
+      "added_tokens.json is supported only together with tokenizer.json");
 }
 
 }  // namespace
@@ -221,10 +222,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
   }
   absl::Status status = absl::OkStatus();
   if (kind->file != "tokenizer.json") status = CheckNoAddedTokensFile(model_dir);
-  if (!status.ok()) return InFile(model_dir.string(), status);
+  if (!status.ok()) return WithFileName(model_dir.string(), status);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       kind->read(file.text(), config ? config->text() : absl::string_view(), options);
-  if (!tokenizer.ok()) return InFile(model_dir.string(), tokenizer.status());
+  if (!tokenizer.ok()) return WithFileName(model_dir.string(), tokenizer.status());
   return tokenizer;
 }
 
@@ -233,7 +234,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
     const TokenizerOptions& options) {
   absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
       ReadTokenizerJson(tokenizer_json, options);
-  if (!parts.ok()) return InFile("tokenizer.json", parts.status());
+  if (!parts.ok()) return WithFileName("tokenizer.json", parts.status());
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument config,
                          ParseTokenizerConfig(tokenizer_config_json));
   QUIRE_RETURN_IF_ERROR(ReadNamedTokens(config.root(), **parts));
@@ -275,7 +276,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
                          formats::JsonDocument::Parse(pipeline.components_json));
   absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
       Assemble(std::move(pipeline.model), components.root(), AddedTokens::Ids::kAsGiven, options);
-  if (!parts.ok()) return InFile(vocabulary.label, parts.status());
+  if (!parts.ok()) return WithFileName(vocabulary.label, parts.status());
   (*parts)->bos_token_id = pipeline.bos_id;
   (*parts)->eos_token_id = pipeline.eos_id;
   (*parts)->pad_token_id = pipeline.pad_id;
@@ -323,7 +324,8 @@ absl::StatusOr<std::string> Tokenizer::DecodeBytes(std::span<const std::int32_t>
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (!HasText(ids[i])) {
       return absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " at position ", i,
-                                                     " has no text, ids are below ", vocab_size()));
+                                                     " has no text; ids must be below ",
+                                                     vocab_size()));
     }
     stream.Push(ids[i], bytes);
   }

@@ -1,17 +1,16 @@
 #pragma once
 
-// Text to token ids and back, as the model's own tokenizer.json, tokenizer.model, tekken.json or
-// tokenizer.tiktoken, or the metadata of its GGUF file say.
+// Converts text to token ids and back. The tokenizer is defined by tokenizer.json, tokenizer.model,
+// tekken.json, tokenizer.tiktoken, or the metadata of a GGUF file.
 //
-// Place:      top of text/tokenizer; strings together the stages of one tokenizer: added tokens,
-//             normalizer, splitter, model, post-processor; and the decoder on the way back.
-// Invariants: ids equal those of the package that the file was made for (Hugging Face tokenizers
-//             0.23.3, sentencepiece, mistral-common, tiktoken); what differs is in
-//             docs/tokenizers.md. An unknown component is an error of Load, never ignored.
-// Threads:    immutable after Load; every method may be called from any thread at once. Working
-//             memory of Encode comes from a small pool behind a mutex that is held for two pointer
-//             moves.
-// Lifetime:   must outlive every Detokenizer made from it.
+// Place:      top of text/tokenizer; runs the stages of one tokenizer: added tokens, normalizer,
+//             splitter, model and post-processor, and for decoding the decoder.
+// Invariants: ids equal those of the package that the file belongs to (Hugging Face tokenizers
+//             0.23.3, sentencepiece, mistral-common, tiktoken); docs/tokenizers.md lists the
+//             differences. Load rejects unknown components.
+// Threads:    immutable after Load; all methods may run on several threads at once. Encode takes
+//             its working memory from a small pool, whose mutex it holds only briefly.
+// Lifetime:   must outlive every Detokenizer that uses it.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,44 +38,48 @@ struct ByteRange {
 
 struct EncodeOptions {
   bool add_special_tokens = true;    // run the post-processor's template (BOS, EOS)
-  bool parse_special_tokens = true;  // false: the text of a special token is plain text
-  // The text was rendered by a chat template. tokenizer.model and tekken.json have special tokens
-  // in such text only; for the packages they come from, theirs are plain text in any text.
+  bool parse_special_tokens = true;  // false: text of special tokens is plain text
+  // Whether a chat template rendered the text. For tokenizer.model and tekken.json, special tokens
+  // are only recognised in such text, as in sentencepiece and mistral-common.
   bool from_template = false;
-  // Here it is plain text anyway. In order, without overlaps; must outlive the call.
+  // In these ranges, text of special tokens is plain text in any case. They must be sorted, must
+  // not overlap, and must outlive the call.
   std::span<const ByteRange> literal = {};
 };
 
 struct TokenPiece {
   std::int32_t id = 0;
-  std::string piece;  // raw bytes, as TokenBytes(id)
-  std::int32_t start_byte =
-      -1;                      // half-open range of whole characters in the input text; both -1 for
-  std::int32_t end_byte = -1;  // a token that the post-processor added
+  std::string piece;  // same as TokenBytes(id)
+  // Half-open range of whole characters in the input text; both are -1 for a token that the
+  // post-processor added.
+  std::int32_t start_byte = -1;
+  std::int32_t end_byte = -1;
   bool special = false;
 };
 
 struct TokenizerOptions {
-  std::int64_t piece_cache_entries = 65536;  // BPE results kept per concurrent caller; 0: no cache
+  // BPE results cached per concurrent caller; 0: no cache.
+  std::int64_t piece_cache_entries = 65536;
 };
 
 class Tokenizer {
  public:
-  // Reads the first there is of tokenizer.json, tekken.json, tokenizer.model and
-  // tokenizer.tiktoken, and, if present, tokenizer_config.json (names of BOS, EOS and padding
-  // tokens; flags). Errors: NOT_FOUND without any tokenizer file; UNIMPLEMENTED, by name, for kinds
-  // and components that are not supported; INVALID_ARGUMENT with file and field
-  // (`model.merges[3]`) for malformed files.
+  // Reads the first of tokenizer.json, tekken.json, tokenizer.model and tokenizer.tiktoken that
+  // exists, and tokenizer_config.json if present (flags, and the names of the BOS, EOS and padding
+  // tokens). Returns NOT_FOUND without a tokenizer file, UNIMPLEMENTED for unsupported kinds and
+  // components, by name, and INVALID_ARGUMENT with file and field (`model.merges[3]`) for malformed
+  // files.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& model_dir,
                                                          const TokenizerOptions& options = {});
 
-  // The same from the files' contents. An empty `tokenizer_config_json` stands for a missing file.
+  // Reads the contents of the files instead. An empty `tokenizer_config_json` means that the file
+  // is missing.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
       absl::string_view tokenizer_json, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
 
-  // The same for the other kinds of file. tiktoken's configuration has its pattern and its special
-  // tokens.
+  // Like FromJson, for the other kinds of file. tiktoken's configuration has its pattern and
+  // special tokens.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromSentencePiece(
       absl::string_view tokenizer_model, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
@@ -87,7 +90,8 @@ class Tokenizer {
       absl::string_view tokenizer_tiktoken, absl::string_view tokenizer_config_json,
       const TokenizerOptions& options = {});
 
-  // The tokenizer of a GGUF file (ReadGgufVocabulary). Errors: as BuildGgufPipeline.
+  // Builds the tokenizer of a GGUF file (ReadGgufVocabulary). Errors are those of
+  // BuildGgufPipeline.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromGguf(const GgufVocabulary& vocabulary,
                                                              const TokenizerOptions& options = {});
 
@@ -95,44 +99,45 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Errors: INVALID_ARGUMENT with the byte offset if `text` is not UTF-8, or if it has 2^31 bytes.
+  // Returns INVALID_ARGUMENT if `text` is not UTF-8, with the byte offset, or has 2^31 bytes or
+  // more.
   absl::StatusOr<std::vector<std::int32_t>> Encode(absl::string_view text,
                                                    const EncodeOptions& options) const;
   absl::StatusOr<std::vector<TokenPiece>> EncodeWithPieces(absl::string_view text,
                                                            const EncodeOptions& options) const;
 
-  // The text of all ids; a broken character prints U+FFFD. Equals what a Detokenizer emits in
-  // total. Errors: INVALID_ARGUMENT for an id that has no text (see HasText).
+  // Returns the text of all ids, with U+FFFD for malformed characters. It equals the joined output
+  // of a Detokenizer. Returns INVALID_ARGUMENT for an id without text (see HasText).
   absl::StatusOr<std::string> Decode(std::span<const std::int32_t> ids,
                                      bool skip_special_tokens) const;
-  // The same before broken characters are replaced; not always UTF-8.
+  // Like Decode, but keeps malformed characters, so the result may not be UTF-8.
   absl::StatusOr<std::string> DecodeBytes(std::span<const std::int32_t> ids,
                                           bool skip_special_tokens) const;
 
-  // Raw bytes of one token as it decodes in the middle of a text; empty if !HasText(id).
+  // Returns the raw bytes of a token that is not at the start of a text; empty if !HasText(id).
   std::string TokenBytes(std::int32_t id) const;
 
-  // Most bytes of a text that one token can stand for, so that a text of n bytes has at least
-  // n / max_token_bytes() tokens; absent where it may be any number, because a stage drops or joins
-  // some of the text.
+  // Maximum number of text bytes that one token can represent. A text of n bytes then has at least
+  // n / max_token_bytes() tokens. It is nullopt if there is no limit, because a stage drops or
+  // joins text.
   std::optional<std::size_t> max_token_bytes() const;
 
-  std::int32_t vocab_size() const;      // greatest known id + 1
-  bool HasText(std::int32_t id) const;  // false: out of range, or an id that no token has
+  std::int32_t vocab_size() const;      // largest known id + 1
+  bool HasText(std::int32_t id) const;  // false: out of range, or no token has the id
   bool IsSpecial(std::int32_t id) const;
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // As named by tokenizer_config.json or the GGUF file; absent where it names none or the tokenizer
-  // does not know it.
+  // The ids of the tokens that tokenizer_config.json or the GGUF file names; nullopt if it names
+  // none or the tokenizer does not know it.
   std::optional<std::int32_t> bos_token_id() const;
   std::optional<std::int32_t> eos_token_id() const;
   std::optional<std::int32_t> pad_token_id() const;
 
-  // The type of the model and where it comes from, such as "BPE (tokenizer.json)".
+  // The type and source of the model, such as "BPE (tokenizer.json)".
   const std::string& kind() const;
 
-  // SHA-256, lower-case hex, over both files' contents (each preceded by its length as decimal
-  // text); for a GGUF file over whatever in its metadata decides ids and text.
+  // SHA-256, lower-case hex, of both files' contents, each preceded by its size as decimal text.
+  // For a GGUF file, the hash covers all metadata that determine ids and text.
   const std::string& sha256() const;
 
   // The decoder chain, for Detokenizer.

@@ -18,13 +18,13 @@ absl::StatusOr<formats::JsonDocument> ParseObject(absl::string_view text) {
 
 }  // namespace
 
-absl::Status InFile(absl::string_view file, const absl::Status& status) {
+absl::Status WithFileName(absl::string_view file, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
 }
 
 absl::StatusOr<formats::JsonDocument> ParseTokenizerConfig(absl::string_view text) {
   absl::StatusOr<formats::JsonDocument> document = ParseObject(text);
-  if (!document.ok()) return InFile(kConfigFile, document.status());
+  if (!document.ok()) return WithFileName(kConfigFile, document.status());
   return document;
 }
 
@@ -42,18 +42,18 @@ absl::Status CheckAddedTokensAreKnown(const formats::JsonValue& config, absl::st
   const std::optional<formats::JsonValue> added = config.Find("added_tokens_decoder");
   if (!added || added->is_null()) return absl::OkStatus();
   if (const absl::Status status = added->CheckObject(); !status.ok()) {
-    return InFile(kConfigFile, status);
+    return WithFileName(kConfigFile, status);
   }
   for (const auto& [id, value] : added->raw().items()) {
     const formats::JsonValue token(value, added->PathOf(id));
     const absl::StatusOr<std::string> content = token.GetString("content");
-    if (!content.ok()) return InFile(kConfigFile, content.status());
+    if (!content.ok()) return WithFileName(kConfigFile, content.status());
     const std::optional<std::int32_t> known = encoder.TokenToId(*content);
     if (known && absl::StrCat(*known) == id) continue;
     return absl::UnimplementedError(
-        absl::StrCat(kConfigFile, ": ", token.path(), " is \"", *content, "\", which ", file,
-                     known ? absl::StrCat(" has as ", *known) : " does not have",
-                     "; tokens beside that file are supported with a tokenizer.json only"));
+        absl::StrCat(kConfigFile, ": ", token.path(), " is \"", *content, "\", but ", file,
+                     known ? absl::StrCat(" has it as ", *known) : " does not have it",
+                     "; tokens that are not in that file are supported only with tokenizer.json"));
   }
   return absl::OkStatus();
 }

@@ -1,9 +1,9 @@
 #pragma once
 
-// What a Tokenizer consists of, and what the builders of its kinds share.
+// The parts of a Tokenizer, and helpers for the functions that build the different kinds.
 //
 // Place:    below Tokenizer only.
-// Threads:  a value; immutable once the Tokenizer has it.
+// Threads:  a value; immutable once the Tokenizer owns it.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,23 +29,24 @@ struct TokenizerParts {
   std::optional<std::int32_t> eos_token_id = {};
   std::optional<std::int32_t> pad_token_id = {};
   std::string sha256 = {};
-  std::string kind = {};  // "BPE (tokenizer.json)"
+  std::string kind = {};  // for example "BPE (tokenizer.json)"
   std::optional<std::size_t> max_token_bytes = {};
 };
 
-// "<file>: <message>".
-absl::Status InFile(absl::string_view file, const absl::Status& status);
+// Returns the status with the message "<file>: <message>".
+absl::Status WithFileName(absl::string_view file, const absl::Status& status);
 
-// The document of a tokenizer_config.json, an object; empty text: no members. Errors name the file.
+// Parses a tokenizer_config.json, which must be an object; empty text gives an empty object. Errors
+// name the file.
 absl::StatusOr<formats::JsonDocument> ParseTokenizerConfig(absl::string_view text);
 
-// The text under `key` of a tokenizer_config.json: a string, or an object with "content". Absent
-// and null both give nothing.
+// Returns the text under `key` of a tokenizer_config.json: a string, or an object with "content".
+// Returns nullopt if it is absent or null.
 absl::StatusOr<std::optional<std::string>> NamedTokenText(const formats::JsonValue& config,
                                                           absl::string_view key);
 
-// UNIMPLEMENTED if `added_tokens_decoder` of a tokenizer_config.json has a token that the
-// tokenizer's own `file` does not have under that id.
+// Returns UNIMPLEMENTED if `added_tokens_decoder` of a tokenizer_config.json has a token that
+// `file` does not define with the same id.
 absl::Status CheckAddedTokensAreKnown(const formats::JsonValue& config, absl::string_view file,
                                       const Encoder& encoder);
 

@@ -26,10 +26,10 @@ using formats::JsonDocument;
 using nlohmann::json;
 
 constexpr int kMaxSchemaDepth = 64;
-constexpr std::int64_t kMaxSteps =
-    100'000;  // schemas, listed values and items visited for one value
+// Maximum number of schemas, enum values and items that are visited for one value.
+constexpr std::int64_t kMaxSteps = 100'000;
 
-// Bits of the types of JSON Schema; an integer is a number.
+// Bits for the types of JSON Schema; an integer is a number.
 enum Types : unsigned {
   kNone = 0,
   kString = 1,
@@ -49,7 +49,7 @@ unsigned TypeOf(const json& value) {
   return value.is_array() ? kArray : kObject;
 }
 
-// An unknown name allows every type.
+// Returns the bit of a type name; an unknown name allows every type.
 unsigned TypeNamed(const json& name) {
   constexpr std::pair<absl::string_view, Types> kNames[] = {
       {"string", kString}, {"number", kNumber}, {"integer", kNumber}, {"boolean", kBoolean},
@@ -71,14 +71,14 @@ const json* Find(const json& object, absl::string_view key) {
   return found == object.end() ? nullptr : &*found;
 }
 
-// The elements of a keyword that is a list of schemas; none if it is absent.
+// Returns the schemas of a list keyword; an empty list if it is absent.
 const json& ListOf(const json& schema, absl::string_view keyword) {
   static const json kEmpty = json::array();
   const json* const list = Find(schema, keyword);
   return list != nullptr && list->is_array() ? *list : kEmpty;
 }
 
-// The schemas of one argument: it is valid under one of each group.
+// The schemas of one argument, which must match one schema of each group.
 using Groups = std::vector<std::vector<const json*>>;
 
 class Evaluator {
@@ -109,14 +109,15 @@ class Evaluator {
   }
 
  private:
-  // Returns false if the limits are exceeded. The schema is taken to allow everything then.
+  // Returns false if a limit is exceeded. The caller then assumes that the schema allows
+  // everything.
   bool Enter(int depth) { return Spend(1) && depth < kMaxSchemaDepth; }
   bool Spend(std::size_t steps) {
     steps_left_ -= static_cast<std::int64_t>(steps);
     return steps_left_ > 0;
   }
 
-  // Returns the schema that a reference into the document names, or null.
+  // Returns the schema that a reference into this document names, or null.
   const json* Resolve(const json& schema) {
     const json* const reference = Find(schema, "$ref");
     if (reference == nullptr || !reference->is_string()) return nullptr;
@@ -138,8 +139,8 @@ class Evaluator {
     return at;
   }
 
-  // Adds the schemas that a schema of all arguments has for one of them. Branches of anyOf and
-  // oneOf that do not declare the argument are left out.
+  // Adds the schemas that `schema`, which describes all arguments, has for one argument. Branches
+  // of anyOf and oneOf that do not declare the argument are skipped.
   void Collect(const json& schema, const std::string& argument, int depth, Groups* groups) {
     if (!schema.is_object() || !Enter(depth)) return;
     const json* const properties = Find(schema, "properties");
@@ -164,7 +165,7 @@ class Evaluator {
     }
   }
 
-  // A superset of the types of the values that the schema allows.
+  // Returns a superset of the types that the schema allows.
   unsigned TypesOf(const json& schema, int depth) {
     if (schema.is_boolean()) return schema.get<bool>() ? kAny : kNone;
     if (!schema.is_object() || !Enter(depth)) return kAny;
@@ -225,7 +226,7 @@ class Evaluator {
     return type->is_array() ? std::ranges::any_of(*type, is) : is(*type);
   }
 
-  // The keywords that apply other schemas to the same value.
+  // Evaluates the keywords that apply other schemas to the same value.
   bool AcceptsParts(const json& schema, const json& value, int depth) {
     const auto accepts = [&](const json& part) { return Accepts(part, value, depth); };
     if (const json* const target = Resolve(schema); target != nullptr && !accepts(*target)) {
@@ -277,7 +278,7 @@ class Evaluator {
       std::ranges::sort(items, std::less<json>());
       if (std::ranges::adjacent_find(items) != items.end()) return false;
     }
-    // Up to draft 2019-09 the list of schemas is `items` itself.
+    // Up to draft 2019-09, `items` itself may be the list of schemas.
     const json* items = Find(schema, "items");
     const json* prefix = Find(schema, "prefixItems");
     if (items != nullptr && items->is_array()) {
@@ -313,8 +314,9 @@ class Evaluator {
   std::int64_t steps_left_ = kMaxSteps;
 };
 
-// An infinity in place of a JSON number beyond the range of doubles; absent if the text is none.
-std::optional<json> LargeNumber(absl::string_view text) {
+// Returns infinity for a JSON number beyond the range of double; nullopt if the text is not a JSON
+// number.
+std::optional<json> ReadLargeNumber(absl::string_view text) {
   const auto skip_digits = [&text] {
     const std::size_t count = std::min(text.find_first_not_of("0123456789"), text.size());
     text.remove_prefix(count);
@@ -331,8 +333,8 @@ std::optional<json> LargeNumber(absl::string_view text) {
   return text.empty() ? std::optional(value) : std::nullopt;
 }
 
-// The JSON text of a literal of Python; absent if it is none.
-std::optional<std::string> JsonOfPython(absl::string_view text) {
+// Returns the JSON text of a Python literal; nullopt if the text is not one.
+std::optional<std::string> ConvertPythonToJson(absl::string_view text) {
   const auto call = ReadPythonCall(absl::StrCat("f(v=", text, ")"));
   if (!call.ok()) return std::nullopt;
   const auto members = JsonMembers(call->second);
@@ -351,7 +353,7 @@ std::string ArgumentSchema::JsonOf(absl::string_view argument, absl::string_view
   const std::string bare(absl::StripAsciiWhitespace(text));
   const auto document = JsonDocument::Parse(bare);
   std::optional<json> large;
-  if (!document.ok()) large = LargeNumber(bare);
+  if (!document.ok()) large = ReadLargeNumber(bare);
   if (document.ok() || large) {
     const json& value = large ? *large : document->root().raw();
     const bool is_valid_value = evaluator.Accepts(schemas, value);
@@ -363,7 +365,7 @@ std::string ArgumentSchema::JsonOf(absl::string_view argument, absl::string_view
     return is_text ? JsonQuoted(text) : bare;
   }
   if (is_valid_text) return JsonQuoted(text);
-  const std::optional<std::string> python = JsonOfPython(bare);
+  const std::optional<std::string> python = ConvertPythonToJson(bare);
   if (!python) return JsonQuoted(text);
   const auto read = JsonDocument::Parse(*python);
   const bool is_valid = read.ok() && evaluator.Accepts(schemas, read->root().raw());

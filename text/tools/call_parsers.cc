@@ -1,6 +1,7 @@
 #include "text/tools/call_parsers.h"
 
 #include <utility>
+#include <variant>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -14,8 +15,7 @@ namespace {
 constexpr absl::string_view kChannel = "<|channel|>", kStart = "<|start|>",
                             kMessage = "<|message|>";
 constexpr absl::string_view kEnd = "<|end|>", kReturn = "<|return|>", kCallEnd = "<|call|>";
-// A name, or a header, that goes on for longer is none.
-constexpr std::size_t kMaxNameBytes = 256;
+// Maximum size of a header; longer text is not a header.
 constexpr std::size_t kMaxHeaderBytes = 512;
 
 bool IsSpace(char byte) {
@@ -30,7 +30,7 @@ std::string TakeAll(std::string& text) {
   return std::exchange(text, {});
 }
 
-// Removes white space from the beginning of `text` and returns it.
+// Removes leading white space from `text` and returns it.
 std::string TakeSpace(std::string& text) {
   std::size_t spaces = 0;
   while (spaces < text.size() && IsSpace(text[spaces])) ++spaces;
@@ -52,32 +52,34 @@ MarkerMatch MatchMarkers(absl::string_view text, std::initializer_list<absl::str
 }
 
 void MarkedParser::Push(char byte, PartSink& sink) {
-  held_ += byte;
+  buffered_ += byte;
   if (state_ != State::kCall) {
     PushText(sink);
     return;
   }
-  if (EndsCall(byte)) {
-    ToolCall call = ReadMarkedCall(held_, format_, tools_);
-    markup_.Call(TakeAll(held_), std::move(call), sink);
+  const auto ends_call = [this](auto& end) { return end.Push(buffered_); };
+  const auto is_hopeless = [this](const auto& end) { return end.IsHopeless(buffered_); };
+  if (std::visit(ends_call, call_end_)) {
+    ToolCall call = ReadMarkedCall(buffered_, format_, tools_);
+    markup_.Call(TakeAll(buffered_), std::move(call), sink);
     state_ = in_section_ ? State::kSection : State::kAfterMarkup;
-  } else if (IsHopeless()) {
-    markup_.Failed(TakeAll(held_), "bad_call", sink);
+  } else if (std::visit(is_hopeless, call_end_)) {
+    markup_.Failed(TakeAll(buffered_), "bad_call", sink);
     state_ = State::kText;
   }
 }
 
 void MarkedParser::PushText(PartSink& sink) {
   while (true) {
-    if (state_ != State::kText) markup_.Hold(TakeSpace(held_));
-    if (held_.empty()) return;
+    if (state_ != State::kText) markup_.Hold(TakeSpace(buffered_));
+    if (buffered_.empty()) return;
     const MarkerMatch match = MatchMarkers(
-        held_, {state_ == State::kSection ? format_.section_end : format_.section_begin,
-                format_.call_begin[0], format_.call_begin[1]});
+        buffered_, {state_ == State::kSection ? format_.section_end : format_.section_begin,
+                    format_.call_begin[0], format_.call_begin[1]});
     if (match.may_come) return;
     if (match.marker.empty()) {
-      markup_.Content(held_.substr(0, 1), sink);
-      held_.erase(0, 1);
+      markup_.Content(buffered_.substr(0, 1), sink);
+      buffered_.erase(0, 1);
       state_ = State::kText;
       in_section_ = false;
       continue;
@@ -85,80 +87,27 @@ void MarkedParser::PushText(PartSink& sink) {
     if (match.marker == format_.section_begin) {
       in_section_ = true;
       state_ = State::kSection;
-      markup_.Open(TakeAll(held_));
+      markup_.Open(TakeAll(buffered_));
     } else if (match.marker == format_.section_end) {
       in_section_ = false;
       state_ = State::kAfterMarkup;
-      markup_.Close(TakeAll(held_), sink);
+      markup_.Close(TakeAll(buffered_), sink);
     } else {
-      BeginCall();
+      state_ = State::kCall;
+      call_end_ = MakeCallEnd(format_, buffered_);
     }
     return;
   }
 }
 
-// held_ is its first marker.
-void MarkedParser::BeginCall() {
-  state_ = State::kCall;
-  json_ = JsonTracker();
-  json_end_ = held_.size();
-  in_value_ = has_function_ = has_parameter_ = false;
-}
-
-bool MarkedParser::EndsCall(char byte) {
-  switch (format_.shape) {
-    case CallShape::kXmlParameters:
-      return EndsXmlCall();
-    case CallShape::kKeyValues:
-      if (in_value_) {
-        in_value_ = !absl::EndsWith(held_, "</arg_value>");
-        return false;
-      }
-      in_value_ = absl::EndsWith(held_, "<arg_value>");
-      return absl::EndsWith(held_, format_.call_end);
-    default:
-      break;
-  }
-  if (json_.Push(byte)) {
-    json_end_ = held_.size();
-    return format_.call_end.empty();
-  }
-  return !json_.is_inside() && !format_.call_end.empty() &&
-         held_.size() >= json_end_ + format_.call_end.size() &&
-         absl::EndsWith(held_, format_.call_end);
-}
-
-// A value may hold the closing markers, so the outer one counts behind the end of the function
-// only, and that behind the end of a parameter.
-bool MarkedParser::EndsXmlCall() {
-  has_function_ |= absl::EndsWith(held_, format_.call_begin[1]);
-  has_parameter_ |= absl::EndsWith(held_, "<parameter=");
-  absl::string_view text = held_;
-  const bool is_marked = absl::StartsWith(text, format_.call_begin[0]);
-  if (is_marked) {
-    if (!absl::ConsumeSuffix(&text, format_.call_end)) return false;
-    if (!has_function_) return true;  // no call, but over
-    text = absl::StripTrailingAsciiWhitespace(text);
-  }
-  if (!absl::ConsumeSuffix(&text, kEndFunction)) return false;
-  return is_marked || !has_parameter_ ||
-         absl::EndsWith(absl::StripTrailingAsciiWhitespace(text), "</parameter>");
-}
-
-// A format without a closing marker: what is no name will not become a call.
-bool MarkedParser::IsHopeless() const {
-  if (!format_.call_end.empty() || json_.is_inside()) return false;
-  return held_.back() == '\n' || held_.size() > format_.call_begin[0].size() + kMaxNameBytes;
-}
-
 void MarkedParser::Finish(PartSink& sink) {
   if (state_ == State::kCall) {
-    ToolCall call = ReadMarkedCall(held_, format_, tools_);
+    ToolCall call = ReadMarkedCall(buffered_, format_, tools_);
     if (!call.error.empty()) call.error = "unfinished";
-    markup_.Call(TakeAll(held_), std::move(call), sink);
+    markup_.Call(TakeAll(buffered_), std::move(call), sink);
     return;
   }
-  if (!held_.empty()) markup_.Content(TakeAll(held_), sink);
+  if (!buffered_.empty()) markup_.Content(TakeAll(buffered_), sink);
   markup_.Finish(sink);
 }
 
@@ -166,7 +115,7 @@ void ListParser::Push(char byte, PartSink& sink) {
   switch (state_) {
     case State::kText:
     case State::kAfterMarkup:
-      held_ += byte;
+      buffered_ += byte;
       PushText(sink);
       return;
     case State::kMarker:
@@ -176,53 +125,54 @@ void ListParser::Push(char byte, PartSink& sink) {
       PushItems(byte, sink);
       return;
     case State::kItem:
-      held_ += byte;
+      buffered_ += byte;
       if (json_.Push(byte)) EndItem(sink);
       return;
     case State::kEnd:
-      held_ += byte;
+      buffered_ += byte;
       PushEnd(sink);
       return;
   }
 }
 
 void ListParser::EndItem(PartSink& sink) {
-  markup_.Call(held_, ReadObjectCall(held_, tools_), sink);
-  held_.clear();
+  markup_.Call(buffered_, ReadObjectCall(buffered_, tools_), sink);
+  buffered_.clear();
   state_ = State::kItems;
   if (is_single_) EndList();
 }
 
 void ListParser::PushText(PartSink& sink) {
   while (true) {
-    if (state_ == State::kAfterMarkup) markup_.Hold(TakeSpace(held_));
-    if (held_.empty()) return;
-    const MarkerMatch match = MatchMarkers(held_, {format_.call_begin[0], format_.call_begin[1]});
+    if (state_ == State::kAfterMarkup) markup_.Hold(TakeSpace(buffered_));
+    if (buffered_.empty()) return;
+    const MarkerMatch match =
+        MatchMarkers(buffered_, {format_.call_begin[0], format_.call_begin[1]});
     if (match.may_come) return;
     if (!match.marker.empty()) {
       state_ = State::kMarker;
       return;
     }
-    markup_.Content(held_.substr(0, 1), sink);
-    held_.erase(0, 1);
+    markup_.Content(buffered_.substr(0, 1), sink);
+    buffered_.erase(0, 1);
     state_ = State::kText;
   }
 }
 
 void ListParser::PushMarker(char byte, PartSink& sink) {
   if (IsSpace(byte)) {
-    held_ += byte;
+    buffered_ += byte;
   } else if (byte == '[') {
-    markup_.Open(TakeAll(held_) + byte);
+    markup_.Open(TakeAll(buffered_) + byte);
     state_ = State::kItems;
     is_single_ = false;
   } else if (byte == '{') {
-    markup_.Open(TakeAll(held_));
+    markup_.Open(TakeAll(buffered_));
     is_single_ = true;
     PushItems(byte, sink);
   } else {
-    markup_.Failed(TakeAll(held_), "bad_call", sink);
-    held_ = byte;
+    markup_.Failed(TakeAll(buffered_), "bad_call", sink);
+    buffered_ = byte;
     state_ = State::kText;
     PushText(sink);
   }
@@ -232,7 +182,7 @@ void ListParser::PushItems(char byte, PartSink& sink) {
   if (IsSpace(byte) || byte == ',') {
     markup_.Hold(AsText(byte));
   } else if (byte == '{') {
-    held_ = byte;
+    buffered_ = byte;
     json_ = JsonTracker();
     json_.Push(byte);
     state_ = State::kItem;
@@ -246,31 +196,31 @@ void ListParser::PushItems(char byte, PartSink& sink) {
 }
 
 void ListParser::PushEnd(PartSink& sink) {
-  markup_.Hold(TakeSpace(held_));
-  if (held_.empty()) return;
-  const MarkerMatch match = MatchMarkers(held_, {format_.call_end});
+  markup_.Hold(TakeSpace(buffered_));
+  if (buffered_.empty()) return;
+  const MarkerMatch match = MatchMarkers(buffered_, {format_.call_end});
   if (match.may_come) return;
   state_ = State::kAfterMarkup;
   if (match.marker.empty()) {
     PushText(sink);
     return;
   }
-  markup_.Close(TakeAll(held_), sink);
+  markup_.Close(TakeAll(buffered_), sink);
 }
 
 void ListParser::Finish(PartSink& sink) {
   if (state_ == State::kMarker || state_ == State::kItem) {
-    markup_.Failed(TakeAll(held_), "unfinished", sink);
+    markup_.Failed(TakeAll(buffered_), "unfinished", sink);
     return;
   }
-  if (!held_.empty()) markup_.Content(TakeAll(held_), sink);
+  if (!buffered_.empty()) markup_.Content(TakeAll(buffered_), sink);
   markup_.Finish(sink);
 }
 
 void ObjectParser::Push(char byte, PartSink& sink) {
   switch (state_) {
     case State::kStart:
-      held_ += byte;
+      buffered_ += byte;
       PushStart(sink);
       return;
     case State::kAfterTag:
@@ -284,7 +234,7 @@ void ObjectParser::Push(char byte, PartSink& sink) {
       }
       return;
     case State::kObject:
-      held_ += byte;
+      buffered_ += byte;
       if (json_.Push(byte)) EndObject(sink);
       return;
     case State::kBetween:
@@ -304,69 +254,69 @@ void ObjectParser::Push(char byte, PartSink& sink) {
 }
 
 void ObjectParser::PushStart(PartSink& sink) {
-  markup_.Hold(TakeSpace(held_));
-  if (held_.empty()) return;
-  if (held_ == "{") {
+  markup_.Hold(TakeSpace(buffered_));
+  if (buffered_.empty()) return;
+  if (buffered_ == "{") {
     BeginObject('{');
     return;
   }
-  const MarkerMatch match = MatchMarkers(held_, {format_.call_begin[0]});
+  const MarkerMatch match = MatchMarkers(buffered_, {format_.call_begin[0]});
   if (match.may_come) return;
   if (match.marker.empty()) {
-    markup_.Content(TakeAll(held_), sink);
+    markup_.Content(TakeAll(buffered_), sink);
     state_ = State::kText;
     return;
   }
-  markup_.Open(TakeAll(held_));
+  markup_.Open(TakeAll(buffered_));
   state_ = State::kAfterTag;
   is_call_expected_ = true;
 }
 
 void ObjectParser::BeginObject(char byte) {
-  held_ = byte;
+  buffered_ = byte;
   json_ = JsonTracker();
   json_.Push(byte);
   state_ = State::kObject;
 }
 
 void ObjectParser::EndObject(PartSink& sink) {
-  if (!is_call_expected_ && !LooksLikeCall(held_)) {
-    markup_.Content(TakeAll(held_), sink);
+  if (!is_call_expected_ && !LooksLikeCall(buffered_)) {
+    markup_.Content(TakeAll(buffered_), sink);
     state_ = State::kText;
     return;
   }
-  markup_.Call(held_, ReadObjectCall(held_, tools_), sink);
-  held_.clear();
+  markup_.Call(buffered_, ReadObjectCall(buffered_, tools_), sink);
+  buffered_.clear();
   state_ = State::kBetween;
 }
 
 void ObjectParser::Finish(PartSink& sink) {
   if (state_ == State::kObject) {
-    markup_.Failed(TakeAll(held_), "unfinished", sink);
+    markup_.Failed(TakeAll(buffered_), "unfinished", sink);
     return;
   }
-  if (!held_.empty()) markup_.Content(TakeAll(held_), sink);
+  if (!buffered_.empty()) markup_.Content(TakeAll(buffered_), sink);
   markup_.Finish(sink);
 }
 
 void PythonParser::Push(char byte, PartSink& sink) {
   switch (state_) {
     case State::kStart:
-      held_ += byte;
+      buffered_ += byte;
       PushStart(sink);
       return;
     case State::kName:
       PushName(byte, sink);
       return;
     case State::kArguments:
-      held_ += byte;
+      buffered_ += byte;
       if (python_.Push(byte)) state_ = State::kAfterCall;
       return;
     case State::kAfterCall:
       PushAfterCall(byte, sink);
       return;
     case State::kClosed:
-      held_ += byte;
+      buffered_ += byte;
       PushClosed(sink);
       return;
     case State::kText:
@@ -376,42 +326,42 @@ void PythonParser::Push(char byte, PartSink& sink) {
 }
 
 void PythonParser::PushStart(PartSink& sink) {
-  prefix_ += TakeSpace(held_);
-  if (held_.empty()) return;
-  if (held_ == "[") {
-    prefix_ += TakeAll(held_);
+  prefix_ += TakeSpace(buffered_);
+  if (buffered_.empty()) return;
+  if (buffered_ == "[") {
+    prefix_ += TakeAll(buffered_);
     state_ = State::kName;
     return;
   }
-  const MarkerMatch match = MatchMarkers(held_, {format_.call_begin[0]});
+  const MarkerMatch match = MatchMarkers(buffered_, {format_.call_begin[0]});
   if (match.may_come) return;
   if (match.marker.empty()) {
     BecomeText(sink);
   } else {
-    markup_.Open(TakeAll(prefix_) + TakeAll(held_));
+    markup_.Open(TakeAll(prefix_) + TakeAll(buffered_));
   }
 }
 
 void PythonParser::PushName(char byte, PartSink& sink) {
-  if (IsSpace(byte) && held_.empty() && has_calls_) {
+  if (IsSpace(byte) && buffered_.empty() && has_calls_) {
     markup_.Hold(AsText(byte));
   } else if (IsSpace(byte)) {
-    (held_.empty() ? prefix_ : held_) += byte;
-    if (held_.size() > kMaxNameBytes) BecomeText(sink);
-  } else if (IsPythonNameByte(byte) && (held_.empty() || !IsSpace(held_.back()))) {
-    held_ += byte;
-    if (held_.size() > kMaxNameBytes) BecomeText(sink);
-  } else if (byte == '(' && !held_.empty()) {
+    (buffered_.empty() ? prefix_ : buffered_) += byte;
+    if (buffered_.size() > kMaxNameBytes) BecomeText(sink);
+  } else if (IsPythonNameByte(byte) && (buffered_.empty() || !IsSpace(buffered_.back()))) {
+    buffered_ += byte;
+    if (buffered_.size() > kMaxNameBytes) BecomeText(sink);
+  } else if (byte == '(' && !buffered_.empty()) {
     if (!has_calls_) markup_.Open(TakeAll(prefix_));
-    held_ += byte;
+    buffered_ += byte;
     python_ = PythonTracker();
     has_calls_ = true;
     state_ = State::kArguments;
-  } else if (byte == ']' && held_.empty() && has_calls_) {
+  } else if (byte == ']' && buffered_.empty() && has_calls_) {
     markup_.Close(AsText(byte), sink);
     state_ = State::kClosed;
   } else {
-    held_ += byte;
+    buffered_ += byte;
     BecomeText(sink);
   }
 }
@@ -428,27 +378,27 @@ void PythonParser::PushAfterCall(char byte, PartSink& sink) {
     markup_.Close(AsText(byte), sink);
     state_ = State::kClosed;
   } else {
-    held_ += TakeAll(prefix_) + byte;
+    buffered_ += TakeAll(prefix_) + byte;
     BecomeText(sink);
   }
 }
 
 void PythonParser::PushClosed(PartSink& sink) {
-  markup_.Hold(TakeSpace(held_));
-  if (held_.empty()) return;
-  const MarkerMatch match = MatchMarkers(held_, {format_.call_end});
+  markup_.Hold(TakeSpace(buffered_));
+  if (buffered_.empty()) return;
+  const MarkerMatch match = MatchMarkers(buffered_, {format_.call_end});
   if (match.may_come) return;
   if (match.marker.empty()) {
-    markup_.Content(TakeAll(held_), sink);
+    markup_.Content(TakeAll(buffered_), sink);
     state_ = State::kText;
   } else {
-    markup_.Close(TakeAll(held_), sink);
+    markup_.Close(TakeAll(buffered_), sink);
   }
 }
 
-// What is held is no call. In a list of calls it was meant as one.
+// The buffered text is not a call. Inside a list of calls it is a failed call, otherwise content.
 void PythonParser::BecomeText(PartSink& sink) {
-  const std::string text = TakeAll(prefix_) + TakeAll(held_);
+  const std::string text = TakeAll(prefix_) + TakeAll(buffered_);
   if (has_calls_) {
     markup_.Failed(text, "bad_call", sink);
   } else {
@@ -457,37 +407,37 @@ void PythonParser::BecomeText(PartSink& sink) {
   state_ = State::kText;
 }
 
-// Emits the call, then holds the white space behind it.
+// Emits the call, then buffers the white space after it.
 void PythonParser::EmitCall(PartSink& sink) {
-  markup_.Call(held_, ReadPythonToolCall(held_, tools_), sink);
-  held_.clear();
+  markup_.Call(buffered_, ReadPythonToolCall(buffered_, tools_), sink);
+  buffered_.clear();
   markup_.Hold(TakeAll(prefix_));
 }
 
 void PythonParser::Finish(PartSink& sink) {
   if (state_ == State::kAfterCall) EmitCall(sink);
   const bool is_cut =
-      state_ == State::kArguments || (state_ == State::kName && has_calls_ && !held_.empty());
+      state_ == State::kArguments || (state_ == State::kName && has_calls_ && !buffered_.empty());
   if (is_cut) {
-    markup_.Failed(TakeAll(held_), "unfinished", sink);
+    markup_.Failed(TakeAll(buffered_), "unfinished", sink);
     return;
   }
-  const std::string text = TakeAll(prefix_) + TakeAll(held_);
+  const std::string text = TakeAll(prefix_) + TakeAll(buffered_);
   if (!text.empty()) markup_.Content(text, sink);
   markup_.Finish(sink);
 }
 
 void HarmonyParser::Push(char byte, PartSink& sink) {
-  held_ += byte;
+  buffered_ += byte;
   switch (state_) {
     case State::kBetween:
       PushBetween(sink);
       return;
     case State::kHeader:
-      if (absl::EndsWith(held_, kMessage)) {
+      if (absl::EndsWith(buffered_, kMessage)) {
         EndHeader(sink);
-      } else if (held_.size() > kMaxHeaderBytes) {
-        sink.Failed(TakeAll(held_), "bad_call");
+      } else if (buffered_.size() > kMaxHeaderBytes) {
+        sink.Failed(TakeAll(buffered_), "bad_call");
         state_ = State::kContent;
       }
       return;
@@ -502,34 +452,34 @@ void HarmonyParser::Push(char byte, PartSink& sink) {
 }
 
 void HarmonyParser::PushBetween(PartSink& sink) {
-  while (!held_.empty()) {
-    const MarkerMatch match =
-        MatchMarkers(held_, {kStart, kChannel, is_first_ ? " to=" : "", is_first_ ? "to=" : ""});
+  while (!buffered_.empty()) {
+    const MarkerMatch match = MatchMarkers(
+        buffered_, {kStart, kChannel, is_first_ ? " to=" : "", is_first_ ? "to=" : ""});
     if (match.may_come) return;
     if (!match.marker.empty()) {
       is_first_ = false;
       state_ = State::kHeader;
       return;
     }
-    if (!IsSpace(held_.front())) {
+    if (!IsSpace(buffered_.front())) {
       is_first_ = false;
       state_ = State::kContent;
       PushBody(sink);
       return;
     }
-    sink.Markup(held_.substr(0, 1));
-    held_.erase(0, 1);
+    sink.Markup(buffered_.substr(0, 1));
+    buffered_.erase(0, 1);
   }
 }
 
-// held_ is the whole header. The recipient stands behind the role or behind the channel.
+// buffered_ is the whole header. The recipient follows the role or the channel.
 void HarmonyParser::EndHeader(PartSink& sink) {
-  const absl::string_view header = held_;
+  const absl::string_view header = buffered_;
   const std::size_t to = header.find("to=");
   if (to != absl::string_view::npos) {
     const absl::string_view rest = header.substr(to + 3);
     recipient_ = std::string(rest.substr(0, rest.find_first_of(" <\t\n")));
-    body_ = json_end_ = held_.size();
+    body_ = json_end_ = buffered_.size();
     json_ = JsonTracker();
     state_ = State::kCall;
     return;
@@ -538,40 +488,41 @@ void HarmonyParser::EndHeader(PartSink& sink) {
   const bool is_analysis = channel != absl::string_view::npos &&
                            absl::StartsWith(header.substr(channel + kChannel.size()), "analysis");
   state_ = is_analysis ? State::kReasoning : State::kContent;
-  sink.Markup(TakeAll(held_));
+  sink.Markup(TakeAll(buffered_));
 }
 
 void HarmonyParser::PushBody(PartSink& sink) {
-  while (!held_.empty()) {
-    const MarkerMatch match = MatchMarkers(held_, {kEnd, kReturn, kCallEnd, kStart});
+  while (!buffered_.empty()) {
+    const MarkerMatch match = MatchMarkers(buffered_, {kEnd, kReturn, kCallEnd, kStart});
     if (match.may_come) return;
     if (match.marker == kStart) {
       state_ = State::kHeader;
       return;
     }
     if (!match.marker.empty()) {
-      sink.Markup(TakeAll(held_));
+      sink.Markup(TakeAll(buffered_));
       state_ = State::kBetween;
       return;
     }
     if (state_ == State::kReasoning) {
-      sink.Reasoning(held_.substr(0, 1));
+      sink.Reasoning(buffered_.substr(0, 1));
     } else {
-      sink.Content(held_.substr(0, 1));
+      sink.Content(buffered_.substr(0, 1));
     }
-    held_.erase(0, 1);
+    buffered_.erase(0, 1);
   }
 }
 
 void HarmonyParser::PushCall(char byte, PartSink& sink) {
-  if (json_.Push(byte)) json_end_ = held_.size();
+  if (json_.Push(byte)) json_end_ = buffered_.size();
   if (json_.is_inside()) return;
   for (const absl::string_view marker : {kCallEnd, kEnd, kReturn, kStart}) {
-    if (held_.size() < json_end_ + marker.size() || !absl::EndsWith(held_, marker)) continue;
-    const absl::string_view call = absl::StripSuffix(held_, marker);
+    if (buffered_.size() < json_end_ + marker.size() || !absl::EndsWith(buffered_, marker))
+      continue;
+    const absl::string_view call = absl::StripSuffix(buffered_, marker);
     const bool begins_next = marker == kStart;
-    sink.Call(begins_next ? call : absl::string_view(held_), ReadCall(call));
-    held_ = begins_next ? std::string(marker) : std::string();
+    sink.Call(begins_next ? call : absl::string_view(buffered_), ReadCall(call));
+    buffered_ = begins_next ? std::string(marker) : std::string();
     state_ = begins_next ? State::kHeader : State::kBetween;
     return;
   }
@@ -584,15 +535,15 @@ ToolCall HarmonyParser::ReadCall(absl::string_view call) const {
 
 void HarmonyParser::Finish(PartSink& sink) {
   if (state_ == State::kCall) {
-    ToolCall call = ReadCall(held_);
+    ToolCall call = ReadCall(buffered_);
     if (!call.error.empty()) call.error = "unfinished";
-    sink.Call(TakeAll(held_), std::move(call));
+    sink.Call(TakeAll(buffered_), std::move(call));
   } else if (state_ == State::kHeader) {
-    sink.Markup(TakeAll(held_));
+    sink.Markup(TakeAll(buffered_));
   } else if (state_ == State::kReasoning) {
-    sink.Reasoning(TakeAll(held_));
+    sink.Reasoning(TakeAll(buffered_));
   } else {
-    sink.Content(TakeAll(held_));
+    sink.Content(TakeAll(buffered_));
   }
 }
 

@@ -1,17 +1,18 @@
 #pragma once
 
-// Finds the calls in what follows the reasoning: one class for each way in which formats mark them.
+// Parsers of tool calls in the text after the reasoning, one class for each way of marking calls.
 //
 // Place:      inside OutputParser, which chooses by ToolFormat::shape.
-// Invariants: as OutputParser's. Each byte that was pushed is held, or in the sink.
+// Invariants: those of OutputParser. Each pushed byte is either buffered or in the sink.
 // Threads:    one.
 
 #include <initializer_list>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "text/tools/buffered_markup.h"
+#include "text/tools/call_end.h"
 #include "text/tools/declared_tools.h"
-#include "text/tools/held_markup.h"
 #include "text/tools/json_tracker.h"
 #include "text/tools/output_part.h"
 #include "text/tools/python_call.h"
@@ -19,57 +20,48 @@
 
 namespace quire::text {
 
-// How the beginning of a text stands to some markers. Empty markers are none.
+// The result of comparing the start of a text with markers. Empty markers are ignored.
 struct MarkerMatch {
-  absl::string_view marker = {};  // with which it begins
-  bool may_come = false;          // it is the beginning of one
+  absl::string_view marker = {};  // the marker with which the text starts; empty: none
+  bool may_come = false;          // the text is a proper prefix of a marker
 };
 MarkerMatch MatchMarkers(absl::string_view text, std::initializer_list<absl::string_view> markers);
 
-// No calls.
+// Treats all text as content.
 class PlainParser {
  public:
   void Push(char byte, PartSink& sink) { sink.Content(absl::string_view(&byte, 1)); }
   void Finish(PartSink&) {}
-  std::size_t num_held() const { return 0; }
+  std::size_t num_buffered() const { return 0; }
 };
 
-// kObject, kNameThenJson, kXmlParameters, kKeyValues: calls anywhere in the text between markers,
-// with a section around them or without.
+// kObject, kNameThenJson, kXmlParameters, kKeyValues: calls between markers anywhere in the text,
+// with or without a section around them.
 class MarkedParser {
  public:
   MarkedParser(const ToolFormat& format, const DeclaredTools& tools)
-      : format_(format), tools_(tools) {}
+      : format_(format), tools_(tools), call_end_(MakeCallEnd(format, {})) {}
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return markup_.size() + held_.size(); }
+  std::size_t num_buffered() const { return markup_.size() + buffered_.size(); }
 
  private:
-  // White space behind markup is held by markup_.
+  // In kAfterMarkup, markup_ buffers white space.
   enum class State { kText, kAfterMarkup, kSection, kCall };
 
   void PushText(PartSink& sink);
-  void BeginCall();
-  // Whether the last byte of held_ ended the call.
-  bool EndsCall(char byte);
-  bool EndsXmlCall();
-  bool IsHopeless() const;
 
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kAfterMarkup;
   bool in_section_ = false;
-  HeldMarkup markup_;
-  std::string held_;  // kCall: the call so far; else what may become a marker
-  JsonTracker json_;
-  std::size_t json_end_ = 0;  // of held_: how much is before the end of its last JSON object
-  bool in_value_ = false;     // kKeyValues
-  // kXmlParameters: the call has had such a tag.
-  bool has_function_ = false, has_parameter_ = false;
+  BufferedMarkup markup_;
+  std::string buffered_;  // kCall: the call so far; otherwise a possible prefix of a marker
+  CallEnd call_end_;      // kCall
 };
 
-// kList: objects in a list behind a marker.
+// kList: objects in a list after a marker.
 class ListParser {
  public:
   ListParser(const ToolFormat& format, const DeclaredTools& tools)
@@ -77,7 +69,7 @@ class ListParser {
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return markup_.size() + held_.size(); }
+  std::size_t num_buffered() const { return markup_.size() + buffered_.size(); }
 
  private:
   enum class State { kText, kAfterMarkup, kMarker, kItems, kItem, kEnd };
@@ -92,13 +84,14 @@ class ListParser {
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kAfterMarkup;
-  HeldMarkup markup_;
-  std::string held_;        // kMarker: the marker and white space; kItem: the item; else as above
+  BufferedMarkup markup_;
+  // kMarker: the marker and white space; kItem: the item; otherwise a possible prefix of a marker.
+  std::string buffered_;
   bool is_single_ = false;  // an object without a list
   JsonTracker json_;
 };
 
-// kObjectAtStart: objects as the first thing of the answer.
+// kObjectAtStart: objects at the start of the output.
 class ObjectParser {
  public:
   ObjectParser(const ToolFormat& format, const DeclaredTools& tools)
@@ -106,7 +99,7 @@ class ObjectParser {
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return markup_.size() + held_.size(); }
+  std::size_t num_buffered() const { return markup_.size() + buffered_.size(); }
 
  private:
   enum class State { kStart, kAfterTag, kObject, kBetween, kText };
@@ -118,13 +111,13 @@ class ObjectParser {
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kStart;
-  bool is_call_expected_ = false;  // behind the tag or a call, where other JSON is a failure
-  HeldMarkup markup_;
-  std::string held_;
+  bool is_call_expected_ = false;  // after the tag or a call, where other JSON is a failed call
+  BufferedMarkup markup_;
+  std::string buffered_;
   JsonTracker json_;
 };
 
-// kPythonAtStart: a list of calls as the first thing of the answer.
+// kPythonAtStart: a list of calls at the start of the output.
 class PythonParser {
  public:
   PythonParser(const ToolFormat& format, const DeclaredTools& tools)
@@ -132,7 +125,7 @@ class PythonParser {
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return markup_.size() + prefix_.size() + held_.size(); }
+  std::size_t num_buffered() const { return markup_.size() + prefix_.size() + buffered_.size(); }
 
  private:
   enum class State { kStart, kName, kArguments, kAfterCall, kClosed, kText };
@@ -147,22 +140,22 @@ class PythonParser {
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kStart;
-  bool has_calls_ = false;  // the bracket has turned out to be a list of calls
-  HeldMarkup markup_;
-  // The bracket and white space until there is a call; in kAfterCall white space behind held_.
+  bool has_calls_ = false;  // the bracket is known to be a list of calls
+  BufferedMarkup markup_;
+  // The bracket and white space before the first call; in kAfterCall, white space after buffered_.
   std::string prefix_;
-  std::string held_;  // the call, or what may become a marker
+  std::string buffered_;  // the call, or a possible prefix of a marker
   PythonTracker python_;
 };
 
-// kHarmony: messages, each with a header.
+// kHarmony: a sequence of messages, each with a header.
 class HarmonyParser {
  public:
   explicit HarmonyParser(const DeclaredTools& tools) : tools_(tools) {}
 
   void Push(char byte, PartSink& sink);
   void Finish(PartSink& sink);
-  std::size_t num_held() const { return held_.size(); }
+  std::size_t num_buffered() const { return buffered_.size(); }
 
  private:
   enum class State { kBetween, kHeader, kContent, kReasoning, kCall };
@@ -171,15 +164,15 @@ class HarmonyParser {
   void PushBody(PartSink& sink);
   void EndHeader(PartSink& sink);
   void PushCall(char byte, PartSink& sink);
-  // Of the call in held_, without its closing marker.
+  // Parses the call in buffered_, without its closing marker.
   ToolCall ReadCall(absl::string_view call) const;
 
   const DeclaredTools& tools_;
   State state_ = State::kBetween;
-  bool is_first_ = true;   // nothing has come yet: the prompt may have begun the header
-  std::string held_;       // a marker's beginning, the header, or the call with its header
-  std::string recipient_;  // of the call
-  std::size_t body_ = 0;   // of held_: where the call's arguments begin
+  bool is_first_ = true;   // no text yet: the prompt may contain the start of the header
+  std::string buffered_;   // a possible prefix of a marker, the header, or the call with its header
+  std::string recipient_;  // recipient of the call
+  std::size_t body_ = 0;   // offset of the call's arguments in buffered_
   JsonTracker json_;
   std::size_t json_end_ = 0;
 };

@@ -31,7 +31,8 @@ absl::string_view Trimmed(absl::string_view text) {
   return absl::StripAsciiWhitespace(text);
 }
 
-// Takes what stands before `mark`, and the mark. Null where there is none.
+// Removes the text before `mark`, and `mark` itself, and returns that text. Returns nullopt if
+// there is no `mark`.
 std::optional<absl::string_view> TakeUntil(absl::string_view mark, absl::string_view* text) {
   const std::size_t at = text->find(mark);
   if (at == absl::string_view::npos) return std::nullopt;
@@ -40,7 +41,7 @@ std::optional<absl::string_view> TakeUntil(absl::string_view mark, absl::string_
   return before;
 }
 
-// functions.NAME:INDEX -> NAME, where either part may be missing.
+// Converts functions.NAME:INDEX to NAME; either of the other parts may be missing.
 absl::string_view WithoutIndex(absl::string_view name) {
   absl::ConsumePrefix(&name, "functions.");
   const std::size_t colon = name.rfind(':');
@@ -71,15 +72,16 @@ ToolCall ReadNameThenJson(absl::string_view text, const ToolFormat& format,
   return ReadNamedCall(*name, Trimmed(arguments), tools);
 }
 
-// One newline at each end of a value belongs to the tags.
+// Removes one newline at each end of a value, which belongs to the tags.
 absl::string_view WithoutEdgeNewlines(absl::string_view value) {
   absl::ConsumePrefix(&value, "\n");
   absl::ConsumeSuffix(&value, "\n");
   return value;
 }
 
-// The end of a value: its closing tag before another parameter or the end of the function, since a
-// value may hold the tag; where the model left it out, the next parameter.
+// Removes and returns a value. It ends at a closing tag that another parameter or the end of the
+// function follows, because the value itself may contain the tag. If the model omitted the closing
+// tag, the value ends at the next parameter.
 absl::string_view TakeParameterValue(absl::string_view* text) {
   for (std::size_t at = 0; (at = text->find('<', at)) != absl::string_view::npos; ++at) {
     absl::string_view rest = text->substr(at);
@@ -150,7 +152,7 @@ ToolCall ReadObjectCall(absl::string_view object, const DeclaredTools& tools) {
   for (const auto& [key, value] : JsonMembers(object)) {
     if (key == "arguments" || key == "parameters") return ReadNamedCall(tool, value, tools);
   }
-  // A key that is written with escapes is not among the members above.
+  // JsonMembers returns keys undecoded, so a key that is written with escapes was not found above.
   if (document->root().Find("arguments") || document->root().Find("parameters")) {
     return Error("bad_arguments", tool);
   }
@@ -177,7 +179,7 @@ ToolCall ReadNamedCall(absl::string_view name, absl::string_view arguments,
 ToolCall ReadMarkedCall(absl::string_view call, const ToolFormat& format,
                         const DeclaredTools& tools) {
   if (!absl::ConsumePrefix(&call, format.call_begin[0])) {
-    // The second beginning of an XML call is its own first tag.
+    // The second marker of an XML call is also its first tag, so it is kept.
     if (format.shape != CallShape::kXmlParameters) {
       absl::ConsumePrefix(&call, format.call_begin[1]);
     }

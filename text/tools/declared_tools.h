@@ -1,9 +1,9 @@
 #pragma once
 
-// The tools that a request declares, as far as reading calls of them needs.
+// The tools that a request declares, with what is needed to parse calls of them.
 //
-// Place:      made once a request, shared by the parsers of its choices.
-// Invariants: names differ.
+// Place:      created once per request, shared by the parsers of its choices.
+// Invariants: names are unique.
 // Threads:    immutable.
 
 #include <memory>
@@ -20,24 +20,25 @@ namespace quire::text {
 
 class DeclaredTools {
  public:
-  DeclaredTools() = default;  // none
+  DeclaredTools() = default;  // no tools
 
-  // `reads_text`: the format writes values as text, so JsonOfValue will be called. Errors:
-  // INVALID_ARGUMENT for a tool without a name, a name that is there twice, and parameters that are
-  // no JSON object; the message names the index.
+  // `reads_text` means that the format writes values as text, so that JsonOfValue will be called.
+  // Returns INVALID_ARGUMENT, with the index, for a tool without a name, a duplicate name, and
+  // parameters that are not a JSON object.
   static absl::StatusOr<DeclaredTools> Create(std::span<const ChatTool> tools,
                                               bool reads_text = true);
 
   bool empty() const { return tools_.empty(); }
   bool Has(absl::string_view tool) const { return tools_.contains(tool); }
 
-  // The JSON of a parameter's value that was written as text, by the rules of argument_schema.h. A
-  // tool without parameters has strings. REQUIRES: Has(tool), and reads_text.
+  // Returns the JSON of a parameter value that was written as text, by the rules of
+  // argument_schema.h. Values of a tool without parameters are strings. REQUIRES: Has(tool), and
+  // reads_text.
   std::string JsonOfValue(absl::string_view tool, absl::string_view parameter,
                           absl::string_view value) const;
 
  private:
-  // By name; null: no parameters.
+  // Schemas by tool name; null for a tool without parameters.
   absl::flat_hash_map<std::string, std::shared_ptr<const ArgumentSchema>> tools_;
 };
 

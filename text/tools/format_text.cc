@@ -9,7 +9,7 @@
 namespace quire::text {
 namespace {
 
-bool IsInOne(absl::string_view token, std::initializer_list<absl::string_view> markers) {
+bool IsPartOfAnyMarker(absl::string_view token, std::initializer_list<absl::string_view> markers) {
   for (const absl::string_view marker : markers) {
     if (absl::StrContains(marker, token)) return true;
   }
@@ -23,7 +23,7 @@ bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
   if (format.reasoning_begin.empty()) return false;
   absl::string_view message;
   if (continued.has_value()) {
-    // Templates print a content as it is, or without the spaces around it.
+    // Templates print a content unchanged, or without the surrounding white space.
     message = absl::StripLeadingAsciiWhitespace(*continued);
     if (!absl::EndsWith(prompt, message)) message = absl::StripAsciiWhitespace(message);
     if (!absl::ConsumeSuffix(&prompt, message)) message = {};
@@ -34,8 +34,8 @@ bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
          !absl::StrContains(message, format.reasoning_end);
 }
 
-bool IsBehindReasoning(const ToolFormat& format, absl::string_view prompt,
-                       std::optional<absl::string_view> continued) {
+bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
+                      std::optional<absl::string_view> continued) {
   if (format.reasoning_begin.empty()) return false;
   if (continued.has_value() && !absl::StripAsciiWhitespace(*continued).empty()) {
     return !OpensReasoning(format, prompt, continued);
@@ -53,15 +53,15 @@ bool HasReasoning(const ToolFormat& format, absl::string_view chat_template) {
 bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls) {
   if (token.empty()) return false;
   if (format.shape == CallShape::kHarmony) {
-    return IsInOne(token, {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>",
-                           "<|return|>", "<|call|>"});
+    return IsPartOfAnyMarker(token, {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>",
+                                     "<|end|>", "<|return|>", "<|call|>"});
   }
-  if (IsInOne(token, {format.reasoning_begin, format.reasoning_end})) return true;
+  if (IsPartOfAnyMarker(token, {format.reasoning_begin, format.reasoning_end})) return true;
   return reads_calls &&
-         IsInOne(token, {format.section_begin, format.section_end, format.call_begin[0],
-                         format.call_begin[1], format.call_end, format.name_prefix,
-                         format.separator, format.arguments_suffix, format.id_marker, "<arg_key>",
-                         "</arg_key>", "<arg_value>", "</arg_value>"});
+         IsPartOfAnyMarker(token, {format.section_begin, format.section_end, format.call_begin[0],
+                                   format.call_begin[1], format.call_end, format.name_prefix,
+                                   format.separator, format.arguments_suffix, format.id_marker,
+                                   "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"});
 }
 
 }  // namespace quire::text

@@ -1,10 +1,10 @@
 #pragma once
 
-// What the prompt and the special tokens of a model mean to the reading of its answer.
+// Functions that find the markers of a tool format in prompts and special tokens.
 //
-// Place:      beside output_parser.h: a prompt is asked when it is made, a token before its text is
-//             left out.
-// Threads:    pure.
+// Place:      next to output_parser.h. They are called when a prompt is rendered, and before the
+//             text of a special token is omitted.
+// Threads:    pure functions.
 
 #include <optional>
 
@@ -13,25 +13,25 @@
 
 namespace quire::text {
 
-// Whether the answer begins inside a section of reasoning: the prompt ends with its first marker.
-// Where the model goes on with a message, whose content `continued` ends the prompt: the last
-// section that this message opens, or that the template opens right before it, is not closed in it.
-// What other messages say of markers means nothing.
+// Returns whether the output starts inside a reasoning section, because the prompt ends with the
+// section's opening marker. `continued` is the content of a final message that the model continues.
+// The result is then true if the last section that this content opens, or that the template opens
+// just before it, is not closed in it. Markers in other messages are ignored.
 bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
                     std::optional<absl::string_view> continued);
 
-// Whether no section of reasoning is to be expected of the answer: the prompt ends behind one, as a
-// template says to a model that it shall not reason, or inside of a message of which `continued`
-// is the content, and not in its reasoning.
-bool IsBehindReasoning(const ToolFormat& format, absl::string_view prompt,
-                       std::optional<absl::string_view> continued);
+// Returns whether the output cannot contain a reasoning section. This is the case if the prompt
+// ends after a section, with which templates disable reasoning, or inside a continued message but
+// not in its reasoning.
+bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
+                      std::optional<absl::string_view> continued);
 
-// Whether the model reasons, by the source of a chat template: it writes or explains a marker of
-// such sections, or the format is one of reasoning alone.
+// Returns whether the model reasons: the source of its chat template contains a marker of reasoning
+// sections, or the format has only reasoning.
 bool HasReasoning(const ToolFormat& format, absl::string_view chat_template);
 
-// Whether a parser needs the text of this special token, which answers usually leave out: it is a
-// marker or part of one. `reads_calls`: tools are declared.
+// Returns whether a parser needs the text of this special token, which is usually omitted from the
+// output, because it is part of a marker. `reads_calls` means that tools are declared.
 bool IsMarker(const ToolFormat& format, absl::string_view token, bool reads_calls);
 
 }  // namespace quire::text

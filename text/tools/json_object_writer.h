@@ -1,9 +1,9 @@
 #pragma once
 
-// A JSON object from members that are JSON already.
+// Writes a JSON object from members that already are JSON.
 //
-// Place:      where arguments of calls are not written as JSON.
-// Invariants: keys differ: one that is set again has its last value.
+// Place:      for formats whose arguments are not written as JSON.
+// Invariants: keys are unique: setting a key again replaces its value.
 // Threads:    one.
 
 #include <cstddef>
@@ -17,13 +17,14 @@ namespace quire::text {
 
 class JsonObjectWriter {
  public:
-  // `key`: with its quotes. False when it was there before.
+  // `key` includes its quotes. Returns false if the key existed.
   bool Set(std::string key, std::string value);
   std::string Text() const;
 
  private:
-  std::vector<std::pair<std::string, std::string>> members_;  // in the order of their first values
-  absl::flat_hash_map<std::string, std::size_t> indices_;     // of members_
+  // Members are in the order in which their keys were first set.
+  std::vector<std::pair<std::string, std::string>> members_;
+  absl::flat_hash_map<std::string, std::size_t> indices_;  // positions in members_
 };
 
 }  // namespace quire::text

@@ -5,7 +5,7 @@
 namespace quire::text {
 namespace {
 
-// The end of the string whose opening quote is at `begin`: one past its closing quote.
+// Returns the offset after the closing quote of the string that opens at `begin`.
 std::size_t EndOfString(absl::string_view text, std::size_t begin) {
   std::size_t i = begin + 1;
   while (i < text.size() && text[i] != '"') i += text[i] == '\\' ? 2 : 1;

@@ -1,10 +1,10 @@
 #pragma once
 
-// Where a JSON object ends, byte by byte, and where its members lie.
+// Finds the end of a JSON object byte by byte, and the members of an object.
 //
-// Place:      in the parsers of tool calls. What the object holds is read by formats/json_value.h.
-// Invariants: brackets inside strings do not count. Text that is no JSON is followed by its
-//             brackets and double quotes all the same.
+// Place:      in the parsers of tool calls. formats/json_value.h parses the object itself.
+// Invariants: brackets inside strings do not count. Invalid JSON is tracked by its brackets and
+//             double quotes as well.
 // Threads:    values.
 
 #include <cstddef>
@@ -17,7 +17,8 @@ namespace quire::text {
 
 class JsonTracker {
  public:
-  // True when this byte closes the outermost object. Before the first brace nothing counts.
+  // Returns true if this byte closes the outermost object. Bytes before the first brace are
+  // ignored.
   bool Push(char byte) {
     if (depth_ == 0) {
       if (byte == '{') depth_ = 1;
@@ -45,8 +46,9 @@ class JsonTracker {
   bool in_string_ = false, is_escape_ = false;
 };
 
-// The members of an object, keys without their quotes, values as they stand. Later ones of a key
-// follow earlier ones. REQUIRES: `object` is JSON, without space around it.
+// Returns the members of an object in order, duplicate keys included. Keys have no quotes and are
+// not decoded; values are unchanged. REQUIRES: `object` is valid JSON without surrounding white
+// space.
 std::vector<std::pair<absl::string_view, absl::string_view>> JsonMembers(absl::string_view object);
 
 }  // namespace quire::text

@@ -81,8 +81,8 @@ void OutputParser::PushByte(char byte, PartSink& sink) {
     return;
   }
   section_ = Section::kRest;
-  for (const char held : std::exchange(space_, {})) to_parser(held);
-  for (const char held : std::exchange(pending_, {})) to_parser(held);
+  for (const char buffered : std::exchange(space_, {})) to_parser(buffered);
+  for (const char buffered : std::exchange(pending_, {})) to_parser(buffered);
 }
 
 void OutputParser::PushReasoning(PartSink& sink) {
@@ -113,12 +113,12 @@ void OutputParser::Finish(std::vector<OutputPart>* parts) {
 }
 
 absl::Status OutputParser::CheckIntegrity() const {
-  const std::size_t held =
+  const std::size_t buffered =
       space_.size() + pending_.size() +
-      std::visit([](const auto& parser) { return parser.num_held(); }, parser_);
-  if (num_out_ + held == num_pushed_) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("of ", num_pushed_, " bytes ", num_out_, " went out and ", held, " are held"));
+      std::visit([](const auto& parser) { return parser.num_buffered(); }, parser_);
+  if (num_out_ + buffered == num_pushed_) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(num_pushed_, " bytes were pushed, but ", num_out_,
+                                          " were emitted and ", buffered, " are buffered"));
 }
 
 }  // namespace quire::text

@@ -1,18 +1,17 @@
 #pragma once
 
-// Splits the text of an answer into content, reasoning and tool calls while it comes.
+// Splits model output into content, reasoning and tool calls as it is generated.
 //
-//   text -> OutputParser (reasoning | everything else -> the parser of the format's calls) -> parts
+//   text -> OutputParser (reasoning section, then the parser of the format's calls) -> parts
 //
-// Place:      on an output worker, between the stop matcher and the stream; one a choice.
-// Invariants: the sources of all parts, joined, are the text that was pushed: nothing is lost.
-//             Parts do not depend on how the text was cut. A call goes out whole, when its end has
-//             come, so that what it seemed to be is never taken back; a call that fails, or of a
-//             tool that was not declared, goes out as content with its error. Held back is what
-//             may still become a marker, white space beside one, and the call under way. A byte
-//             costs O(length of a marker), and a call once more when it is whole.
-//             Calls inside reasoning are reasoning; a section of reasoning is looked for once, at
-//             the start of the answer.
+// Place:      on an output worker, between the stop matcher and the stream; one per choice.
+// Invariants: the joined sources of all parts equal the pushed text. Parts do not depend on how the
+//             text was split between calls of Push. A call is emitted when it is complete. A call
+//             that fails, or that names an undeclared tool, becomes content with its error.
+//             Buffered text is a possible prefix of a marker, white space next to a marker, or an
+//             incomplete call. A byte costs O(length of a marker), and a complete call is parsed
+//             once. Calls inside a reasoning section are reasoning. There is at most one such
+//             section, at the start of the output.
 // Threads:    one.
 // Lifetime:   the format is a constant; the tools are shared.
 
@@ -32,17 +31,17 @@ namespace quire::text {
 
 class OutputParser {
  public:
-  // Without declared tools no calls are looked for. `opens_reasoning`: the prompt ends inside a
-  // section of reasoning.
+  // Without declared tools there are no calls. `opens_reasoning` means that the prompt ends inside
+  // a reasoning section.
   OutputParser(const ToolFormat& format, std::shared_ptr<const DeclaredTools> tools,
                bool opens_reasoning);
 
-  // Appends what has become certain.
+  // Appends the parts that can be determined so far.
   void Push(absl::string_view text, std::vector<OutputPart>* parts);
-  // The answer is over.
+  // Ends the output and appends the remaining parts.
   void Finish(std::vector<OutputPart>* parts);
 
-  // Every byte that was pushed is held or went out.
+  // Checks that every pushed byte is buffered or was emitted.
   absl::Status CheckIntegrity() const;
 
  private:
@@ -55,7 +54,7 @@ class OutputParser {
   const std::shared_ptr<const DeclaredTools> tools_;
   Section section_;
   std::string space_;    // kLeading: white space so far
-  std::string pending_;  // may become a marker of the reasoning section
+  std::string pending_;  // possible prefix of a marker of the reasoning section
   std::variant<PlainParser, MarkedParser, ListParser, ObjectParser, PythonParser, HarmonyParser>
       parser_;
   std::size_t num_pushed_ = 0, num_out_ = 0;

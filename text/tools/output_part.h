@@ -1,6 +1,6 @@
 #pragma once
 
-// What an answer is made of, and where the parsers put it.
+// The parts of model output, and the sink that collects them.
 
 #include <string>
 #include <utility>
@@ -15,18 +15,18 @@ struct OutputPart {
   enum class Kind {
     kContent,
     kReasoning,
-    kMarkup,  // belongs to the format and reaches no client
+    kMarkup,  // syntax of the format, not sent to clients
     kCall,
-    kFailed,  // was meant as a call: goes out as content, with its error
+    kFailed,  // an invalid call: sent as content, with its error
   };
   Kind kind = Kind::kContent;
-  std::string source;  // the bytes of the answer
-  ToolCall call = {};  // kCall; of kFailed the error, and the name where there is one
+  std::string source;  // the bytes of the output
+  ToolCall call = {};  // kCall; for kFailed the error, and the name if known
 
   friend bool operator==(const OutputPart&, const OutputPart&) = default;
 };
 
-// Appends parts, joining neighbours of a kind.
+// Appends parts, and merges adjacent parts of the same kind.
 class PartSink {
  public:
   explicit PartSink(std::vector<OutputPart>* parts) : parts_(parts), first_(parts->size()) {}
@@ -34,7 +34,7 @@ class PartSink {
   void Content(absl::string_view source) { Add(OutputPart::Kind::kContent, source); }
   void Reasoning(absl::string_view source) { Add(OutputPart::Kind::kReasoning, source); }
   void Markup(absl::string_view source) { Add(OutputPart::Kind::kMarkup, source); }
-  // A call, or what failed to be one.
+  // Appends a valid or failed call.
   void Call(absl::string_view source, ToolCall call) {
     const bool is_call = call.error.empty();
     parts_->push_back({.kind = is_call ? OutputPart::Kind::kCall : OutputPart::Kind::kFailed,
@@ -56,7 +56,7 @@ class PartSink {
   }
 
   std::vector<OutputPart>* const parts_;
-  const std::size_t first_;  // of this sink's parts
+  const std::size_t first_;  // index of this sink's first part
 };
 
 }  // namespace quire::text

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMaxDepth = 64;
 
-// Over the whole of one call, from left to right.
+// Parses one whole call from left to right.
 class PythonReader {
  public:
   explicit PythonReader(absl::string_view text) : text_(text) {}
@@ -28,7 +28,7 @@ class PythonReader {
  private:
   absl::Status Unexpected() const {
     return absl::InvalidArgumentError(
-        absl::StrCat("no literal at byte ", at_, ": ",
+        absl::StrCat("unexpected text at byte ", at_, ": ",
                      JsonQuoted(text_.substr(std::min(at_, text_.size()), 20))));
   }
   char Peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
@@ -47,7 +47,7 @@ class PythonReader {
     while (at_ < text_.size() && IsPythonNameByte(text_[at_])) ++at_;
     return std::string(text_.substr(begin, at_ - begin));
   }
-  // A literal as JSON.
+  // Returns a literal as JSON.
   absl::StatusOr<std::string> Value(int depth);
   absl::StatusOr<std::string> Sequence(char end, int depth);
   absl::StatusOr<std::string> Dictionary(int depth);
@@ -68,7 +68,7 @@ absl::StatusOr<std::pair<std::string, std::string>> PythonReader::Call() {
     if (key.empty() || !Take('=')) return Unexpected();
     QUIRE_ASSIGN_OR_RETURN(std::string value, Value(0));
     if (!arguments.Set(JsonQuoted(key), std::move(value))) {
-      return absl::InvalidArgumentError(absl::StrCat("the argument ", key, " is there twice"));
+      return absl::InvalidArgumentError(absl::StrCat("the argument ", key, " occurs twice"));
     }
     if (Take(',')) continue;
     if (!Take(')')) return Unexpected();
@@ -80,7 +80,7 @@ absl::StatusOr<std::pair<std::string, std::string>> PythonReader::Call() {
 }
 
 absl::StatusOr<std::string> PythonReader::Value(int depth) {
-  if (depth > kMaxDepth) return absl::InvalidArgumentError("literals are nested too deep");
+  if (depth > kMaxDepth) return absl::InvalidArgumentError("literals are nested too deeply");
   SkipSpace();
   const char first = Peek();
   if (Take('[')) return Sequence(']', depth);
@@ -129,8 +129,8 @@ absl::StatusOr<std::string> PythonReader::Dictionary(int depth) {
   return members.Text();
 }
 
-// What Python writes and JSON does not (1_000, .5, 5., 0x10, +1) is refused but for the plus and a
-// missing digit beside the point.
+// Number formats of Python that JSON lacks (1_000, 0x10) are rejected, except that a plus sign is
+// removed (+1) and a missing digit next to the point is added (.5, 5.).
 absl::StatusOr<std::string> PythonReader::Number() {
   if (Peek() == '+') ++at_;
   const std::size_t begin = at_;
@@ -185,12 +185,11 @@ absl::StatusOr<std::string> PythonReader::String() {
   }
   at_ += is_long ? 3 : 1;
   SkipSpace();
-  if (Peek() == '"' || Peek() == '\'')
-    return Unexpected();  // strings side by side are an expression
+  if (Peek() == '"' || Peek() == '\'') return Unexpected();  // adjacent strings are an expression
   return JsonQuoted(value);
 }
 
-// At the backslash. As Python, it keeps the backslash of an escape that there is not.
+// Decodes an escape at the current backslash. As in Python, an unknown escape keeps its backslash.
 absl::Status PythonReader::Escape(std::string* out) {
   const char kind = at_ + 1 < text_.size() ? text_[at_ + 1] : '\0';
   const int digits = kind == 'x' ? 2 : kind == 'u' ? 4 : kind == 'U' ? 8 : 0;
@@ -209,7 +208,7 @@ absl::Status PythonReader::Escape(std::string* out) {
   const std::size_t known = kKinds.find(kind);
   if (kind == '\0') return Unexpected();
   if (kind == '\n') {
-    // A line that goes on.
+    // A backslash before a newline continues the line and adds nothing.
   } else if (known != absl::string_view::npos) {
     *out += kBytes[known];
   } else {

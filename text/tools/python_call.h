@@ -1,13 +1,13 @@
 #pragma once
 
-// Calls written as Python: f(a=1, b=[True, None]). Literals are read, nothing is evaluated.
+// Parses calls written as Python: f(a=1, b=[True, None]). It reads literals and evaluates nothing.
 //
 // Place:      in the parser of pythonic tool calls.
-// Invariants: read are strings of all quotes (with the escapes of Python's str), numbers, True,
-//             False, None, lists, tuples, and dictionaries with string keys, at most 64 deep.
-//             Expressions, other prefixes than r, and arguments without a name or with the name of
-//             another one are refused.
-// Threads:    pure.
+// Invariants: accepts strings with all kinds of quotes (and the escapes of Python's str), numbers,
+//             True, False, None, lists, tuples, and dictionaries with string keys, nested at most
+//             64 deep. Rejects expressions, prefixes other than r, positional arguments and
+//             duplicate argument names.
+// Threads:    pure functions.
 
 #include <string>
 #include <utility>
@@ -17,24 +17,25 @@
 
 namespace quire::text {
 
-// Whether a name of a function or an argument may have it.
+// Returns whether the name of a function or an argument may contain this byte.
 bool IsPythonNameByte(char byte);
 
-// Where the bracket that opened before the first byte closes, byte by byte.
+// Finds the closing bracket of a bracket that opened before the first byte.
 class PythonTracker {
  public:
-  // True when this byte closes it.
+  // Returns true if this byte is the closing bracket.
   bool Push(char byte);
 
  private:
   int depth_ = 1;
-  char quote_ = 0;      // of the string that is open; 0: none
-  int num_quotes_ = 0;  // in a row: of the opening of a string, or at its end
+  char quote_ = 0;      // quote of the open string; 0: none
+  int num_quotes_ = 0;  // consecutive quotes at the start or the end of a string
   bool is_long_ = false, is_opening_ = false, is_escape_ = false;
 };
 
-// The name and the arguments as a JSON object of `name(arguments)`. A number is written as it
-// stands where JSON writes it so. Errors: INVALID_ARGUMENT that says what is there instead.
+// Parses `name(arguments)` and returns the name and the arguments as a JSON object. Numbers that
+// are valid JSON are copied unchanged. Returns INVALID_ARGUMENT with the position and the
+// unexpected text.
 absl::StatusOr<std::pair<std::string, std::string>> ReadPythonCall(absl::string_view call);
 
 }  // namespace quire::text

@@ -1,6 +1,8 @@
 #include "text/tools/tool_format.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 
 #include "absl/strings/match.h"
 
@@ -12,13 +14,13 @@ constexpr absl::string_view kToolCall = "<tool_call>", kEndToolCall = "</tool_ca
 constexpr absl::string_view kDeepSeekSection = "<｜tool▁calls▁begin｜>";
 constexpr absl::string_view kEndDeepSeekSection = "<｜tool▁calls▁end｜>";
 
-// The marks by which a template tells its format; all of them must be there.
+// A chat template has the format if its source contains all marks.
 struct Detection {
   absl::string_view format;
   std::array<absl::string_view, 2> marks;
 };
 
-// {"name": .., "arguments": ..} within the markers of a format.
+// Returns the writing of {"name": .., "arguments": ..} objects between `begin` and `end`.
 constexpr CallWriting ObjectWriting(absl::string_view begin, absl::string_view end) {
   return {.begin = begin,
           .separator = ", ",
@@ -28,7 +30,7 @@ constexpr CallWriting ObjectWriting(absl::string_view begin, absl::string_view e
           .call_end = "}"};
 }
 
-// <tool_call> {"name": .., "arguments": ..} </tool_call>, each on a line of its own.
+// Writing of <tool_call> {"name": .., "arguments": ..} </tool_call>, each on its own line.
 constexpr CallWriting kTaggedObjects = {.separator = "\n",
                                         .call_begin = "<tool_call>\n{\"name\": \"",
                                         .arguments_begin = "\", \"arguments\": ",
@@ -170,6 +172,11 @@ constexpr ToolFormat kFormats[] = {
     {.name = "think", .reasoning_begin = kThink, .reasoning_end = kEndThink},
 };
 
+// The first detection whose marks a template contains wins. A detection with more marks therefore
+// precedes those whose marks are a subset of its own, which IsMostSpecificFirst checks: hermes
+// follows the other formats with <tool_call>, mistral-list follows mistral-name-args, and
+// granite-list follows phi4-mini. Two more orders matter: templates of deepseek-v3 also contain the
+// marks of deepseek-v31, and templates of models that reason contain those of `think`.
 constexpr Detection kDetections[] = {
     {"harmony", {"<|channel|>", "<|message|>"}},
     {"qwen3-coder", {kToolCall, "<function="}},
@@ -188,6 +195,39 @@ constexpr Detection kDetections[] = {
     {"pythonic", {"[func_name1(params_name1=", ""}},
     {"think", {kThink, kEndThink}},
 };
+
+constexpr const ToolFormat* FindFormat(absl::string_view name) {
+  for (const ToolFormat& format : kFormats) {
+    if (format.name == name) return &format;
+  }
+  return nullptr;
+}
+
+constexpr bool NamesKnownFormats() {
+  for (const Detection& detection : kDetections) {
+    if (FindFormat(detection.format) == nullptr) return false;
+  }
+  return true;
+}
+static_assert(NamesKnownFormats(), "kDetections names a format that kFormats lacks");
+
+// Returns whether `whole` contains every mark of `part`.
+constexpr bool ContainsMarks(const Detection& whole, const Detection& part) {
+  for (const absl::string_view mark : part.marks) {
+    if (!mark.empty() && mark != whole.marks[0] && mark != whole.marks[1]) return false;
+  }
+  return true;
+}
+
+constexpr bool IsMostSpecificFirst() {
+  for (std::size_t later = 1; later < std::size(kDetections); ++later) {
+    for (std::size_t earlier = 0; earlier < later; ++earlier) {
+      if (ContainsMarks(kDetections[later], kDetections[earlier])) return false;
+    }
+  }
+  return true;
+}
+static_assert(IsMostSpecificFirst(), "an earlier detection hides a later one in kDetections");
 
 }  // namespace
 
@@ -213,8 +253,7 @@ std::span<const ToolFormat> ToolFormats() {
 }
 
 const ToolFormat* FindToolFormat(absl::string_view name) {
-  const auto* found = std::ranges::find(kFormats, name, &ToolFormat::name);
-  return found == std::end(kFormats) ? nullptr : found;
+  return FindFormat(name);
 }
 
 const ToolFormat* DetectToolFormat(absl::string_view chat_template) {
@@ -222,7 +261,7 @@ const ToolFormat* DetectToolFormat(absl::string_view chat_template) {
     const bool fits = std::ranges::all_of(detection.marks, [&](absl::string_view mark) {
       return absl::StrContains(chat_template, mark);
     });
-    if (fits) return FindToolFormat(detection.format);
+    if (fits) return FindFormat(detection.format);
   }
   return nullptr;
 }

@@ -20,9 +20,9 @@ AlignedText::AlignedText(absl::string_view text, std::int32_t offset, bool track
 
 absl::Status AlignedText::CheckSize() const {
   if (!overflowed_ && text_.size() <= limit_bytes_) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the tokenizer's rules turn the text into more than ", limit_bytes_,
-                   " bytes, which is the limit for a text of its size"));
+  return absl::InvalidArgumentError(absl::StrCat("the tokenizer expands the text to more than ",
+                                                 limit_bytes_,
+                                                 " bytes, the limit for a text of its size"));
 }
 
 bool AlignedText::HasRoom(std::size_t size_bytes) {

@@ -1,12 +1,13 @@
 #pragma once
 
-// Text that is being rewritten, and for each of its bytes the place in the input it came from.
+// Text that is being rewritten, with the position in the input from which each byte came.
 //
 // Place:      the value that normalizer and splitter pass on.
-// Invariants: text() never grows beyond a limit: what would is left out, and CheckSize() fails from
-//             then on. The code that rewrites a text asks it before the result is used.
-//             Either untracked (spans empty) or spans().size() == text().size(), and then a
-//             character's bytes all carry the span of the input characters that it stands for.
+// Invariants: text() never exceeds its limit: an append that would exceed it is dropped, and
+//             CheckSize() fails from then on. Code that rewrites a text must call CheckSize()
+//             before it uses the result. If the text is tracked, spans().size() == text().size(),
+//             and all bytes of a character have the span of the input characters that it
+//             represents.
 // Threads:    a value.
 // Source:     NormalizedString of huggingface/tokenizers 0.23.
 
@@ -30,13 +31,13 @@ struct InputSpan {
 class AlignedText {
  public:
   AlignedText() = default;
-  // `text` as it stands at `offset` of the input. Untracked text costs no memory per byte.
+  // `text` is at `offset` of the input. Untracked text uses no extra memory.
   AlignedText(absl::string_view text, std::int32_t offset, bool tracked);
 
-  // What later stages can count.
+  // The maximum that later stages can represent.
   static constexpr std::size_t kMaxBytes = std::numeric_limits<std::int32_t>::max();
   void set_limit_bytes(std::size_t limit) { limit_bytes_ = limit; }
-  // Errors: INVALID_ARGUMENT if the text is longer than its limit or would have become so.
+  // Returns INVALID_ARGUMENT if the text exceeds its limit, or if an append was dropped.
   absl::Status CheckSize() const;
 
   const std::string& text() const { return text_; }
@@ -47,13 +48,14 @@ class AlignedText {
   // REQUIRES: tracked() and byte < text().size().
   InputSpan span(std::size_t byte) const { return spans_[byte]; }
 
-  // Building: appends bytes that stand for one span, or bytes [begin, end) of `from` with theirs.
+  // Append bytes with one span, or bytes [begin, end) of `from` with their spans.
   void Append(absl::string_view bytes, InputSpan span);
   void AppendFrom(const AlignedText& from, std::size_t begin, std::size_t end);
   // Appends `bytes` with the span of byte `byte` of `from`.
   void AppendLike(absl::string_view bytes, const AlignedText& from, std::size_t byte);
 
-  // An empty text with the same tracking and limit, room for as much.
+  // Returns an empty text with the same tracking and limit, and with capacity for a text of this
+  // size.
   AlignedText EmptyLike() const;
 
  private:

@@ -51,7 +51,7 @@ class Composer {
     return static_cast<int>(count);
   }
 
-  // True if nothing before `c` can combine with it or move behind it.
+  // Returns whether nothing before `c` can combine with it or be reordered after it.
   bool BeginsCluster(char32_t c) const {
     constexpr char32_t kFirstMark = 0x300;
     if (c < kFirstMark) return true;
@@ -97,7 +97,7 @@ class Composer {
     result_.Append(bytes_, span);
   }
 
-  // Canonical ordering: marks between two starters sorted by class, equal classes in their order.
+  // Canonical ordering: stably sorts the marks between two starters by combining class.
   void Reorder() {
     const auto combining_class = [](CodePoint c) {
       return utf8proc_get_property(c)->combining_class;

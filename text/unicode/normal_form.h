@@ -2,10 +2,10 @@
 
 // Unicode normal forms of aligned text.
 //
-// Place:      below Normalizer; uses utf8proc's tables, but not its reordering, which takes
+// Place:      below Normalizer. Uses utf8proc's tables, but not its reordering, which takes
 //             quadratic time for long runs of combining marks.
-// Invariants: a character of the result carries the span of the whole cluster that was rewritten.
-// Threads:    pure.
+// Invariants: a changed character has the span of the whole cluster that was rewritten.
+// Threads:    pure functions.
 // Source:     Unicode Standard Annex 15.
 
 #include "text/unicode/aligned_text.h"

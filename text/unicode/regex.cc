@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kJitStackStartBytes = 32 * 1024;
 constexpr std::size_t kJitStackMaxBytes = 8 * 1024 * 1024;
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;
-// PCRE2 recurses in its compiler; its own limit of 250 is kept, but set, so that it is not a build
-// option.
+// PCRE2's compiler is recursive. This is its default limit, set explicitly because builds can
+// change the default.
 constexpr std::uint32_t kMaxParentheses = 250;
 
 absl::Status CheckSize(absl::string_view pattern) {
@@ -44,8 +44,8 @@ struct RegexScratch::State {
     stack =
         jit ? pcre2_jit_stack_create_8(kJitStackStartBytes, kJitStackMaxBytes, nullptr) : nullptr;
     constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();
-    // A run of spaces as long as the prompt costs one step per space, so the built-in limit of ten
-    // million would refuse a legal prompt.
+    // A run of spaces costs one step per space, so the default limit of ten million would reject
+    // valid long prompts.
     pcre2_set_match_limit_8(context, kNoLimit);
     pcre2_set_depth_limit_8(context, kNoLimit);
     if (stack != nullptr) pcre2_jit_stack_assign_8(context, nullptr, stack);
@@ -104,7 +104,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
   pcre2_set_newline_8(context.get(), PCRE2_NEWLINE_LF);
   pcre2_set_parens_nest_limit_8(context.get(), kMaxParentheses);
 
-  // A literal knows no properties, and PCRE2 refuses the two options together.
+  // PCRE2 rejects the combination of LITERAL and UCP, which a literal does not need.
   const std::uint32_t ucp = (options & PCRE2_LITERAL) != 0 ? 0 : PCRE2_UCP;
   int error = 0;
   PCRE2_SIZE offset = 0;
@@ -116,7 +116,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
                                                    " at offset ", offset, " of ", pattern));
   }
   compiled->source = std::string(pattern);
-  // Fails where writable code is forbidden; pcre2_match then runs the interpreter by itself.
+  // Fails where writable code is forbidden; pcre2_match then uses the interpreter.
   (void)pcre2_jit_compile_8(compiled->code, PCRE2_JIT_COMPLETE);
   return Regex(std::move(compiled));
 }
@@ -124,7 +124,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
 absl::Status Regex::ForEachMatch(absl::string_view subject, RegexScratch& scratch,
                                  absl::FunctionRef<void(std::size_t, std::size_t)> on_match) const {
   RegexScratch::State& state = *scratch.state_;
-  // An empty view may have no address, which PCRE2 takes for an error.
+  // An empty view may have a null pointer, which PCRE2 rejects.
   const char* data = subject.empty() ? "" : subject.data();
   const PCRE2_SIZE* range = pcre2_get_ovector_pointer_8(state.match_data);
   const std::uint32_t base_options = PCRE2_NO_UTF_CHECK | (state.use_jit ? 0 : PCRE2_NO_JIT);

@@ -16,31 +16,31 @@
 namespace quire::text {
 namespace {
 
-// All code points but the 25 of kSpaceClass, for \S inside a class.
+// All code points except the 25 of kSpaceClass, for \S inside brackets.
 constexpr absl::string_view kNotSpaceClass =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff})"
     R"(\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 
-// Outside of brackets \w and \b also take the six numbers of Latin-1 for word characters: Oniguruma
-// then asks its ISO 8859-1 table (seen with tokenizers 0.23.3; inside brackets it does not).
+// Outside brackets, Oniguruma's \w and \b also treat these six Latin-1 numbers as word characters,
+// because it uses its ISO 8859-1 table there (observed with tokenizers 0.23.3).
 constexpr absl::string_view kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
-// Word characters of Rust besides kWordClass.
+// Word characters of the Rust crate that kWordClass lacks.
 constexpr absl::string_view kJoiners = R"(\x{200c}\x{200d})";
 
 constexpr absl::string_view kHexClass = "0-9A-Fa-f";
 
-// General categories that both engines know under the same short name.
+// General categories whose short names mean the same in all engines.
 constexpr std::array<absl::string_view, 38> kCategories = {
     "Any", "C",  "Cc", "Cf", "Cn", "Co", "Cs", "L",  "Ll", "Lm", "Lo", "Lt", "Lu",
     "M",   "Mc", "Me", "Mn", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Pe", "Pf",
     "Pi",  "Po", "Ps", "S",  "Sc", "Sk", "Sm", "So", "Z",  "Zl", "Zp", "Zs"};
 
-// Binary properties; the same set in both, but for newer Unicode.
+// Binary properties, which are the same sets in all engines except for newer Unicode versions.
 constexpr std::array<absl::string_view, 6> kBinaryProperties = {
     "Alphabetic", "Uppercase", "Lowercase", "White_Space", "Emoji", "Ideographic"};
 
-// Names that Oniguruma resolves as POSIX brackets, with sets that PCRE2 does not have.
+// Names that Oniguruma treats as POSIX brackets, whose sets PCRE2 lacks.
 constexpr std::array<absl::string_view, 14> kPosixNames = {
     "alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph",
     "lower", "print", "punct", "space", "upper", "word",  "xdigit"};
@@ -50,7 +50,7 @@ bool Contains(const Array& names, absl::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Where the two engines part: a + behind an interval, and what \w and \b take for word characters.
+// The dialects differ in a + after an interval, and in the word characters of \w and \b.
 enum class Dialect { kOniguruma, kRust };
 
 class Translator {
@@ -91,7 +91,7 @@ class Translator {
       case '(':
         return OpenGroup();
       case ')':
-        // The atom is the whole group now.
+        // The last atom is now the whole group.
         if (!groups_.empty()) {
           atom_begin_ = groups_.back();
           groups_.pop_back();
@@ -104,7 +104,8 @@ class Translator {
       case '+':
       case '?':
         Copy(1);
-        if (Peek() == '+' || Peek() == '?') Copy(1);  // possessive and lazy mean the same in both
+        // Possessive and lazy quantifiers mean the same in all engines.
+        if (Peek() == '+' || Peek() == '?') Copy(1);
         return absl::OkStatus();
       default:
         BeginAtom();
@@ -129,7 +130,7 @@ class Translator {
       Copy(kind == '<' ? 4 : 3);
       return absl::OkStatus();
     }
-    // (?i) and (?i:...), the only option letters that mean the same in both.
+    // (?i) and (?i:...): i is the only option letter that means the same in all engines.
     std::size_t end = pos_ + 2;
     while (end < in_.size() && (in_[end] == 'i' || in_[end] == 'x' || in_[end] == '-')) ++end;
     if (end > pos_ + 2 && end < in_.size() && (in_[end] == ':' || in_[end] == ')')) {
@@ -143,8 +144,8 @@ class Translator {
     return Unsupported("this kind of group", begin);
   }
 
-  // {n}, {n,} and {n,m} are quantifiers, anything else is text. A + behind one repeats once more in
-  // Oniguruma and is possessive in PCRE2.
+  // {n}, {n,} and {n,m} are quantifiers; anything else is text. A + after a quantifier repeats it
+  // in Oniguruma and is possessive in PCRE2.
   absl::Status Interval() {
     const std::size_t begin = pos_;
     std::size_t end = pos_ + 1;
@@ -166,9 +167,7 @@ class Translator {
     if (Peek() == '?' && !absl::StrContains(body, ",")) {
       return Unsupported("a lazy interval {n}?", begin);
     }
-    if (Peek() == '?') {
-      Copy(1);
-    } else if (Peek() == '+' && dialect_ == Dialect::kRust) {
+    if (Peek() == '?' || (Peek() == '+' && dialect_ == Dialect::kRust)) {
       Copy(1);
     } else if (Peek() == '+') {
       out_.insert(atom_begin_, "(?:");
@@ -206,7 +205,7 @@ class Translator {
     }
   }
 
-  // Outside of brackets.
+  // Returns the word characters of \w outside brackets.
   std::string WordClass() const {
     return absl::StrCat(kWordClass, dialect_ == Dialect::kRust ? kJoiners : kLatin1Numbers);
   }
@@ -233,7 +232,7 @@ class Translator {
     }
   }
 
-  // Escapes that mean the same inside and outside of a class.
+  // Translates escapes that mean the same inside and outside brackets.
   absl::Status CommonEscape() {
     const char c = Peek(1);
     if (pos_ + 1 >= in_.size()) return Unsupported("a backslash at the end", pos_);
@@ -284,7 +283,7 @@ class Translator {
     return Replace(6, absl::StrCat("\\x{", digits, "}"));
   }
 
-  // A script must be named as such: bare \p{Han} means Script_Extensions in PCRE2.
+  // A script name needs the prefix sc:, because plain \p{Han} means Script_Extensions in PCRE2.
   absl::Status Property() {
     const std::size_t begin = pos_;
     const std::size_t close = in_.find('}', pos_);
@@ -339,8 +338,8 @@ class Translator {
   Dialect dialect_;
   std::size_t pos_ = 0;
   std::string out_;
-  std::size_t atom_begin_ = 0;       // in out_: where the last atom begins
-  std::vector<std::size_t> groups_;  // in out_: where the open groups begin
+  std::size_t atom_begin_ = 0;       // start of the last atom in out_
+  std::vector<std::size_t> groups_;  // starts of the open groups in out_
 };
 
 }  // namespace

@@ -11,7 +11,7 @@ utf8proc_category_t Category(char32_t c) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
 }
 
-constexpr bool StandsForItself(unsigned byte) {
+constexpr bool MapsToItself(unsigned byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
 }
 
@@ -29,7 +29,7 @@ constexpr ByteTable MakeByteTable() {
   for (auto& byte : table.to_byte) byte = -1;
   char32_t substitute = kFirstSubstitute;
   for (unsigned byte = 0; byte < 256; ++byte) {
-    const char32_t c = StandsForItself(byte) ? static_cast<char32_t>(byte) : substitute++;
+    const char32_t c = MapsToItself(byte) ? static_cast<char32_t>(byte) : substitute++;
     table.to_char[byte] = c;
     table.to_byte[c] = static_cast<std::int16_t>(byte);
     if (c < 0x80) {

@@ -1,11 +1,11 @@
 #pragma once
 
-// Character classes of the components, with the sets that Hugging Face tokenizers uses.
+// Character classes with the same sets as in Hugging Face tokenizers.
 //
-// Place:      bottom of text/; the only user of utf8proc besides the normalizer.
-// Invariants: Unicode 15 (utf8proc 2.8); where the original has older or newer tables, the
-//             difference is listed in docs/tokenizers.md.
-// Threads:    pure.
+// Place:      bottom of text/; only this file and the normalizer use utf8proc directly.
+// Invariants: Unicode 15 (utf8proc 2.8). docs/tokenizers.md lists the differences to the versions
+//             that the original packages use.
+// Threads:    pure functions.
 
 #include <array>
 #include <cstdint>
@@ -21,14 +21,16 @@ bool IsPunctuation(char32_t c);  // ASCII punctuation with symbols, and category
 bool IsNumeric(char32_t c);      // categories Nd, Nl, No
 bool IsMark(char32_t c);         // categories Mn, Mc, Me
 
-// Unconditional lower case of one character, without context: no final sigma; U+0130 gives two.
+// Appends the lower case of one character, regardless of context: there is no final sigma, and
+// U+0130 gives two characters.
 void AppendLowercase(char32_t c, std::string& out);
 
-// The GPT-2 table: a printable character for every byte. Printable Latin-1 stands for itself, the
-// other 68 bytes are U+0100 onwards in order. Source: openai/gpt-2, bytes_to_unicode.
+// The GPT-2 table, which maps every byte to a printable character. Printable Latin-1 bytes map to
+// themselves, and the other 68 bytes to U+0100 onwards in order. Source: openai/gpt-2,
+// bytes_to_unicode.
 char32_t ByteToChar(std::uint8_t byte);
 std::optional<std::uint8_t> CharToByte(char32_t c);
-// The table's character as UTF-8: always one or two bytes.
+// Returns the table's character as UTF-8, which has one or two bytes.
 absl::string_view ByteToUtf8(std::uint8_t byte);
 
 }  // namespace quire::text

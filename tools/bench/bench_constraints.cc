@@ -130,7 +130,7 @@ class RandomChoice {
  private:
   void Begin() {
     since_ = BenchClock::now();
-    mask_ = pool_->Start({.constraint = constraint_, .ends = {}, .banned = nullptr});
+    mask_ = pool_->Start({.constraint = constraint_, .end_tokens = {}, .banned = nullptr});
   }
 
   const std::shared_ptr<const CompiledConstraint> constraint_;

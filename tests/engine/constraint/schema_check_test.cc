@@ -400,23 +400,23 @@ TEST_F(SchemaCheckTest, HostileKeywordsAreRefusedByTheirSize) {
   std::string bad;
   for (int i = 0; i < 300; ++i) absl::StrAppend(&bad, i > 0 ? "," : "", R"({"contains":)", i, "}");
   const std::pair<std::string, std::string> cases[] = {
-      {unique(20, ""), "/uniqueItems: of 20 different items takes more than 16384 moves"},
-      {unique(4000, ""), "/uniqueItems: of 4000 different items"},
-      {unique(200, R"(,"maxItems":3)"), "/uniqueItems: of 200 different items"},
+      {unique(20, ""), "/uniqueItems: with 20 different items needs more than 16384 moves"},
+      {unique(4000, ""), "/uniqueItems: with 4000 different items"},
+      {unique(200, R"(,"maxItems":3)"), "/uniqueItems: with 200 different items"},
       {R"({"type":"array","uniqueItems":true,
            "items":{"type":"integer","minimum":0,"maximum":99999999}})",
-       "/uniqueItems: is supported of items that are listed"},
-      {R"({"type":"integer","multipleOf":99991})", "/multipleOf: multiples of 99991"},
-      {R"({"type":"integer","multipleOf":9973})", "/multipleOf: takes an automaton of more than"},
+       "/uniqueItems: is supported only for items that are listed"},
+      {R"({"type":"integer","multipleOf":99991})", "/multipleOf: is 99991; the supported numbers"},
+      {R"({"type":"integer","multipleOf":9973})", "/multipleOf: needs an automaton of more than"},
       {R"({"type":"integer","multipleOf":997,"minimum":-9223372036854775807,
            "maximum":9223372036854775806})",
-       "/multipleOf: takes an automaton of more than"},
+       "/multipleOf: needs an automaton of more than"},
       {R"({"multipleOf":1e300})", "/multipleOf"},
-      {R"({"multipleOf":-2})", "/multipleOf: multiples of -2, must be above 0"},
+      {R"({"multipleOf":-2})", "/multipleOf: is -2, must be above 0"},
       {absl::StrCat(R"({"type":"object","propertyNames":{"enum":)", ManyNames(600), "}}"),
        "declares 600 names, the limit is 512"},
       {absl::StrCat(R"({"propertyNames":{"pattern":")", pattern, pattern.substr(1), "\"}}"),
-       "/propertyNames/pattern: at character 2050: more than 1024 repetitions"},
+       "/propertyNames/pattern: at character 2050: there are more than 1024 repetitions"},
   };
   for (const auto& [schema, says] : cases) {
     const absl::Time start = MonotonicNow();
@@ -463,15 +463,15 @@ TEST_F(SchemaCheckTest, FlagsAndNamesOfGroups) {
   const std::pair<const char*, const char*> refused[] = {
       {"(?=a)", "at character 0: look-around"},
       {"a(?<!b)", "at character 1: look-around"},
-      {"(?s).", "at character 0: the flag s is not supported, only i is"},
+      {"(?s).", "at character 0: the flag s is not supported; only i is"},
       {"(?im)a", "at character 0: the flag m"},
-      {"a(?i)b", "at character 1: flags of the rest are supported at the beginning"},
+      {"a(?i)b", "at character 1: flags of the rest are supported only at the beginning"},
       {"(?>a)", "at character 0: an atomic group"},
       {"(?P<x>a)(?P=x)", "at character 8: a back-reference"},
       {"(a)\\1", "at character 3: a back-reference"},
       {"(?<x>a)\\k<x>", "at character 7: a back-reference"},
       {"(?#note)a", "at character 0: a comment"},
-      {"(?P<x", "at character 0: a group name without end"},
+      {"(?P<x", "at character 0: the group name is not closed"},
       {"(?i)é", "at character 4: letters beyond ASCII"},
   };
   for (const auto& [pattern, says] : refused) {

@@ -3,8 +3,8 @@
 // The syntax tree of a template.
 //
 // Place:      between parser and interpreter.
-// Invariants: what the parser built stands within its limits of depth. An unknown filter or test is
-//             null, and is inside a branch.
+// Invariants: depths are within the parser's limits. A null filter or test is unknown, and the
+//             parser accepts it only inside a branch.
 // Threads:    immutable after parsing.
 
 #include <cstdint>
@@ -17,10 +17,10 @@
 
 namespace quire::text::jinja {
 
-struct FilterRow;  // jinja_filters.h
-struct TestRow;    // jinja_tests.h
+struct FilterRow;  // filters.h
+struct TestRow;    // tests.h
 
-// Of the first character; both from 1, columns in characters.
+// Position of the first character of a token or node. Both count from 1; columns count characters.
 struct Position {
   std::int32_t line = 0;
   std::int32_t column = 0;
@@ -52,17 +52,17 @@ enum class ExprKind : std::uint8_t {
   kName,         // name
   kAttribute,    // children[0].name
   kIndex,        // children[0][children[1]]
-  kSlice,        // children[0][children[1]:children[2]:children[3]], null: not given
+  kSlice,        // children[0][children[1]:children[2]:children[3]]; null: omitted
   kCall,         // children[0](children[1..], named)
-  kFilter,       // children[0] | filter(children[1..], named); children[0] null: the block's text
+  kFilter,       // children[0] | filter(children[1..], named); null children[0]: the block's text
   kTest,         // children[0] is test(children[1..], named)
   kNegate,       // -children[0]
   kPlus,         // +children[0]
   kNot,          // not children[0]
   kBinary,       // children[0] operators[0] children[1]
   kCompare,      // children[0] operators[0] children[1] operators[1] children[2] ...
-  kAnd,          // of two
-  kOr,           // of two
+  kAnd,          // two children
+  kOr,           // two children
   kConcat,       // children joined by ~
   kConditional,  // children[1] if children[0] else children[2], which may be null
   kList,
@@ -73,7 +73,7 @@ enum class ExprKind : std::uint8_t {
 struct Expr {
   ExprKind kind = ExprKind::kConst;
   Position position;
-  int depth = 1;  // 1 + the deepest child's
+  int depth = 1;  // 1 + the maximum depth of the children
   Value constant;
   std::string name;
   const FilterRow* filter = nullptr;
@@ -83,25 +83,25 @@ struct Expr {
   std::vector<Operator> operators;
 };
 
-// What set and for assign to: a name, an attribute of a namespace, or several of them.
+// The target of set and for: a name, an attribute of a namespace, or a tuple of targets.
 struct Target {
   Position position;
   std::string name;
-  std::string attribute;         // of the namespace `name`; empty: the name itself
-  std::vector<Target> elements;  // not empty: unpack
+  std::string attribute;  // attribute of the namespace `name`; empty: assign to the name itself
+  std::vector<Target> elements;  // not empty: unpack the value into these
   bool is_tuple = false;
 };
 
 enum class StmtKind : std::uint8_t {
   kText,         // text
   kOutput,       // expr
-  kIf,           // branches; a branch without condition is the else
-  kFor,          // target in expr if condition: body, else_body
+  kIf,           // branches; the else branch has no condition
+  kFor,          // for target in expr if condition: body, else_body
   kSet,          // target = expr
-  kSetBlock,     // target = body, through expr if there is one
+  kSetBlock,     // target = body, filtered by expr unless it is null
   kMacro,        // name(parameters): body
-  kCallBlock,    // expr, with the macro parameters: body as its caller
-  kFilterBlock,  // body through expr
+  kCallBlock,    // calls expr; body is its caller macro, with `parameters`
+  kFilterBlock,  // body, filtered by expr
   kWith,         // assignments: body
   kScope,        // body
   kBreak,
@@ -118,7 +118,7 @@ struct Branch {
 
 struct Parameter {
   std::string name;
-  ExprPtr default_value;  // null: none
+  ExprPtr default_value;  // null: no default
 };
 
 struct Stmt {
@@ -133,7 +133,7 @@ struct Stmt {
   std::vector<Branch> branches;
   std::vector<Parameter> parameters;
   std::vector<std::pair<Target, ExprPtr>> assignments;
-  // Names with a meaning that the body of a macro uses.
+  // Whether the body of a macro uses these special names.
   bool uses_caller = false, uses_varargs = false, uses_kwargs = false;
 };
 

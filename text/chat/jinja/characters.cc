@@ -17,7 +17,7 @@ struct CodeRange {
   char32_t last;
 };
 
-// Numeric_Type=Digit.
+// Characters with Numeric_Type=Digit.
 constexpr CodeRange kDigits[] = {
     {0xB2, 0xB3},       {0xB9, 0xB9},       {0x1369, 0x1371},   {0x19DA, 0x19DA},
     {0x2070, 0x2070},   {0x2074, 0x2079},   {0x2080, 0x2089},   {0x2460, 0x2468},
@@ -44,8 +44,7 @@ constexpr CodeRange kNumericLetters[] = {
     {0x2092A, 0x2092A}, {0x20983, 0x20983}, {0x2098C, 0x2098C}, {0x2099C, 0x2099C},
     {0x20AEA, 0x20AEA}, {0x20AFD, 0x20AFD}, {0x20B19, 0x20B19}, {0x22390, 0x22390},
     {0x22998, 0x22998}, {0x23B1B, 0x23B1B}, {0x2626D, 0x2626D}, {0x2F890, 0x2F890}};
-// Differences between XID_Start and the letters with category Nl, and between XID_Continue and
-// those with Mn, Mc, Nd and Pc.
+// Exceptions to XID_Start = letters and Nl, and to XID_Continue = XID_Start, Mn, Mc, Nd and Pc.
 constexpr CodeRange kOtherStart[] = {{0x1885, 0x1886}, {0x2118, 0x2118}, {0x212E, 0x212E}};
 constexpr CodeRange kNoStart[] = {
     {0x37A, 0x37A},   {0xE33, 0xE33},   {0xEB3, 0xEB3},   {0x2E2F, 0x2E2F}, {0xFC5E, 0xFC63},
@@ -57,9 +56,9 @@ constexpr CodeRange kNoPart[] = {{0x37A, 0x37A},   {0x2E2F, 0x2E2F}, {0xFC5E, 0x
                                  {0xFDFA, 0xFDFB}, {0xFE70, 0xFE70}, {0xFE72, 0xFE72},
                                  {0xFE74, 0xFE74}, {0xFE76, 0xFE76}, {0xFE78, 0xFE78},
                                  {0xFE7A, 0xFE7A}, {0xFE7C, 0xFE7C}, {0xFE7E, 0xFE7E}};
-// Letters of category Lm that utf8proc counts as lower case and Unicode 14 does not.
+// Letters of category Lm that utf8proc treats as lower case, but Unicode 14 does not.
 constexpr CodeRange kNotLower[] = {{0x10FC, 0x10FC}, {0xA7F2, 0xA7F4}, {0xAB69, 0xAB69}};
-// Case_Ignorable outside of the categories Mn, Me, Cf, Lm and Sk.
+// Case_Ignorable characters that are not in the categories Mn, Me, Cf, Lm and Sk.
 constexpr CodeRange kCaseIgnorable[] = {
     {0x27, 0x27},     {0x2E, 0x2E},     {0x3A, 0x3A},     {0xB7, 0xB7},
     {0x387, 0x387},   {0x55F, 0x55F},   {0x5F4, 0x5F4},   {0x2018, 0x2019},
@@ -71,7 +70,7 @@ struct SpecialCase {
   absl::string_view upper;
   absl::string_view title;
 };
-// Unconditional mappings to several characters.
+// Unconditional mappings to several characters, from SpecialCasing.txt.
 constexpr SpecialCase kSpecialCases[] = {{0xDF, "SS", "Ss"},
                                          {0x149, "\u02BCN", "\u02BCN"},
                                          {0x1F0, "J\u030C", "J\u030C"},
@@ -214,7 +213,7 @@ bool IsCaseIgnorable(char32_t c) {
   }
 }
 
-// The condition Final_Sigma of SpecialCasing.txt for the character from `begin` to `end`.
+// Returns the condition Final_Sigma of SpecialCasing.txt for the character from `begin` to `end`.
 bool EndsWord(absl::string_view text, std::size_t begin, std::size_t end) {
   bool follows_cased = false;
   while (begin > 0) {

@@ -1,12 +1,12 @@
 #pragma once
 
-// Properties of characters and case mappings as Python's str methods use them.
+// Properties and case mappings of characters, as Python's str methods use them.
 //
 // Place:      below strings.h.
-// Threads:    pure.
+// Threads:    pure functions.
 // Source:     the Unicode Character Database: SpecialCasing.txt, CaseFolding.txt and
-//             DerivedCoreProperties.txt. CPython 3.11, which has Unicode 14, printed the tables.
-//             Categories are those of utf8proc 2.8, which has Unicode 15.
+//             DerivedCoreProperties.txt. The tables were generated with CPython 3.11 (Unicode 14).
+//             Categories are those of utf8proc 2.8 (Unicode 15).
 
 #include <string>
 
@@ -24,15 +24,16 @@ bool IsDigit(char32_t c);         // decimal digits, superscripts, circled digit
 bool IsNumericValue(char32_t c);  // any character with a numeric value, ideographs included
 bool IsIdentifierStart(char32_t c);
 bool IsIdentifierPart(char32_t c);
-// True for characters that repr does not escape. The noncharacters that mark literal text
-// (chat_template.h) count as printable, so that no printing loses them.
+// Returns whether repr leaves the character unescaped. The noncharacters that chat_marks.h inserts
+// count as printable, so that repr does not escape them.
 bool IsPrintable(char32_t c);
 
-// Full mappings, which may give several characters.
+// Append full mappings, which may have several characters.
 void AppendUpper(char32_t c, std::string& out);
 void AppendTitle(char32_t c, std::string& out);
 void AppendFolded(char32_t c, std::string& out);
-// The lower case of the character at byte `at` of `text`: capital sigma depends on its neighbours.
+// Appends the lower case of the character at byte `at` of `text`. The neighbours matter for capital
+// sigma.
 void AppendLower(absl::string_view text, std::size_t at, std::string& out);
 
 }  // namespace quire::text::jinja

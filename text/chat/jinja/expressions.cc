@@ -12,18 +12,19 @@
 namespace quire::text::jinja {
 namespace {
 
-// Levels of parse functions that one bracket or prefix adds to the stack are few, so this bounds
-// it.
+// Maximum number of open brackets and prefix operators. It bounds the recursion of the parser,
+// because each adds a fixed number of calls.
 constexpr int kMaxOpen = 64;
-// Filters such as map hand their arguments on to the filters they name, one level for each.
+// Filters such as map pass their arguments on to the filter that they name, so nesting is bounded
+// by the number of arguments.
 constexpr std::size_t kMaxArguments = 64;
 
-class Nested {
+class DepthGuard {
  public:
-  explicit Nested(int* depth) : depth_(depth) { ++*depth_; }
-  ~Nested() { --*depth_; }
-  Nested(const Nested&) = delete;
-  Nested& operator=(const Nested&) = delete;
+  explicit DepthGuard(int* depth) : depth_(depth) { ++*depth_; }
+  ~DepthGuard() { --*depth_; }
+  DepthGuard(const DepthGuard&) = delete;
+  DepthGuard& operator=(const DepthGuard&) = delete;
 
  private:
   int* const depth_;
@@ -44,7 +45,7 @@ std::string Describe(const Token& token) {
     case TokenType::kBlockEnd:
       return "'%}'";
     case TokenType::kString:
-      return "a text in quotes";
+      return "a string";
     default:
       return absl::StrCat("'", token.text.substr(0, 60), "'");
   }
@@ -57,18 +58,18 @@ bool IsReserved(absl::string_view name) {
 
 }  // namespace
 
-absl::Status ExpressionParser::Unexpected(absl::string_view wanted) const {
+absl::Status ExpressionParser::ExpectedError(absl::string_view expected) const {
   return ErrorAt(current().position,
-                 absl::StrCat("unexpected ", Describe(current()), ", expected ", wanted));
+                 absl::StrCat("unexpected ", Describe(current()), ", expected ", expected));
 }
 
 absl::Status ExpressionParser::ExpectOperator(absl::string_view text) {
   if (SkipOperator(text)) return absl::OkStatus();
-  return Unexpected(absl::StrCat("'", text, "'"));
+  return ExpectedError(absl::StrCat("'", text, "'"));
 }
 
 absl::StatusOr<std::string> ExpressionParser::ExpectName() {
-  if (current().type != TokenType::kName) return Unexpected("a name");
+  if (current().type != TokenType::kName) return ExpectedError("a name");
   std::string name = current().text;
   Advance();
   return name;
@@ -90,7 +91,7 @@ absl::Status ExpressionParser::Adopt(Expr* parent, ExprPtr child) const {
 }
 
 absl::StatusOr<ExprPtr> ExpressionParser::ParseExpression(bool with_conditional) {
-  const Nested nested(&depth_);
+  const DepthGuard nested(&depth_);
   if (depth_ > kMaxOpen) {
     return ErrorAt(current().position,
                    absl::StrCat("the expression has more than ", kMaxOpen, " open brackets"));
@@ -164,7 +165,7 @@ ExpressionParser::Result ExpressionParser::ParseNot() {
   return value;
 }
 
-// Takes the operator if there is one.
+// Consumes a comparison operator and sets `found`. Returns false if there is none.
 bool ExpressionParser::CompareOperator(Operator* found) {
   constexpr std::pair<absl::string_view, Operator> kOperators[] = {
       {"==", Operator::kEqual},     {"!=", Operator::kNotEqual}, {"<", Operator::kLess},
@@ -262,8 +263,9 @@ ExpressionParser::Result ExpressionParser::ParsePower() {
 }
 
 ExpressionParser::Result ExpressionParser::ParseUnary(bool with_filters) {
-  const Nested nested(&depth_);
-  if (depth_ > 2 * kMaxOpen) return ErrorAt(current().position, "too many signs in a row");
+  const DepthGuard nested(&depth_);
+  if (depth_ > 2 * kMaxOpen)
+    return ErrorAt(current().position, "the expression has too many consecutive signs");
   const Position position = current().position;
   ExprPtr node;
   if (IsOperator("-") || IsOperator("+")) {
@@ -327,7 +329,7 @@ ExpressionParser::Result ExpressionParser::ParseLiteral() {
       return node;
     }
     default:
-      return Unexpected("an expression");
+      return ExpectedError("an expression");
   }
   Advance();
   return node;
@@ -450,7 +452,7 @@ ExpressionParser::Result ExpressionParser::ParseTest(ExprPtr value) {
   } else if (type == TokenType::kString || type == TokenType::kInteger ||
              type == TokenType::kFloat || IsOperator("[") || IsOperator("{") ||
              (type == TokenType::kName && !IsName("else") && !IsName("or") && !IsName("and"))) {
-    if (IsName("is")) return Unexpected("one test, since tests cannot follow each other");
+    if (IsName("is")) return ExpectedError("no second test, because tests cannot be chained");
     QUIRE_ASSIGN_OR_RETURN(ExprPtr argument, ParsePrimary());
     QUIRE_ASSIGN_OR_RETURN(argument, ParsePostfix(std::move(argument)));
     QUIRE_RETURN_IF_ERROR(Adopt(node.get(), std::move(argument)));
@@ -480,7 +482,7 @@ ExpressionParser::Result ExpressionParser::ParseSubscript(ExprPtr node) {
   return attribute;
 }
 
-// Behind "[": an index, or a slice.
+// Parses the part after "[": an index or a slice.
 ExpressionParser::Result ExpressionParser::ParseIndex(ExprPtr node, Position position) {
   std::vector<ExprPtr> parts(1);
   bool is_slice = false;
@@ -489,13 +491,13 @@ ExpressionParser::Result ExpressionParser::ParseIndex(ExprPtr node, Position pos
       is_slice = true;
       Advance();
       parts.emplace_back();
-      if (parts.size() > 3) return Unexpected("']'");
+      if (parts.size() > 3) return ExpectedError("']'");
       continue;
     }
-    if (parts.back() != nullptr) return Unexpected("']'");
+    if (parts.back() != nullptr) return ExpectedError("']'");
     QUIRE_ASSIGN_OR_RETURN(parts.back(), is_slice ? ParseExpression() : ParseTuple(true));
   }
-  if (!is_slice && parts.front() == nullptr) return Unexpected("an index");
+  if (!is_slice && parts.front() == nullptr) return ExpectedError("an index");
   Advance();
   ExprPtr index = Make(is_slice ? ExprKind::kSlice : ExprKind::kIndex, position);
   QUIRE_RETURN_IF_ERROR(Adopt(index.get(), std::move(node)));
@@ -524,7 +526,7 @@ absl::Status ExpressionParser::ParseArguments(Expr* call) {
       if (IsOperator(")")) break;
     }
     first = false;
-    if (IsOperator("*") || IsOperator("**")) return Unexpected("an argument without stars");
+    if (IsOperator("*") || IsOperator("**")) return ExpectedError("an argument without stars");
     const bool is_named = current().type == TokenType::kName &&
                           next().type == TokenType::kOperator && next().text == "=";
     std::string name;
@@ -532,12 +534,12 @@ absl::Status ExpressionParser::ParseArguments(Expr* call) {
       name = current().text;
       const auto is_same = [&name](const auto& argument) { return argument.first == name; };
       if (std::any_of(call->named.begin(), call->named.end(), is_same)) {
-        return Unexpected("another name, as this argument is given already");
+        return ExpectedError("an argument name that is not already used");
       }
       Advance();
       Advance();
     } else if (!call->named.empty()) {
-      return Unexpected("an argument with a name");
+      return ExpectedError("a named argument");
     }
     QUIRE_ASSIGN_OR_RETURN(ExprPtr value, ParseExpression());
     if (!is_named) {
@@ -555,7 +557,7 @@ absl::Status ExpressionParser::ParseArguments(Expr* call) {
 }
 
 absl::StatusOr<Target> ExpressionParser::ParseTarget(bool with_attributes) {
-  const Nested nested(&depth_);
+  const DepthGuard nested(&depth_);
   if (depth_ > kMaxOpen) return ErrorAt(current().position, "the target is nested too deep");
   std::vector<Target> elements;
   const Position position = current().position;
@@ -569,7 +571,7 @@ absl::StatusOr<Target> ExpressionParser::ParseTarget(bool with_attributes) {
       QUIRE_RETURN_IF_ERROR(ExpectOperator(")"));
     } else {
       if (current().type == TokenType::kName && IsReserved(current().text)) {
-        return Unexpected("a name that can be assigned to");
+        return ExpectedError("a name that can be assigned to");
       }
       QUIRE_ASSIGN_OR_RETURN(element.name, ExpectName());
       if (with_attributes && SkipOperator(".")) {
@@ -581,7 +583,7 @@ absl::StatusOr<Target> ExpressionParser::ParseTarget(bool with_attributes) {
     if (!IsOperator(",")) break;
     is_tuple = true;
   } while (SkipOperator(","));
-  if (elements.empty()) return Unexpected("a name");
+  if (elements.empty()) return ExpectedError("a name");
   if (!is_tuple) return std::move(elements.front());
   Target target;
   target.position = position;

@@ -1,10 +1,10 @@
 #pragma once
 
-// The part of the parser that reads expressions.
+// Parses expressions.
 //
-// Place:      below jinja_parser.h, which reads statements with it.
+// Place:      below parser.h, which parses statements.
 // Threads:    one.
-// Lifetime:   reads the tokens it was given, which outlive it.
+// Lifetime:   the tokens must outlive it.
 
 #include <functional>
 #include <string>
@@ -46,19 +46,19 @@ class ExpressionParser {
   }
   absl::Status ExpectOperator(absl::string_view text);
   absl::StatusOr<std::string> ExpectName();
-  // INVALID_ARGUMENT at the current token.
-  absl::Status Unexpected(absl::string_view wanted) const;
+  // Returns INVALID_ARGUMENT at the current token: "unexpected X, expected <expected>".
+  absl::Status ExpectedError(absl::string_view expected) const;
 
-  // One expression, with or without the form `a if b else c`.
+  // Parses one expression, with or without the form `a if b else c`.
   absl::StatusOr<ExprPtr> ParseExpression(bool with_conditional = true);
-  // The same, or several with commas between them: a tuple.
+  // Parses one expression, or a tuple of several with commas between them.
   absl::StatusOr<ExprPtr> ParseTuple(bool with_conditional);
-  // "| name(...) | ...", applied to `input` (null: the text of a block).
+  // Parses "| name(...) | ...", applied to `input` (null: the text of a block).
   absl::StatusOr<ExprPtr> ParseFilters(ExprPtr input);
-  // What set and for assign to. `with_attributes` allows ns.name.
+  // Parses the target of set or for. `with_attributes` allows ns.name.
   absl::StatusOr<Target> ParseTarget(bool with_attributes);
 
-  // The use of a filter, test or method that does not exist here.
+  // The use of a filter, test or method that is not supported.
   struct Unsupported {
     Position position;
     std::string problem;
@@ -66,10 +66,10 @@ class ExpressionParser {
   };
   const std::vector<Unsupported>& unsupported() const { return unsupported_; }
   std::size_t unsupported_count() const { return unsupported_.size(); }
-  // Marks the uses found since `begin`, an earlier unsupported_count(), as parts of a branch.
+  // Marks the uses since `begin`, an earlier unsupported_count(), as conditional.
   void MarkConditional(std::size_t begin);
 
-  // Names that were read, for the parser of macros to look through.
+  // Names that were read. The macro parser searches them for special names.
   std::vector<std::string>& names_read() { return names_read_; }
 
  private:
@@ -96,7 +96,7 @@ class ExpressionParser {
   Result ParseSubscript(ExprPtr node);
   Result ParseIndex(ExprPtr node, Position position);
   Result ParseCall(ExprPtr callee);
-  // Operators of one level, from left to right.
+  // Parses left-associative operators of one precedence level.
   Result ParseBinary(Result (ExpressionParser::*operand)(),
                      const std::vector<std::pair<absl::string_view, Operator>>& operators);
   absl::Status ParseArguments(Expr* call);
@@ -104,12 +104,12 @@ class ExpressionParser {
   bool CompareOperator(Operator* found);
 
   ExprPtr Make(ExprKind kind, Position position) const;
-  // Adds the child and its depth.
+  // Appends the child and updates the depth of the parent.
   absl::Status Adopt(Expr* parent, ExprPtr child) const;
 
   const std::vector<Token>* const tokens_;
   std::size_t at_ = 0;
-  int depth_ = 0;  // of brackets and prefixes that are open
+  int depth_ = 0;  // number of open brackets and prefix operators
   std::vector<std::string> names_read_;
   std::vector<Unsupported> unsupported_;
 };

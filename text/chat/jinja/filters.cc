@@ -26,23 +26,23 @@ namespace {
 using Result = absl::StatusOr<Value>;
 using Bound = std::vector<std::optional<Value>>;
 
-// Texts as texts, undefined as "", everything else as it prints.
-absl::StatusOr<std::string> SoftText(Runtime& runtime, const Value& value) {
+// Converts to text as filters do: undefined becomes "", other values are printed.
+absl::StatusOr<std::string> PrintAsText(Runtime& runtime, const Value& value) {
   return runtime.Print(value);
 }
 
 template <std::string (*change)(absl::string_view)>
 Result ChangeText(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the filter", arguments, {}).status());
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, SoftText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, PrintAsText(runtime, value));
   return Value::String(change(text));
 }
 
-std::string AsItIs(absl::string_view text) {
+std::string ReturnUnchanged(absl::string_view text) {
   return std::string(text);
 }
 
-// Upper case behind spaces, hyphens and opening brackets, lower case elsewhere.
+// Changes to upper case after spaces, hyphens and opening brackets, and to lower case elsewhere.
 std::string TitleWords(absl::string_view text) {
   const std::vector<absl::string_view> characters = Characters(text);
   const auto separates = [](absl::string_view character) {
@@ -65,11 +65,11 @@ std::string TitleWords(absl::string_view text) {
 
 Result Trim(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, BindArguments("trim", arguments, {"chars"}));
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, SoftText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, PrintAsText(runtime, value));
   if (!bound[0] || bound[0]->is_none()) {
     return Value::String(StripChars(text, Side::kBoth, std::nullopt));
   }
-  if (!bound[0]->is_string()) return absl::InvalidArgumentError("trim needs a text");
+  if (!bound[0]->is_string()) return absl::InvalidArgumentError("trim needs a string");
   QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(bound[0]->as_string().size()));
   return Value::String(StripChars(text, Side::kBoth, absl::string_view(bound[0]->as_string())));
 }
@@ -80,9 +80,9 @@ Result Replace(Runtime& runtime, const Value& value, const Arguments& arguments)
   if (!bound[0] || !bound[1]) {
     return absl::InvalidArgumentError("replace needs two arguments");
   }
-  QUIRE_ASSIGN_OR_RETURN(std::string text, SoftText(runtime, value));
-  QUIRE_ASSIGN_OR_RETURN(std::string from, SoftText(runtime, *bound[0]));
-  QUIRE_ASSIGN_OR_RETURN(std::string to, SoftText(runtime, *bound[1]));
+  QUIRE_ASSIGN_OR_RETURN(std::string text, PrintAsText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(std::string from, PrintAsText(runtime, *bound[0]));
+  QUIRE_ASSIGN_OR_RETURN(std::string to, PrintAsText(runtime, *bound[1]));
   Arguments call;
   call.positional = {Value::String(std::move(from)), Value::String(std::move(to))};
   if (bound[2] && !bound[2]->is_none()) call.positional.push_back(*bound[2]);
@@ -91,11 +91,12 @@ Result Replace(Runtime& runtime, const Value& value, const Arguments& arguments)
 
 constexpr std::size_t kMaxWidth = 1000;
 
-absl::StatusOr<std::string> Indention(const std::optional<Value>& width) {
+absl::StatusOr<std::string> ReadIndent(const std::optional<Value>& width) {
   if (width && width->is_string()) return width->as_string();
   const std::int64_t spaces = width ? width->ToInteger().value_or(-1) : 4;
   if (spaces < 0 || spaces > static_cast<std::int64_t>(kMaxWidth)) {
-    return absl::InvalidArgumentError(absl::StrCat("the width must be a text or 0 to ", kMaxWidth));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the width must be a string or an integer from 0 to ", kMaxWidth));
   }
   return std::string(static_cast<std::size_t>(spaces), ' ');
 }
@@ -106,21 +107,21 @@ Result Indent(Runtime& runtime, const Value& value, const Arguments& arguments) 
   if (!value.is_string()) {
     if (value.is_undefined()) return value.UndefinedError();
     return absl::InvalidArgumentError(
-        absl::StrCat("indent needs a text, not '", TypeName(value), "'"));
+        absl::StrCat("indent needs a string, not '", TypeName(value), "'"));
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::string indention, Indention(bound[0]));
-  const bool first = bound[1] && IsTrue(*bound[1]);
-  const bool blank = bound[2] && IsTrue(*bound[2]);
+  QUIRE_ASSIGN_OR_RETURN(const std::string indent_text, ReadIndent(bound[0]));
+  const bool indents_first = bound[1] && IsTrue(*bound[1]);
+  const bool indents_blank = bound[2] && IsTrue(*bound[2]);
   QUIRE_RETURN_IF_ERROR(runtime.ChargeText(value.as_string().size()));
   const std::vector<std::string> lines =
       SplitTextLines(absl::StrCat(value.as_string(), "\n"), false);
   std::string text;
-  if (first) text = indention;
+  if (indents_first) text = indent_text;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) text += '\n';
-    if (i > 0 && (blank || !lines[i].empty())) text += indention;
+    if (i > 0 && (indents_blank || !lines[i].empty())) text += indent_text;
     text += lines[i];
-    QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(indention.size() + lines[i].size() + 32));
+    QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(indent_text.size() + lines[i].size() + 32));
   }
   QUIRE_RETURN_IF_ERROR(runtime.ChargeText(text.size()));
   return Value::String(std::move(text));
@@ -145,7 +146,7 @@ Result Default(Runtime&, const Value& value, const Arguments& arguments) {
 
 absl::StatusOr<std::string> Separator(const Value& value) {
   if (value.is_string()) return value.as_string();
-  return absl::InvalidArgumentError("separators must be texts");
+  return absl::InvalidArgumentError("separators must be strings");
 }
 
 Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
@@ -156,13 +157,13 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   style.ascii_only = bound[0] && IsTrue(*bound[0]);
   style.sort_keys = bound[3] && IsTrue(*bound[3]);
   if (bound[1] && !bound[1]->is_none()) {
-    QUIRE_ASSIGN_OR_RETURN(style.indent, Indention(bound[1]));
+    QUIRE_ASSIGN_OR_RETURN(style.indent, ReadIndent(bound[1]));
     if (style.indent->size() > kMaxWidth) {
       return absl::InvalidArgumentError(
           absl::StrCat("the indent of tojson has more than ", kMaxWidth, " bytes"));
     }
     style.item_separator = std::string(1, ',');
-    // Every element may begin with the indents of all its levels, of which there are few.
+    // Every element may start with the indentation of all its levels; the nesting depth is limited.
     const std::int64_t weight = std::min(WeightOf(value), runtime.limits().max_steps);
     QUIRE_RETURN_IF_ERROR(runtime.Charge(
         weight * (1 + static_cast<std::int64_t>(style.indent->size()) / Runtime::kBytesPerStep)));
@@ -170,7 +171,7 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   if (bound[2] && !bound[2]->is_none()) {
     QUIRE_ASSIGN_OR_RETURN(Iteration parts, Iteration::Over(*bound[2], runtime));
     const std::vector<Value> separators = parts.Rest();
-    if (separators.size() != 2) return absl::InvalidArgumentError("separators must be two texts");
+    if (separators.size() != 2) return absl::InvalidArgumentError("separators must be two strings");
     QUIRE_ASSIGN_OR_RETURN(style.item_separator, Separator(separators[0]));
     QUIRE_ASSIGN_OR_RETURN(style.key_separator, Separator(separators[1]));
   }
@@ -178,7 +179,7 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   return Value::String(std::move(text));
 }
 
-// int(text, base) of Python.
+// Python's int(text, base).
 std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
@@ -195,7 +196,7 @@ std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   return negative ? -value : value;
 }
 
-// float(text) of Python.
+// Python's float(text).
 std::optional<double> ParseFloat(absl::string_view text) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   double value = 0;
@@ -218,7 +219,7 @@ Result ToInt(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(value));
   if (value.is_undefined()) return value.UndefinedError();
   const std::int64_t base = bound[1] ? bound[1]->ToInteger().value_or(10) : 10;
-  if (base < 2 || base > 36) return absl::InvalidArgumentError("the base must be 2 to 36");
+  if (base < 2 || base > 36) return absl::InvalidArgumentError("the base must be from 2 to 36");
   std::optional<std::int64_t> number = value.ToInteger();
   if (!number && value.is_string())
     number = ParseInteger(value.as_string(), static_cast<int>(base));
@@ -248,7 +249,7 @@ Result Absolute(Runtime&, const Value& value, const Arguments& arguments) {
   return Value::Int(std::abs(*number));
 }
 
-// round(value, precision) of Python: halves of the exact value go to the even digit.
+// Python's round(value, precision): exact halves are rounded to the even digit.
 double RoundTo(double value, std::int64_t precision) {
   if (precision >= 0) {
     double rounded = value;
@@ -266,7 +267,7 @@ Result Round(Runtime&, const Value& value, const Arguments& arguments) {
   const std::string method = bound[1] && bound[1]->is_string() ? bound[1]->as_string() : "common";
   const std::optional<std::int64_t> precision = bound[0] ? bound[0]->ToInteger() : 0;
   if (!value.is_number() || !precision || *precision < -300 || *precision > 300) {
-    return absl::InvalidArgumentError("round needs a number and a precision of -300 to 300");
+    return absl::InvalidArgumentError("round needs a number and a precision from -300 to 300");
   }
   if (method != "common" && method != "ceil" && method != "floor") {
     return absl::InvalidArgumentError("the method of round must be common, ceil or floor");
@@ -282,13 +283,13 @@ Result Round(Runtime&, const Value& value, const Arguments& arguments) {
   return Value::Float((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
 }
 
-// value % the arguments, with names or without.
+// Implements `value % arguments` with positional or named arguments.
 Result FormatFilter(Runtime& runtime, const Value& value, const Arguments& arguments) {
   if (!arguments.positional.empty() && !arguments.named.empty()) {
     return absl::InvalidArgumentError(
         "can't handle positional and keyword arguments at the same time");
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::string format, SoftText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string format, PrintAsText(runtime, value));
   QUIRE_ASSIGN_OR_RETURN(Value given, MakeSequence(SequenceKind::kTuple, arguments.positional));
   if (!arguments.named.empty()) {
     MapBuilder names;
@@ -307,8 +308,8 @@ constexpr FilterRow kTextFilters[] = {
     {"trim", Trim},
     {"length", LengthOf},
     {"count", LengthOf},
-    {"string", ChangeText<AsItIs>},
-    {"safe", ChangeText<AsItIs>},  // nothing is escaped, so everything is safe already
+    {"string", ChangeText<ReturnUnchanged>},
+    {"safe", ChangeText<ReturnUnchanged>},  // nothing is escaped, so all text is already safe
     {"lower", ChangeText<ToLower>},
     {"upper", ChangeText<ToUpper>},
     {"capitalize", ChangeText<Capitalize>},

@@ -1,11 +1,11 @@
 #pragma once
 
-// The filters that stand behind `|`.
+// The filters of templates, which follow `|`.
 //
-// Place:      between values and the parser, which looks names up.
+// Place:      between values and the parser, which looks up names.
 // Threads:    the table is constant.
-// Source:     documentation of jinja2 3.1, "List of Builtin Filters"; tojson as Hugging Face
-//             transformers sets it up: json.dumps without ASCII escapes.
+// Source:     documentation of jinja2 3.1, "List of Builtin Filters"; tojson is json.dumps without
+//             ASCII escapes, as Hugging Face transformers defines it.
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -19,7 +19,7 @@ struct FilterRow {
   absl::StatusOr<Value> (*run)(Runtime& runtime, const Value& value, const Arguments& arguments);
 };
 
-// Null when there is no such filter.
+// Returns null when there is no such filter.
 const FilterRow* FindFilter(absl::string_view name);
 
 }  // namespace quire::text::jinja

@@ -39,7 +39,7 @@ Text Convert(const Value& value, char conversion, Runtime& runtime) {
   return conversion == 'a' ? EscapeNonAscii(repr) : repr;
 }
 
-// Formats one string with braces. Fields inside of specs are formatted by recursion.
+// Formats a string with brace fields. Fields inside specs are formatted recursively.
 class BraceFormatter {
  public:
   BraceFormatter(const Arguments& arguments, Runtime& runtime)
@@ -76,7 +76,7 @@ class BraceFormatter {
     absl::string_view spec;
   };
 
-  // Reads the field that begins at `at` and moves `at` behind its closing brace.
+  // Reads the field that starts at `at`, and advances `at` past its closing brace.
   static absl::StatusOr<Field> ReadField(absl::string_view format, std::size_t* at) {
     Field field;
     std::size_t end = *at;
@@ -178,8 +178,8 @@ class BraceFormatter {
         return argument.first == name;
       });
       if (found != named.end()) return found->second;
-      return BadFormat(absl::StrCat("the format string names '", name.substr(0, 100),
-                                    "', which is not among the arguments"));
+      return BadFormat(absl::StrCat("the format string uses '", name.substr(0, 100),
+                                    "', but there is no such argument"));
     }
     if (index < static_cast<std::int64_t>(arguments_.positional.size())) {
       return arguments_.positional[static_cast<std::size_t>(index)];
@@ -201,7 +201,7 @@ struct Conversion {
   bool is_left = false, has_plus = false, has_space = false, is_alternate = false,
        has_zeros = false;
   std::int64_t width = 0;
-  std::int64_t precision = -1;  // -1: not given
+  std::int64_t precision = -1;  // -1: not specified
   char type = 0;
 };
 
@@ -211,7 +211,7 @@ class PercentFormatter {
       : format_(format), value_(value), runtime_(runtime) {
     const bool is_tuple = value.is_sequence() && value.as_sequence()->kind == SequenceKind::kTuple;
     items_ = is_tuple ? value.as_sequence()->items : std::vector<Value>{value};
-    // CPython accepts a mapping or a list that no conversion uses.
+    // CPython does not report an unused mapping or list.
     may_be_unused_ = value.is_map() || value.is_undefined() || (value.is_sequence() && !is_tuple);
   }
 
@@ -262,7 +262,7 @@ class PercentFormatter {
     return BadFormat(absl::StrCat("the mapping has no key '", name.substr(0, 100), "'"));
   }
 
-  // Reads a number, or an asterisk, which takes the number from the arguments.
+  // Reads a number, or an asterisk and then the number from the arguments.
   absl::StatusOr<std::int64_t> ReadNumber() {
     if (Skip('*')) {
       QUIRE_ASSIGN_OR_RETURN(const Value item, NextItem());
@@ -406,7 +406,7 @@ class PercentFormatter {
 
 absl::StatusOr<std::string> FormatBraces(absl::string_view format, const Arguments& arguments,
                                          Runtime& runtime) {
-  // Python allows fields in specs, but none in the specs of those fields.
+  // Python allows fields inside specs, but no further nesting.
   constexpr int kLevels = 3;
   return BraceFormatter(arguments, runtime).Format(format, kLevels);
 }

@@ -1,13 +1,13 @@
 #pragma once
 
-// Format strings of Python: '{0} {name!r:>8}'.format(...), and '%s %5.2f' % (...).
+// Python's format strings: '{0} {name!r:>8}'.format(...), and '%s %5.2f' % (...).
 //
 // Place:      below methods and operators, which call it.
-// Invariants: attributes and items of fields are read as templates read them, so a field reaches
-//             nothing that an expression does not.
-// Threads:    those of the rendering.
+// Invariants: attributes and items of fields are read with the functions that expressions use, so a
+//             field can only access what an expression can access.
+// Threads:    the rendering thread.
 // Source:     Python 3.11, Library Reference, "Format String Syntax" and "printf-style String
-//             Formatting"; SandboxedFormatter of jinja2 3.1.6 by experiment.
+//             Formatting"; SandboxedFormatter of jinja2 3.1.6, observed by experiment.
 
 #include <string>
 
@@ -18,12 +18,12 @@
 
 namespace quire::text::jinja {
 
-// format.format(arguments). Errors: INVALID_ARGUMENT for malformed formats and absent arguments;
-// those of FormatWithSpec.
+// Implements format.format(arguments). Returns INVALID_ARGUMENT for malformed formats and missing
+// arguments, and the errors of FormatWithSpec.
 absl::StatusOr<std::string> FormatBraces(absl::string_view format, const Arguments& arguments,
                                          Runtime& runtime);
 
-// format % value. A tuple has a value for each conversion, a mapping those of %(name)s.
+// Implements format % value. A tuple has one value per conversion; a mapping has those of %(name)s.
 absl::StatusOr<std::string> FormatPercent(absl::string_view format, const Value& value,
                                           Runtime& runtime);
 

@@ -18,15 +18,15 @@ namespace {
 
 struct Spec {
   std::string fill = " ";
-  char align = 0;  // one of < > = ^
+  char align = 0;  // <, >, = or ^
   bool has_fill = false;
-  char sign = 0;  // one of + - and space
+  char sign = 0;  // +, - or space
   bool no_negative_zero = false;
   bool is_alternate = false;
   std::int64_t width = 0;
-  char grouping = 0;            // one of , and _
-  std::int64_t precision = -1;  // -1: not given
-  std::string type;             // one character, or none
+  char grouping = 0;            // , or _
+  std::int64_t precision = -1;  // -1: not specified
+  std::string type;             // one character, or empty
 };
 
 absl::Status BadSpec(absl::string_view problem) {
@@ -37,12 +37,12 @@ bool IsAlign(absl::string_view character) {
   return character == "<" || character == ">" || character == "=" || character == "^";
 }
 
-// Reads a spec from left to right.
+// Parses a spec from left to right.
 class SpecReader {
  public:
   explicit SpecReader(absl::string_view text) : characters_(Characters(text)) {}
 
-  // `default_align` is that of the value's type.
+  // `default_align` is the default of the value's type.
   absl::StatusOr<Spec> Read(char default_align) {
     Spec spec;
     ReadAlign(&spec);
@@ -158,8 +158,8 @@ absl::StatusOr<std::string> FormatString(const Value& value, const Spec& spec) {
   return PadText(text, spec.width, spec.align, spec.fill);
 }
 
-// Returns the digits with separators. Zeros are added in front up to `min_width` characters and are
-// grouped too, as in CPython.
+// Returns the digits with separators. As in CPython, leading zeros up to `min_width` characters are
+// grouped too.
 std::string GroupDigits(absl::string_view digits, std::int64_t min_width, const Spec& spec) {
   const bool is_binary =
       !spec.type.empty() && absl::string_view("boxX").find(spec.type) != absl::string_view::npos;
@@ -192,7 +192,7 @@ std::string LayOutNumber(const NumberText& number, const Spec& spec) {
   const bool fills_zeros = spec.fill == "0" && spec.align == '=';
   const auto fixed = static_cast<std::int64_t>(sign.size() + number.prefix.size()) +
                      CountUtf8Characters(number.rest);
-  // Infinity has no digits to group.
+  // Infinity and NaN have no digits to group.
   const std::string digits =
       number.digits.empty()
           ? std::string()
@@ -234,7 +234,7 @@ absl::StatusOr<std::string> FormatFloat(const Value& value, const Spec& spec) {
     text = FloatTextAs(number, type.front(), spec.precision < 0 ? 6 : spec.precision,
                        spec.is_alternate);
   } else {
-    // Without a type repr is printed or, with a precision, g with a digit behind the point.
+    // Without a type, prints repr, or with a precision a variant of g with a digit after the point.
     text = FloatTextAs(number, 'r', spec.precision, spec.is_alternate);
   }
   const auto is_zero = [](absl::string_view digits) {
@@ -267,7 +267,7 @@ absl::StatusOr<std::string> FormatInteger(const Value& value, const Spec& spec) 
   return LayOutNumber(text, spec);
 }
 
-// Splits a float in C's notation into its sign, its digits and the remainder.
+// Splits a float in C notation into sign, digits of the integer part, and rest.
 NumberText SplitFloat(absl::string_view text) {
   NumberText number;
   if (!text.empty() && text.front() == '-') {
@@ -280,8 +280,8 @@ NumberText SplitFloat(absl::string_view text) {
   return number;
 }
 
-// Prints a float with a precision and without a type. CPython differs from g there: the exponent
-// starts one digit earlier, and plain notation has a digit behind the point.
+// Prints a float with a precision and without a type. In CPython this differs from g: exponents are
+// used from one digit less on, and plain notation has at least one digit after the point.
 std::string GeneralWithPoint(double value, std::int64_t precision, bool is_alternate) {
   const int digits = static_cast<int>(std::max<std::int64_t>(precision, 1));
   const std::string scientific = absl::StrFormat("%.*e", digits - 1, value);
@@ -373,7 +373,7 @@ absl::StatusOr<std::string> FormatWithSpec(const Value& value, absl::string_view
   }
   QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(spec.size()));
   QUIRE_ASSIGN_OR_RETURN(const Spec read, SpecReader(spec).Read(value.is_string() ? '<' : '>'));
-  // A fill character has up to four bytes, and separators add a third of the digits.
+  // A fill character has up to four bytes, and separators add at most a third to the digits.
   const auto largest = static_cast<std::size_t>(std::max(read.width, read.precision));
   if (read.width > 0 || read.precision > 0) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeText(largest * std::max<std::size_t>(read.fill.size(), 2)));

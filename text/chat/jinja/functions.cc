@@ -23,11 +23,11 @@ constexpr std::pair<absl::string_view, Builtin> kBuiltins[] = {
     {"strftime_now", Builtin::kStrftimeNow},
 };
 
-// dict(mapping or pairs, name=value, ...).
+// Implements dict(mapping or pairs, name=value, ...).
 Result MakeDict(const Arguments& arguments, Runtime& runtime) {
   MapBuilder map;
   if (arguments.positional.size() > 1) {
-    return absl::InvalidArgumentError("dict takes at most one argument without a name");
+    return absl::InvalidArgumentError("dict takes at most one positional argument");
   }
   for (const Value& source : arguments.positional) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(source));
@@ -43,7 +43,7 @@ Result MakeDict(const Arguments& arguments, Runtime& runtime) {
       QUIRE_ASSIGN_OR_RETURN(Iteration parts, Iteration::Over(*pair, runtime));
       std::vector<Value> both = parts.Rest();
       if (both.size() != 2) {
-        return absl::InvalidArgumentError("dict needs a mapping or pairs of key and value");
+        return absl::InvalidArgumentError("dict needs a mapping or a list of (key, value) pairs");
       }
       QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(both[0]));
       QUIRE_RETURN_IF_ERROR(map.Set(both[0], std::move(both[1])));
@@ -59,13 +59,13 @@ Result MakeNamespace(const Arguments& arguments, Runtime& runtime) {
   QUIRE_ASSIGN_OR_RETURN(const Value dict, MakeDict(arguments, runtime));
   Namespace names;
   for (const auto& [key, value] : dict.as_map()->entries) {
-    if (!key.is_string()) return absl::InvalidArgumentError("names in a namespace must be texts");
+    if (!key.is_string()) return absl::InvalidArgumentError("names in a namespace must be strings");
     names.attributes.emplace_back(key.as_string(), value);
   }
   return runtime.MakeObject(std::move(names));
 }
 
-// Elements of range(start, stop, step). REQUIRES: step is not 0.
+// Returns the number of elements of range(start, stop, step). REQUIRES: step is not 0.
 std::uint64_t RangeCount(std::int64_t start, std::int64_t stop, std::int64_t step) {
   if (step > 0 ? start >= stop : start <= stop) return 0;
   const auto low = static_cast<std::uint64_t>(step > 0 ? start : stop);
@@ -76,7 +76,7 @@ std::uint64_t RangeCount(std::int64_t start, std::int64_t stop, std::int64_t ste
 }
 
 Result RangeOf(const Arguments& arguments, Runtime& runtime) {
-  constexpr std::uint64_t kMaxRange = 100000;  // of jinja2's sandbox
+  constexpr std::uint64_t kMaxRange = 100000;  // the limit of jinja2's sandbox
   const std::vector<Value>& parts = arguments.positional;
   if (!arguments.named.empty() || parts.empty() || parts.size() > 3) {
     return absl::InvalidArgumentError("range takes one to three integers");
@@ -110,7 +110,7 @@ Result MakeJoiner(const Arguments& arguments, Runtime& runtime) {
 
 Result MakeCycler(const Arguments& arguments, Runtime& runtime) {
   if (arguments.positional.empty() || !arguments.named.empty()) {
-    return absl::InvalidArgumentError("cycler needs items");
+    return absl::InvalidArgumentError("cycler needs at least one item");
   }
   return runtime.MakeObject(Cycler{.items = arguments.positional});
 }

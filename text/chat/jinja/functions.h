@@ -1,12 +1,12 @@
 #pragma once
 
-// The functions that every template sees: namespace, range, dict, joiner, cycler, raise_exception,
-// strftime_now.
+// The functions that every template can call: namespace, range, dict, joiner, cycler,
+// raise_exception, strftime_now.
 //
 // Place:      below the interpreter, which calls them.
-// Threads:    those of the rendering.
-// Source:     documentation of jinja2 3.1, "List of Global Functions"; the last two as Hugging Face
-//             transformers adds them.
+// Threads:    the rendering thread.
+// Source:     documentation of jinja2 3.1, "List of Global Functions"; Hugging Face transformers
+//             for raise_exception and strftime_now.
 
 #include <span>
 #include <utility>
@@ -20,7 +20,7 @@ namespace quire::text::jinja {
 
 std::span<const std::pair<absl::string_view, Builtin>> Builtins();
 
-// Errors: INVALID_ARGUMENT for wrong arguments; that of raise_exception is its message.
+// Returns INVALID_ARGUMENT for wrong arguments. raise_exception returns its message as the error.
 absl::StatusOr<Value> CallBuiltin(Builtin builtin, const Arguments& arguments, Runtime& runtime);
 
 }  // namespace quire::text::jinja

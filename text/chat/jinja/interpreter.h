@@ -1,11 +1,11 @@
 #pragma once
 
-// Runs a syntax tree.
+// Renders a syntax tree.
 //
-// Place:      top of the template engine; chat_template.h renders with it.
-// Invariants: a rendering ends within its limits: steps and bytes (jinja_runtime.h), kMaxMacroDepth
-//             calls of macros inside each other, kMaxStackDepth levels of the tree.
-// Threads:    Render may run on any number of threads at once over one tree.
+// Place:      top of the template engine; chat_template.h calls it.
+// Invariants: a rendering stops at its limits: steps and bytes (runtime.h), kMaxMacroDepth nested
+//             macro calls, and kMaxStackDepth nested nodes of the tree.
+// Threads:    several threads may render one tree at the same time.
 // Lifetime:   the tree must outlive the call.
 
 #include <string>
@@ -24,16 +24,16 @@ inline constexpr int kMaxStackDepth = 1500;
 
 using Variables = std::vector<std::pair<std::string, Value>>;
 
-// Where a rendering failed; line 0: nowhere in particular.
+// The text or the error of a rendering. Line 0 means that the error has no position.
 struct RenderResult {
   absl::StatusOr<std::string> text;
   Position error_position;
 };
 
-// What the template prints. `variables` hide the functions of the same name; of two with one name
-// the later one counts. `now` is the clock of strftime_now. Errors: INVALID_ARGUMENT, without the
-// place; RESOURCE_EXHAUSTED when a text exceeds max_bytes; UNIMPLEMENTED when a part of the
-// template is executed that Parse warned about.
+// Returns the output of the template. `variables` hide functions of the same name; if a name occurs
+// twice, the last one counts. strftime_now prints `now`. Returns INVALID_ARGUMENT, without the
+// position in the message; RESOURCE_EXHAUSTED when a text exceeds max_bytes; UNIMPLEMENTED when the
+// template executes a part that Parse warned about.
 RenderResult Render(const Body& body, const Variables& variables, const RenderLimits& limits,
                     absl::Time now);
 

@@ -15,7 +15,7 @@
 namespace quire::text::jinja {
 namespace {
 
-// Receives the parts of a document in order; false stops the parser.
+// Builds a value from parser events. Returning false stops the parser.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   Builder(const TextHook& text, JsonBudget* budget)
@@ -85,8 +85,8 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
 
   bool TakeNode() {
     if (budget_ == nullptr || --budget_->nodes_left >= 0) return true;
-    return Stop(absl::StrCat("JSON that makes more than ", budget_->limits.max_nodes,
-                             " keys and values of one conversation (limits.max_json_nodes)"));
+    return Stop(absl::StrCat("JSON with which the conversation exceeds ", budget_->limits.max_nodes,
+                             " keys and values (limits.max_json_nodes)"));
   }
 
   bool Open(bool is_map) {
@@ -214,7 +214,7 @@ class Writer {
       default:
         break;
     }
-    // The marks of literal text (chat_template.h) stay as they are, so that nothing loses them.
+    // The noncharacters that chat_marks.h inserts stay unescaped, so that they are found again.
     const bool is_mark = c >= 0xFDD0 && c <= 0xFDEF;
     const auto code = static_cast<std::uint32_t>(c);
     if (code < 0x20 || (style_.ascii_only && code > 0x7E && code <= 0xFFFF && !is_mark)) {
@@ -323,7 +323,7 @@ absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text, Jso
   const auto size = static_cast<std::int64_t>(json.size());
   if (budget != nullptr && (budget->bytes_left -= size) < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("JSON of ", size, " bytes, with which the conversation has more than ",
+        absl::StrCat("JSON of ", size, " bytes, with which the conversation exceeds ",
                      budget->limits.max_bytes, " bytes of JSON (limits.max_json_bytes)"));
   }
   if (const auto offset = FirstInvalidUtf8(json)) {

@@ -1,12 +1,13 @@
 #pragma once
 
-// JSON in and out of templates. The program's own reader and writer (formats/json_value.h,
-// base/json_text.h) will not do: they sort keys and write what nlohmann-json does, where templates
-// show the order of keys, Python's numbers and its separators to the model.
+// Converts between JSON and template values. formats/json_value.h and base/json_text.h are not used
+// because they sort keys and use nlohmann-json's number format. The model sees the result, so it
+// needs the order of keys and Python's numbers and separators.
 //
-// Place:      between values and the filter tojson, and for input that arrives as JSON.
-// Invariants: the order of keys is kept both ways. Written text is what Python's json.dumps writes.
-// Threads:    pure.
+// Place:      between values and the filter tojson; also for input that is JSON.
+// Invariants: keys keep their order in both directions. The output equals that of Python's
+//             json.dumps.
+// Threads:    pure functions.
 
 #include <cstdint>
 #include <functional>
@@ -24,15 +25,16 @@ using TextHook = std::function<std::string(std::string)>;
 
 inline constexpr int kMaxJsonDepth = 64;
 
-// Of free JSON in a conversation: limits.max_json_* of the configuration.
+// Limits for client JSON in a conversation: limits.max_json_* of the configuration.
 struct JsonLimits {
   std::int64_t max_bytes = std::int64_t{4} << 20;
-  // Keys and values. A small one takes a few hundred bytes of memory.
+  // Number of keys and values. A small value takes a few hundred bytes of memory.
   std::int64_t max_nodes = 250000;
-  int max_depth = kMaxJsonDepth;  // nested containers; at most that
+  int max_depth = kMaxJsonDepth;  // nested containers; at most kMaxJsonDepth
 };
 
-// What documents of one conversation may have together. Errors name the limit and its key.
+// The remaining budget of all JSON documents of one conversation. Errors name the limit and its
+// configuration key.
 struct JsonBudget {
   explicit JsonBudget(const JsonLimits& allowed)
       : limits(allowed), bytes_left(allowed.max_bytes), nodes_left(allowed.max_nodes) {}
@@ -42,23 +44,23 @@ struct JsonBudget {
   std::int64_t nodes_left;
 };
 
-// Every text of the document, keys too, goes through `text`, if that is not empty. Errors:
-// INVALID_ARGUMENT for what is not JSON, for integers beyond 64 bits, numbers beyond those of
-// doubles and documents nested more than 64 deep. Of a key that is there twice the last value
-// counts.
-// `budget`, if not null, bounds the document, INVALID_ARGUMENT beyond; what it has is taken off.
+// Parses JSON. `text`, if set, is applied to every string and key. Returns INVALID_ARGUMENT for
+// invalid JSON, integers beyond 64 bits, numbers beyond the range of double, and nesting deeper
+// than 64. If a key occurs twice, the last value counts. `budget`, if not null, is reduced by the
+// document; exceeding it is INVALID_ARGUMENT.
 absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text = {},
                                JsonBudget* budget = nullptr);
 
 struct JsonStyle {
   bool ascii_only = false;
   bool sort_keys = false;
-  std::optional<std::string> indent;  // of one level; absent: all on one line
+  std::optional<std::string> indent;  // indentation of one level; nullopt: a single line
   std::string item_separator = ", ";
   std::string key_separator = ": ";
 };
 
-// Errors: INVALID_ARGUMENT for values that JSON has not; RESOURCE_EXHAUSTED as Runtime::ChargeText.
+// Returns INVALID_ARGUMENT for values that JSON cannot represent, and RESOURCE_EXHAUSTED as
+// Runtime::ChargeText.
 absl::StatusOr<std::string> ToJson(const Value& value, const JsonStyle& style, Runtime& runtime);
 
 }  // namespace quire::text::jinja

@@ -31,7 +31,7 @@ bool ContinuesName(char c) {
   return StartsName(c) || IsDigit(c);
 }
 
-// Lines end with "\n", and the last one has none.
+// Converts line ends to "\n" and removes one at the end.
 std::string Normalize(absl::string_view source) {
   std::string text = absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}});
   if (absl::EndsWith(text, "\n")) text.pop_back();
@@ -49,13 +49,13 @@ class Lexer {
   }
 
  private:
-  // Behind what was matched: a newline there means that a line starts here.
+  // Moves past a match. A newline just before `end` means that a line starts there.
   void MoveTo(std::size_t end) {
     line_starts_ = end > 0 && text_[end - 1] == '\n';
     at_ = end;
   }
 
-  // REQUIRES: offsets of successive calls do not shrink.
+  // REQUIRES: offsets of successive calls do not decrease.
   Position PositionOf(std::size_t offset) {
     for (; counted_ < offset && counted_ < text_.size(); ++counted_) {
       if (text_[counted_] == '\n') {
@@ -87,8 +87,9 @@ class Lexer {
     return at <= text_.size() && absl::StartsWith(text_.substr(at), wanted);
   }
 
-  // What stands behind the end of a block or comment `close` at `at`, by its sign; kNone: no end
-  // stands there. `at` is where the sign stands, if there is one.
+  // Returns the offset after the end `close` of a block or comment, including the white space that
+  // its sign removes. `at` is the offset of the sign or of `close`. Returns kNone if no end is
+  // there.
   std::size_t EndOfTag(std::size_t at, absl::string_view close) const {
     if (Has(at, absl::StrCat("+", close))) return at + 1 + close.size();
     if (Has(at, absl::StrCat("-", close))) return SkipSpace(at + 1 + close.size());
@@ -97,7 +98,7 @@ class Lexer {
     return Has(end, "\n") ? end + 1 : end;
   }
 
-  // Text in front of a tag. `sign` stands behind the tag's opening.
+  // Adds the text before a tag. `sign` is the character after the opening of the tag.
   void AddData(std::size_t begin, std::size_t end, char sign, bool is_output) {
     absl::string_view data = text_.substr(begin, end - begin);
     if (sign == '-') {
@@ -115,7 +116,7 @@ class Lexer {
         {.type = TokenType::kData, .position = PositionOf(begin), .text = std::string(data)});
   }
 
-  // Text up to the next tag, and the tag.
+  // Reads text up to the next tag, and then the tag.
   absl::Status LexData() {
     std::size_t tag = at_;
     for (;; ++tag) {
@@ -149,13 +150,14 @@ class Lexer {
 
   absl::Status LexComment(std::size_t tag, std::size_t inside) {
     const std::size_t close = text_.find("#}", inside);
-    if (close == kNone) return Error(tag, "the comment has no end");
+    if (close == kNone) return Error(tag, "the comment is not closed");
     const bool has_sign = close > inside && (text_[close - 1] == '-' || text_[close - 1] == '+');
     MoveTo(EndOfTag(has_sign ? close - 1 : close, "#}"));
     return absl::OkStatus();
   }
 
-  // Where the content of a raw block begins, when `inside` is within its first tag.
+  // Returns the offset of the content of a raw block if its opening tag contains `inside`, else
+  // kNone.
   std::size_t EndOfRawTag(std::size_t inside) const {
     std::size_t at = SkipSpace(inside);
     if (!Has(at, "raw")) return kNone;
@@ -176,16 +178,16 @@ class Lexer {
       MoveTo(at);
       return absl::OkStatus();
     }
-    return Error(tag, "the raw block has no end");
+    return Error(tag, "the raw block is not closed");
   }
 
-  // Tokens up to the end of the tag.
+  // Reads tokens up to the end of the tag.
   absl::Status LexTag(bool is_output) {
     const std::size_t tag = at_;
-    std::string open;  // brackets that wait for their end, which hides ends of the tag
+    std::string open;  // closing brackets still expected; inside brackets a tag cannot end
     for (;;) {
       at_ = SkipSpace(at_);
-      if (at_ >= text_.size()) return Error(tag, "the tag has no end");
+      if (at_ >= text_.size()) return Error(tag, "the tag is not closed");
       if (open.empty()) {
         const std::size_t end = is_output ? EndOfOutput(at_) : EndOfTag(at_, "%}");
         if (end != kNone) {
@@ -223,7 +225,7 @@ class Lexer {
     at_ = end;
   }
 
-  // Digits with single underscores between them.
+  // Returns the end of a run of digits with single underscores between them.
   template <typename IsOne>
   std::size_t Digits(std::size_t at, IsOne is_one) const {
     while (at < text_.size()) {
@@ -265,7 +267,7 @@ class Lexer {
     return absl::OkStatus();
   }
 
-  // `end` is that of a decimal number.
+  // `end` is the end of the decimal digits.
   absl::Status LexInteger(std::size_t end) {
     int base = 10;
     std::size_t first = at_;
@@ -301,7 +303,7 @@ class Lexer {
   absl::Status LexString(char quote) {
     std::size_t end = at_ + 1;
     while (end < text_.size() && text_[end] != quote) end += text_[end] == '\\' ? 2 : 1;
-    if (end >= text_.size()) return Error(at_, "the text has no end");
+    if (end >= text_.size()) return Error(at_, "the string is not closed");
     Token token{.type = TokenType::kString, .position = PositionOf(at_), .text = ""};
     QUIRE_RETURN_IF_ERROR(Unescape(at_ + 1, end, &token.text));
     tokens_.push_back(std::move(token));
@@ -309,7 +311,7 @@ class Lexer {
     return absl::OkStatus();
   }
 
-  // The escapes of Python's string literals.
+  // Decodes the escapes of Python's string literals.
   absl::Status Unescape(std::size_t at, std::size_t end, std::string* out) {
     while (at < end) {
       if (text_[at] != '\\') {
@@ -340,7 +342,7 @@ class Lexer {
       } else if (c == 'N') {
         return Error(at, "character names (\\N) are not supported");
       } else {
-        *out += '\\';  // not an escape: both characters stay
+        *out += '\\';  // not an escape: both characters are kept
         ++at;
         *out += text_[at++];
       }
@@ -356,7 +358,7 @@ class Lexer {
                                     : std::from_chars_result{first, std::errc::invalid_argument};
     if (error != std::errc() || stop != first + digits || code > 0x10FFFF ||
         (code >= 0xD800 && code <= 0xDFFF)) {
-      return Error(at, "the escape does not name a character");
+      return Error(at, "the escape is not a valid character");
     }
     AppendUtf8(code, *out);
     return absl::OkStatus();
@@ -393,7 +395,7 @@ class Lexer {
   std::size_t at_ = 0;
   bool line_starts_ = true;
   std::size_t counted_ = 0;
-  Position here_{.line = 1, .column = 1};  // of byte counted_
+  Position here_{.line = 1, .column = 1};  // position of byte counted_
   std::vector<Token> tokens_;
 };
 

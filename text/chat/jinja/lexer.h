@@ -1,13 +1,14 @@
 #pragma once
 
-// Template text to tokens, with all rules about white space around tags applied.
+// Splits template text into tokens and applies the white-space rules of tags.
 //
 // Place:      below the parser.
-// Invariants: as jinja2 with trim_blocks and lstrip_blocks: the newline behind a block is taken,
-//             and so are blanks in front of a block that begins its line; `-` takes all white
-//             space, `+` none. Line ends become "\n", and one at the end of the template goes.
-// Threads:    pure.
-// Source:     documentation of jinja2 3.1, "Whitespace Control", and its behaviour by experiment.
+// Invariants: as in jinja2 with trim_blocks and lstrip_blocks: a newline after a block is removed,
+//             and so are blanks between the start of a line and a block. `-` removes all white
+//             space on its side, `+` none. Line ends become "\n", and one at the end of the
+//             template is removed.
+// Threads:    pure functions.
+// Source:     documentation of jinja2 3.1, "Whitespace Control", and its observed behaviour.
 
 #include <cstdint>
 #include <string>
@@ -30,22 +31,22 @@ enum class TokenType : std::uint8_t {
   kFloat,
   kString,
   kOperator,
-  kEnd  // of the template
+  kEnd  // end of the template
 };
 
 struct Token {
   TokenType type = TokenType::kEnd;
   Position position;
-  std::string text;  // data, name, operator, or the value of a string
+  std::string text;  // data, name, operator, or the decoded value of a string
   std::int64_t integer = 0;
   double number = 0;
 };
 
-// REQUIRES: `source` is UTF-8. The last token is kEnd. Errors: INVALID_ARGUMENT "line 3, column 7:
-// ...".
+// Returns the tokens; the last one is kEnd. Returns INVALID_ARGUMENT "line 3, column 7: ..." on
+// errors. REQUIRES: `source` is UTF-8.
 absl::StatusOr<std::vector<Token>> Tokenize(absl::string_view source);
 
-// INVALID_ARGUMENT "line 3, column 7: <problem>".
+// Returns INVALID_ARGUMENT "line 3, column 7: <problem>".
 absl::Status ErrorAt(Position position, absl::string_view problem);
 
 }  // namespace quire::text::jinja

@@ -71,9 +71,9 @@ void Machine::NoteSearch(std::size_t names) {
 
 void Machine::Assign(const std::string& name, Value value) {
   NoteSearch(scope_->names.size());
-  for (auto& [known, held] : scope_->names) {
+  for (auto& [known, value_slot] : scope_->names) {
     if (known != name) continue;
-    held = std::move(value);
+    value_slot = std::move(value);
     return;
   }
   scope_->names.emplace_back(name, std::move(value));
@@ -101,7 +101,7 @@ Value Machine::MakeMacro(const Stmt& stmt) {
 absl::StatusOr<Value> Machine::Eval(const Expr& expr) {
   if (++depth_ > kMaxStackDepth) {
     NoteError(expr.position);
-    return absl::InvalidArgumentError("the template recurses too deep");
+    return absl::InvalidArgumentError("the template recurses too deeply");
   }
   if (++work_ >= Runtime::kEvalsPerStep) {
     const absl::Status charged = runtime_.Charge(work_ / Runtime::kEvalsPerStep);
@@ -349,7 +349,7 @@ absl::StatusOr<Value> Machine::CallWith(const Expr& call, const Arguments& argum
   QUIRE_RETURN_IF_ERROR(runtime_.Charge(1));
   const Expr& callee = *call.children[0];
   if (callee.kind == ExprKind::kAttribute) {
-    // The usual case, without an object for the method.
+    // The common case, which needs no BoundMethod object.
     QUIRE_ASSIGN_OR_RETURN(const Value owner, EvalOwner(*callee.children[0]));
     if (Loop* loop = AsLoop(owner); loop != nullptr && IsLoopMethod(callee.name)) {
       return CallLoop(*loop, callee.name, arguments);
@@ -405,7 +405,7 @@ absl::StatusOr<Value> Machine::CallMethodOf(const Value& self, const std::string
 absl::StatusOr<Value> Machine::CallLoop(Loop& loop, const std::string& name,
                                         const Arguments& arguments) {
   if (!arguments.named.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("loop.", name, " takes no names"));
+    return absl::InvalidArgumentError(absl::StrCat("loop.", name, " takes no named arguments"));
   }
   const std::vector<Value>& values = arguments.positional;
   if (name == "changed") {

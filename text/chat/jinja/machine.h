@@ -1,13 +1,12 @@
 #pragma once
 
-// One rendering: the state that statements (jinja_statements.cc) and expressions (jinja_machine.cc)
-// share.
+// The state of one rendering, shared by statements (statements.cc) and expressions (machine.cc).
 //
-// Place:      inside the interpreter only.
-// Invariants: scope_ is the innermost open block. A scope that no macro captured is used again as
-//             soon as it closes.
+// Place:      only used inside the interpreter.
+// Invariants: scope_ is the innermost open block. A scope that no macro captured is reused as soon
+//             as it closes.
 // Threads:    one.
-// Lifetime:   of the rendering.
+// Lifetime:   one rendering.
 
 #include <cstdint>
 #include <memory>
@@ -35,7 +34,7 @@ class Machine {
   using Result = absl::StatusOr<Value>;
   enum class Flow : std::uint8_t { kNext, kBreak, kContinue };
 
-  // Expressions.
+  // Expressions
   Result Eval(const Expr& expr);
   Result EvalNode(const Expr& expr);
   Result EvalAttribute(const Expr& expr);
@@ -51,12 +50,12 @@ class Machine {
   Result EvalSequence(const Expr& expr);
   Result EvalDict(const Expr& expr);
   Result EvalCall(const Expr& expr);
-  // A chain of filters whose innermost input is the text of a block.
+  // Evaluates a chain of filters whose innermost input is `text`.
   Result EvalFilters(const Expr& filters, Value text);
-  // The arguments behind children[0].
+  // Evaluates the arguments, which follow children[0].
   absl::StatusOr<Arguments> EvalArguments(const Expr& call);
   Result CallWith(const Expr& call, const Arguments& arguments);
-  // What stands in front of a dot; there the name of a loop does not let the loop out.
+  // Evaluates the operand before a dot. Unlike Eval it does not mark a loop as escaped.
   Result EvalOwner(const Expr& expr);
   Result AttributeOf(const Value& owner, const std::string& name);
   Result LoopAttribute(const Value& owner, Loop& loop, const std::string& name);
@@ -67,7 +66,7 @@ class Machine {
   absl::Status BindMacro(const Macro& macro, const Arguments& arguments);
   absl::Status BindSurplus(const Stmt& macro, const Arguments& arguments);
 
-  // Statements.
+  // Statements
   absl::StatusOr<Flow> Exec(const Body& body);
   absl::StatusOr<Flow> ExecStmt(const Stmt& stmt);
   absl::StatusOr<Flow> ExecIf(const Stmt& stmt);
@@ -79,30 +78,30 @@ class Machine {
   absl::Status ExecCallBlock(const Stmt& stmt);
   absl::Status ExecFilterBlock(const Stmt& stmt);
   absl::Status DefineMacro(const Stmt& stmt);
-  // What the body prints, in a scope of its own.
+  // Executes the body in its own scope and returns its output.
   absl::StatusOr<std::string> Capture(const Body& body);
   absl::Status Write(absl::string_view text);
   absl::Status AssignTo(const Target& target, Value value);
 
-  // The next element that the loop's condition lets through; false at the end.
+  // Fetches the next element that satisfies the loop's condition. Returns false at the end.
   absl::StatusOr<bool> Fetch(Loop& loop, Value* item);
   absl::StatusOr<bool> FetchFromSource(Loop& loop, Value* item);
   absl::Status FetchAll(Loop& loop);
   absl::StatusOr<bool> HasNext(Loop& loop);
 
-  // The innermost place that fails is the one to name.
+  // Keeps the first position, which is the innermost one that failed.
   void NoteError(Position position) {
     if (error_position_.line == 0) error_position_ = position;
   }
 
-  // A new block inside `parent`; returns the scope to go back to.
+  // Opens a block inside `parent` and returns the previous scope, to which CloseScope returns.
   Scope* OpenScope(Scope* parent);
   void CloseScope(Scope* back);
   void Assign(const std::string& name, Value value);
   Value Lookup(const std::string& name);
-  // The next expression charges it.
+  // Adds to work_, which the next expression charges.
   void NoteSearch(std::size_t names);
-  // Macros of this scope look names up in it and around it.
+  // The macro looks up names in the current scope and its parents.
   Value MakeMacro(const Stmt& stmt);
 
   Runtime runtime_;
@@ -113,9 +112,9 @@ class Machine {
   Value filter_input_;
   std::string* out_ = nullptr;
   bool captures_ = false;  // out_ becomes a value
-  int depth_ = 0;          // of the tree's levels that are being run
+  int depth_ = 0;          // nesting depth of the nodes that are being executed
   int macro_depth_ = 0;
-  std::int64_t work_ = 0;  // not charged yet; kEvalsPerStep of it are a step
+  std::int64_t work_ = 0;  // not charged yet; kEvalsPerStep units are one step
   Position error_position_;
 };
 

@@ -42,12 +42,12 @@ absl::Status WrongArgument(const Call& call, absl::string_view wanted, const Val
 
 absl::StatusOr<std::string> TextArgument(const Call& call, const std::optional<Value>& value) {
   if (!value) return absl::InvalidArgumentError(absl::StrCat(call.name, " needs an argument"));
-  if (!value->is_string()) return WrongArgument(call, "a text", *value);
+  if (!value->is_string()) return WrongArgument(call, "a string", *value);
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(value->as_string().size()));
   return value->as_string();
 }
 
-// Absent and none both mean nothing.
+// Returns nullopt for absent and none arguments.
 absl::StatusOr<std::optional<std::string>> OptionalText(const Call& call,
                                                         const std::optional<Value>& value) {
   if (!value || value->is_none()) return std::optional<std::string>();
@@ -62,7 +62,7 @@ absl::StatusOr<std::int64_t> IntegerArgument(const Call& call, const std::option
   return WrongArgument(call, "an integer", *value);
 }
 
-// REQUIRES: the parts are charged.
+// Converts the parts to a list. REQUIRES: the caller has charged for the parts.
 Result Texts(std::vector<std::string> parts) {
   std::vector<Value> items;
   items.reserve(parts.size());
@@ -126,14 +126,14 @@ Result SplitLines(const Call& call) {
   return Texts(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
 }
 
-// The part of the text between the arguments `start` and `end` of find, count and endswith.
+// The part of the text between the `start` and `end` arguments of find, count and endswith.
 struct Window {
   absl::string_view text;
-  std::int64_t begin = 0;  // characters before it
-  bool is_valid = true;    // false: start lies behind the end, where nothing is found
+  std::int64_t begin = 0;  // number of characters before it
+  bool is_valid = true;    // false: start is after the end, so nothing is found
 };
 
-// Absent and none both mean the whole text.
+// Absent and none arguments select the whole text.
 absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& start,
                                 const std::optional<Value>& end) {
   const auto is_given = [](const std::optional<Value>& value) {
@@ -159,7 +159,8 @@ absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& st
   return window;
 }
 
-// startswith, endswith: one text or a tuple of them; start and end in characters.
+// Implements startswith and endswith. The argument is a string or a tuple of strings; start and end
+// count characters.
 Result StartsOrEnds(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"prefix", "start", "end"}));
   QUIRE_ASSIGN_OR_RETURN(const Window window, WindowOf(call, bound[1], bound[2]));
@@ -188,7 +189,7 @@ Result Replace(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const std::string from, TextArgument(call, bound[0]));
   QUIRE_ASSIGN_OR_RETURN(const std::string to, TextArgument(call, bound[1]));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t count, IntegerArgument(call, bound[2], -1));
-  // A text of n bytes has at most n + 1 places.
+  // A text of n bytes has at most n + 1 matches.
   const std::size_t places = call.text().size() / std::max<std::size_t>(from.size(), 1) + 1;
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeBytes(places * to.size()));
   std::string result = ReplaceText(call.text(), from, to, count);
@@ -196,7 +197,7 @@ Result Replace(const Call& call) {
   return Value::String(std::move(result));
 }
 
-// find, rfind, index, rindex, count.
+// Implements find, rfind, index, rindex and count.
 Result Search(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"sub", "start", "end"}));
   QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, bound[0]));
@@ -225,7 +226,7 @@ Result Search(const Call& call) {
   return Value::Int(-1);
 }
 
-// ljust, rjust, center.
+// Implements ljust, rjust and center.
 Result Justify(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"width", "fillchar"}));
   if (!bound[0]) return absl::InvalidArgumentError(absl::StrCat(call.name, " needs a width"));
@@ -243,7 +244,7 @@ Result Justify(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.runtime.ChargeText(
       call.text().size() + fill.size() * static_cast<std::size_t>(std::min(
                                              missing, call.runtime.limits().max_bytes + 1))));
-  // CPython's center puts the odd character on the left where the width is odd.
+  // In CPython, center puts an odd fill character on the left if the width is odd.
   const std::int64_t left = call.name == "ljust"   ? 0
                             : call.name == "rjust" ? missing
                                                    : missing / 2 + (missing & width & 1);
@@ -305,7 +306,7 @@ absl::StatusOr<Value> CodeOf(const Value& key) {
   return absl::InvalidArgumentError("keys of maketrans must be integers or single characters");
 }
 
-// A mapping from code points to what translate puts in their place.
+// Returns a mapping from code points to replacements for translate.
 Result MakeTrans(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"x", "y", "z"}));
   if (!bound[0]) return absl::InvalidArgumentError("maketrans needs an argument");
@@ -348,7 +349,7 @@ Result Translate(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"table"}));
   const bool is_table = bound[0] && (bound[0]->is_map() || bound[0]->is_sequence());
   if (!is_table)
-    return absl::InvalidArgumentError("translate needs a table, as maketrans makes it");
+    return absl::InvalidArgumentError("translate needs a table such as maketrans returns");
   std::string text;
   for (absl::string_view rest = call.text(); !rest.empty();) {
     const absl::string_view character = rest.substr(0, Utf8Length(rest[0]));
@@ -381,7 +382,7 @@ Result JoinTexts(const Call& call) {
   std::string result;
   bool first = true;
   while (const Value* item = items.Next()) {
-    if (!item->is_string()) return WrongArgument(call, "texts", *item);
+    if (!item->is_string()) return WrongArgument(call, "strings", *item);
     if (!first) result += call.text();
     first = false;
     result += item->as_string();
@@ -416,7 +417,7 @@ Result Partition(const Call& call) {
   return MakeSequence(SequenceKind::kTuple, std::move(items));
 }
 
-// keys, values, items.
+// Implements keys, values and items.
 Result View(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
   const auto& entries = call.self.as_map()->entries;
@@ -445,13 +446,13 @@ Result Get(const Call& call) {
   return bound[1].value_or(Value::None());
 }
 
-// A copy of a map or a list is the value itself, which never changes.
+// Values are immutable, so a copy of a map or a list is the value itself.
 Result Copy(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
   return call.self;
 }
 
-// index and count of lists and tuples.
+// Implements index and count of lists and tuples.
 Result SearchItems(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"value"}));
   if (!bound[0]) return absl::InvalidArgumentError(absl::StrCat(call.name, " needs an argument"));

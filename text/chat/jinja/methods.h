@@ -1,10 +1,10 @@
 #pragma once
 
-// Methods of texts, maps and sequences that templates may call. Those that change a value do not
-// exist, as in jinja2's immutable sandbox.
+// Methods of strings, maps and sequences that templates may call. Methods that modify a value are
+// missing, as in jinja2's immutable sandbox.
 //
-// Place:      below the operators, which find them behind a dot.
-// Threads:    those of the rendering.
+// Place:      below the operators, which look them up.
+// Threads:    the rendering thread.
 // Source:     documentation of Python's built-in types.
 
 #include "absl/status/statusor.h"
@@ -14,14 +14,15 @@
 
 namespace quire::text::jinja {
 
-// True for methods of Python's str that are not implemented and that no other type has.
+// Returns whether `name` is a method of Python's str that is not supported and that no other type
+// has.
 inline bool IsUnsupportedMethod(absl::string_view name) {
-  return name == "encode";  // gives bytes, which templates do not have
+  return name == "encode";  // returns bytes, a type that templates lack
 }
 
 bool HasMethod(const Value& self, absl::string_view name);
 
-// REQUIRES: HasMethod(self, name). Errors: INVALID_ARGUMENT for wrong arguments.
+// Returns INVALID_ARGUMENT for wrong arguments. REQUIRES: HasMethod(self, name).
 absl::StatusOr<Value> CallMethod(const Value& self, absl::string_view name,
                                  const Arguments& arguments, Runtime& runtime);
 

@@ -1,11 +1,12 @@
 #pragma once
 
-// Values with a life of their own during one rendering: what a template can call, step through or
+// Objects of one rendering that have identity: those that a template can call, iterate over or
 // assign to.
 //
 // Place:      between the values and the interpreter.
-// Threads:    those of the rendering.
-// Lifetime:   owned by the Runtime of the rendering; the templates they point into outlive it.
+// Threads:    the rendering thread.
+// Lifetime:   the Runtime of the rendering owns them; the templates that they refer to must outlive
+//             it.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,17 +23,18 @@
 
 namespace quire::text::jinja {
 
-class Runtime;  // jinja_runtime.h
+class Runtime;  // runtime.h
 
-// Goes through what Python can iterate: elements, keys of a map, characters of a text; nothing for
-// undefined and for an Iteration over no value. What an iterator gave away is gone for everybody.
+// Iterates over anything that Python can iterate over: elements, the keys of a map, the characters
+// of a string. Undefined and a default-constructed Iteration have no elements. An iterator value is
+// consumed for all its users.
 class Iteration {
  public:
-  // INVALID_ARGUMENT for values that cannot be iterated.
+  // Returns INVALID_ARGUMENT for values that cannot be iterated over.
   static absl::StatusOr<Iteration> Over(const Value& value, Runtime& runtime);
-  // Null at the end.
+  // Returns null at the end.
   const Value* Next();
-  // All that is left.
+  // Returns the remaining elements.
   std::vector<Value> Rest();
 
  private:
@@ -40,14 +42,14 @@ class Iteration {
   std::size_t position_ = 0;
 };
 
-// Names of one block. A name is looked for here, then in the parents.
+// The names of one block. A name is looked up here and then in the parents.
 struct Scope {
   Scope* parent = nullptr;
   std::vector<std::pair<std::string, Value>> names;
-  bool captured = false;  // a macro looks names up here, so it stays
+  bool captured = false;  // a macro looks up names here, so the scope is not reused
 };
 
-// Arguments of a call.
+// The arguments of a call.
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
@@ -59,20 +61,21 @@ struct Namespace {
 
 struct Macro {
   const Stmt* definition = nullptr;
-  Scope* scope = nullptr;  // where it was defined
+  Scope* scope = nullptr;  // the scope of its definition
 };
 
-// The variable `loop`, and where its for statement stands.
+// The variable `loop` and the state of its for statement.
 struct Loop {
   const Stmt* statement = nullptr;
   Scope* outer = nullptr;
   Iteration source;
-  std::vector<Value> ahead;  // fetched already, since the template asked what comes
+  // Elements that were fetched early, because the template read loop.last or similar.
+  std::vector<Value> ahead;
   std::size_t ahead_begin = 0;
   std::int64_t index0 = -1;
   std::optional<Value> previous, current;
-  std::optional<std::vector<Value>> changed;  // arguments of the last loop.changed
-  bool escaped = false;                       // some other variable may hold it
+  std::optional<std::vector<Value>> changed;  // arguments of the previous loop.changed
+  bool escaped = false;                       // another variable may refer to it
 };
 
 struct Cycler {
@@ -99,7 +102,7 @@ struct Function {
   Builtin builtin;
 };
 
-// A method with the value it belongs to.
+// A method and the value that it belongs to.
 struct BoundMethod {
   Value self;
   std::string name;

@@ -44,7 +44,7 @@ absl::StatusOr<Value> FloatResult(double value) {
   return Value::Float(value);
 }
 
-// Rounds towards minus infinity. REQUIRES: divisor is not 0.
+// Rounds towards minus infinity. REQUIRES: right is not 0.
 absl::StatusOr<Value> FloorDivide(std::int64_t left, std::int64_t right) {
   if (left == std::numeric_limits<std::int64_t>::min() && right == -1) return Overflow();
   const std::int64_t quotient = left / right;
@@ -52,7 +52,7 @@ absl::StatusOr<Value> FloorDivide(std::int64_t left, std::int64_t right) {
   return Value::Int(rounds_up ? quotient - 1 : quotient);
 }
 
-// Has the sign of the divisor. REQUIRES: divisor is not 0.
+// The result has the sign of the divisor. REQUIRES: right is not 0.
 Value Modulo(std::int64_t left, std::int64_t right) {
   if (right == -1) return Value::Int(0);
   const std::int64_t remainder = left % right;
@@ -165,14 +165,14 @@ absl::StatusOr<Value> Join(const Value& left, const Value& right, Runtime& runti
   return MakeSequence(left.as_sequence()->kind, std::move(items));
 }
 
-// A place in a sequence of `length`, counted from its end when negative.
+// Resolves an index into a sequence of `length`; negative indices count from the end.
 std::optional<std::int64_t> Place(std::int64_t index, std::int64_t length) {
   if (index < 0) index += length;
   if (index < 0 || index >= length) return std::nullopt;
   return index;
 }
 
-// The element at an integer key, where values have one.
+// Returns the element at an integer index, or nullopt if the value has none.
 absl::StatusOr<std::optional<Value>> ElementAt(const Value& value, std::int64_t index,
                                                Runtime& runtime) {
   if (value.is_string()) {
@@ -195,7 +195,7 @@ Value NoAttribute(const Value& value, absl::string_view name) {
                                               "' has no attribute '", name.substr(0, 100), "'"));
 }
 
-// A namespace's attribute; nothing for other values.
+// Returns a namespace's attribute, or null.
 const Value* NamespaceAttribute(const Value& value, absl::string_view name) {
   if (!value.is_object()) return nullptr;
   const auto* names = std::get_if<Namespace>(&value.as_object()->data);
@@ -206,7 +206,7 @@ const Value* NamespaceAttribute(const Value& value, absl::string_view name) {
   return nullptr;
 }
 
-// Of looking for the name among attributes or keys.
+// Charges for looking up the name among attributes or keys.
 absl::Status ChargeSearch(const Value& value, absl::string_view name, Runtime& runtime) {
   QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(name.size()));
   const auto* names =
@@ -219,7 +219,7 @@ std::optional<Value> Method(const Value& value, absl::string_view name, Runtime&
   return runtime.MakeObject(BoundMethod{value, std::string(name)});
 }
 
-// Parts of a slice as CPython's PySlice_AdjustIndices makes them.
+// A resolved slice, as computed by CPython's PySlice_AdjustIndices.
 struct Range {
   std::int64_t start, stop, step;
   std::int64_t count;
@@ -239,7 +239,7 @@ absl::StatusOr<Range> ResolveSlice(const SliceParts& parts, std::int64_t length)
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> step, SlicePart(parts.step));
   Range range{.start = 0, .stop = 0, .step = step.value_or(1), .count = 0};
   if (range.step == 0) return absl::InvalidArgumentError("slice step cannot be zero");
-  // Larger steps than the length all mean one element.
+  // All steps that are larger than the length select one element.
   range.step = std::clamp(range.step, -length - 1, length + 1);
   const bool forward = range.step > 0;
   const std::int64_t low = forward ? 0 : -1;
@@ -331,8 +331,8 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item, Runtime
   QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(item));
   if (container.is_string()) {
     if (!item.is_string()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'in' a text requires a text as left operand, not '", TypeName(item), "'"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'in' a string requires a string as left operand, not '", TypeName(item), "'"));
     }
     QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(container.as_string().size()));
     return FindFirst(container.as_string(), item.as_string()) != absl::string_view::npos;
@@ -375,7 +375,7 @@ absl::StatusOr<bool> Compare(Operator op, const Value& left, const Value& right,
     default:
       break;
   }
-  // a <= b is a < b or a == b, so that NaN is in no order.
+  // a <= b is computed as a < b or a == b, so that it is false for NaN.
   const bool is_less_equal = op == Operator::kLessEqual;
   QUIRE_ASSIGN_OR_RETURN(const bool less,
                          is_less_equal ? Less(left, right, "<=") : Less(right, left, ">="));
@@ -432,7 +432,7 @@ absl::StatusOr<Value> GetSlice(const Value& value, const SliceParts& parts, Runt
   for (std::int64_t i = 0; i < range.count; ++i) {
     items.push_back(sequence.items[static_cast<std::size_t>(range.start + i * range.step)]);
   }
-  // A slice of a range prints as a list here.
+  // A slice of a range becomes a list here.
   return MakeSequence(is_range ? SequenceKind::kList : sequence.kind, std::move(items));
 }
 

@@ -1,11 +1,11 @@
 #pragma once
 
-// The operators of expressions, and what stands behind a dot or in brackets.
+// Operators of expressions, attribute access and subscripts.
 //
 // Place:      between values and the interpreter.
-// Invariants: as CPython computes; integers that leave 64 bits and texts beyond the limits of the
-//             rendering are errors.
-// Threads:    those of the rendering.
+// Invariants: results are those of CPython, but integers beyond 64 bits and texts that exceed the
+//             limits of the rendering are errors.
+// Threads:    the rendering thread.
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -15,25 +15,26 @@
 
 namespace quire::text::jinja {
 
-// Errors: INVALID_ARGUMENT for types that do not go together, and the use of undefined values.
+// All functions return INVALID_ARGUMENT for incompatible types and for undefined operands.
 
 // Arithmetic. REQUIRES: `op` is one of kAdd to kPower.
 absl::StatusOr<Value> Combine(Operator op, const Value& left, const Value& right, Runtime& runtime);
-// -value, +value.
+// -value and +value.
 absl::StatusOr<Value> Negate(const Value& value);
 absl::StatusOr<Value> Plus(const Value& value);
 
 // REQUIRES: `op` is one of kEqual to kNotIn.
 absl::StatusOr<bool> Compare(Operator op, const Value& left, const Value& right, Runtime& runtime);
-// item in container.
+// Implements `item in container`.
 absl::StatusOr<bool> Contains(const Value& container, const Value& item, Runtime& runtime);
 
-// value.name: a method or attribute first, then an item; undefined when there is neither.
+// Implements value.name: looks for a method or attribute, then for an item. Returns undefined if
+// there is neither.
 absl::StatusOr<Value> GetAttribute(const Value& value, absl::string_view name, Runtime& runtime);
-// value[key]: an item first, then a method or attribute.
+// Implements value[key]: looks for an item, then for a method or attribute.
 absl::StatusOr<Value> GetItem(const Value& value, const Value& key, Runtime& runtime);
 
-// value[start:stop:step]; none stands for a part that is not given.
+// The parts of value[start:stop:step]; none for a part that is omitted.
 struct SliceParts {
   Value start = Value::None();
   Value stop = Value::None();

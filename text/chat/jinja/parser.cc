@@ -23,7 +23,6 @@ class Parser {
   absl::StatusOr<ParsedTemplate> Run() {
     ParsedTemplate parsed;
     QUIRE_ASSIGN_OR_RETURN(parsed.body, ParseBody({}));
-    if (in_.current().type != TokenType::kEnd) return in_.Unexpected("a statement");
     for (const ExpressionParser::Unsupported& found : in_.unsupported()) {
       const absl::Status error = ErrorAt(found.position, found.problem);
       if (!found.is_conditional) return error;
@@ -48,13 +47,30 @@ class Parser {
   }
 
   absl::Status ExpectBlockEnd() {
-    if (in_.current().type != TokenType::kBlockEnd) return in_.Unexpected("'%}'");
+    if (in_.current().type != TokenType::kBlockEnd) return in_.ExpectedError("'%}'");
     in_.Advance();
     return absl::OkStatus();
   }
 
-  // Statements up to a block that begins with one of `ends` (its name is the current token then),
-  // or up to the end of the template when there are none.
+  // Returns an error if the current name closes a block, or starts a branch of one, that is not the
+  // innermost open block. `ends` are the names that the innermost open block allows.
+  absl::Status CheckNoStrayEnd(std::initializer_list<absl::string_view> ends) const {
+    if (!IsOneOf({"elif", "else", "endif", "endfor", "endset", "endmacro", "endcall", "endfilter",
+                  "endwith", "endgeneration"})) {
+      return absl::OkStatus();
+    }
+    if (ends.size() > 0) return in_.ExpectedError(QuoteClosingTag(ends));
+    return ErrorAt(in_.current().position,
+                   absl::StrCat("unexpected '", in_.current().text, "', no block is open"));
+  }
+
+  // The last of `ends` is the tag that closes the block.
+  static std::string QuoteClosingTag(std::initializer_list<absl::string_view> ends) {
+    return absl::StrCat("'", *(ends.end() - 1), "'");
+  }
+
+  // Parses statements up to a block whose name is one of `ends`, or up to the end of the template
+  // if `ends` is empty. Afterwards that name is the current token.
   absl::StatusOr<Body> ParseBody(std::initializer_list<absl::string_view> ends) {
     const Position begin = in_.current().position;
     if (++nesting_ > kMaxNesting) {
@@ -64,9 +80,7 @@ class Parser {
     for (;;) {
       const Token& token = in_.current();
       if (token.type == TokenType::kEnd) {
-        if (ends.size() > 0) {
-          return in_.Unexpected(absl::StrCat("'", *(ends.end() - 1), "'"));
-        }
+        if (ends.size() > 0) return in_.ExpectedError(QuoteClosingTag(ends));
         break;
       }
       if (token.type == TokenType::kData) {
@@ -78,6 +92,7 @@ class Parser {
       const bool is_block = token.type == TokenType::kBlockBegin;
       in_.Advance();
       if (is_block && IsOneOf(ends)) break;
+      if (is_block) QUIRE_RETURN_IF_ERROR(CheckNoStrayEnd(ends));
       QUIRE_ASSIGN_OR_RETURN(StmtPtr statement, is_block ? ParseBlock() : ParseOutput());
       body.push_back(std::move(statement));
     }
@@ -85,7 +100,7 @@ class Parser {
     return body;
   }
 
-  // A body with one possible end, and what closes it.
+  // Parses a body that only `end` closes, and the closing tag.
   absl::StatusOr<Body> ParseBodyTo(absl::string_view end) {
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
     QUIRE_ASSIGN_OR_RETURN(Body body, ParseBody({end}));
@@ -97,14 +112,14 @@ class Parser {
   Result ParseOutput() {
     StmtPtr node = Make(StmtKind::kOutput, in_.current().position);
     QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/true));
-    if (in_.current().type != TokenType::kOutputEnd) return in_.Unexpected("'}}'");
+    if (in_.current().type != TokenType::kOutputEnd) return in_.ExpectedError("'}}'");
     in_.Advance();
     return node;
   }
 
   Result ParseBlock() {
     const Position position = in_.current().position;
-    if (in_.current().type != TokenType::kName) return in_.Unexpected("the name of a statement");
+    if (in_.current().type != TokenType::kName) return in_.ExpectedError("the name of a statement");
     const std::string name = in_.current().text;
     in_.Advance();
     if (name == "if") return ParseIf(position);
@@ -116,7 +131,7 @@ class Parser {
     if (name == "with") return ParseWith(position);
     if (name == "break" || name == "continue") return ParseJump(name, position);
     if (name == "generation") {
-      // A mark of Hugging Face for training: what the assistant said. It prints its body.
+      // Hugging Face marks the assistant's text for training with this block. It prints its body.
       StmtPtr node = Make(StmtKind::kScope, position);
       QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endgeneration"));
       return node;
@@ -150,7 +165,7 @@ class Parser {
   Result ParseFor(Position position) {
     StmtPtr node = Make(StmtKind::kFor, position);
     QUIRE_ASSIGN_OR_RETURN(node->target, in_.ParseTarget(/*with_attributes=*/false));
-    if (!in_.SkipName("in")) return in_.Unexpected("'in'");
+    if (!in_.SkipName("in")) return in_.ExpectedError("'in'");
     QUIRE_ASSIGN_OR_RETURN(node->expr, in_.ParseTuple(/*with_conditional=*/false));
     if (in_.SkipName("if")) {
       QUIRE_ASSIGN_OR_RETURN(node->condition, in_.ParseExpression());
@@ -198,14 +213,14 @@ class Parser {
       if (in_.SkipOperator("=")) {
         QUIRE_ASSIGN_OR_RETURN(parameter.default_value, in_.ParseExpression());
       } else if (!macro->parameters.empty() && macro->parameters.back().default_value != nullptr) {
-        return in_.Unexpected("a default value, as the parameter before has one");
+        return in_.ExpectedError("a default value, because the previous parameter has one");
       }
       macro->parameters.push_back(std::move(parameter));
     }
     return in_.ExpectOperator(")");
   }
 
-  // The body of a macro, in which loops around it do not count.
+  // Parses the body of a macro. break and continue cannot leave it for a loop outside.
   absl::Status ParseMacroBody(absl::string_view end, Stmt* macro) {
     const int loops = std::exchange(loops_, 0);
     std::vector<std::string> outer;
@@ -265,7 +280,8 @@ class Parser {
   }
 
   Result ParseJump(absl::string_view name, Position position) {
-    if (loops_ == 0) return ErrorAt(position, absl::StrCat("'", name, "' stands outside of loops"));
+    if (loops_ == 0)
+      return ErrorAt(position, absl::StrCat("'", name, "' is only allowed inside a loop"));
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
     return Make(name == "break" ? StmtKind::kBreak : StmtKind::kContinue, position);
   }

@@ -1,15 +1,14 @@
 #pragma once
 
-// Template text to its syntax tree.
+// Parses template text to a syntax tree.
 //
 // Place:      between lexer and interpreter.
-// Invariants: what parses is inside the subset of docs/tokenizers.md; everything else is refused
-//             here, with line and column. Statements nest up to kMaxNesting deep, for statements up
-//             to kMaxLoops, expressions up to kMaxExpressionDepth, so every walk of the tree is
-//             bounded.
-// Threads:    pure.
-// Source:     documentation of jinja2 3.1, "Template Designer Documentation"; precedence of
-//             operators by experiment.
+// Invariants: accepts the subset of Jinja in docs/tokenizers.md and rejects everything else with
+//             line and column. Statements nest at most kMaxNesting deep, loops kMaxLoops and
+//             expressions kMaxExpressionDepth, so every traversal of the tree is bounded.
+// Threads:    pure functions.
+// Source:     documentation of jinja2 3.1, "Template Designer Documentation"; operator precedence
+//             as observed.
 
 #include <cstddef>
 #include <string>
@@ -28,12 +27,12 @@ inline constexpr int kMaxExpressionDepth = 200;
 
 struct ParsedTemplate {
   Body body;
-  // "line 3, column 7: the filter 'x' is not supported", for filters, tests and methods in branches
-  // of `if`. Executing one is an error of the rendering.
+  // Unsupported filters, tests and methods in branches of `if`: "line 3, column 7: the filter 'x'
+  // is not supported". Executing one fails the rendering.
   std::vector<std::string> warnings;
 };
 
-// Errors: INVALID_ARGUMENT "line 3, column 7: ...". REQUIRES: `source` is UTF-8.
+// Returns INVALID_ARGUMENT "line 3, column 7: ..." on errors. REQUIRES: `source` is UTF-8.
 absl::StatusOr<ParsedTemplate> Parse(absl::string_view source);
 
 }  // namespace quire::text::jinja

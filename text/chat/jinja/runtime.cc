@@ -11,13 +11,13 @@ namespace quire::text::jinja {
 absl::Status Runtime::Charge(std::int64_t steps) {
   steps_ += steps;
   if (steps_ <= limits_.max_steps) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the rendering takes more than ", limits_.max_steps, " steps (chat.max_render_steps)"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the rendering exceeds ", limits_.max_steps, " steps (chat.max_render_steps)"));
 }
 
 absl::Status Runtime::ChargeText(std::size_t bytes) {
   if (bytes > static_cast<std::size_t>(limits_.max_bytes)) {
-    return absl::ResourceExhaustedError(absl::StrCat("the rendering makes a text of more than ",
+    return absl::ResourceExhaustedError(absl::StrCat("the rendering creates a text of more than ",
                                                      limits_.max_bytes,
                                                      " bytes (chat.max_render_bytes)"));
   }
@@ -34,7 +34,7 @@ absl::StatusOr<std::string> Runtime::Print(const Value& value) {
   QUIRE_RETURN_IF_ERROR(ChargeWalk(value));
   QUIRE_ASSIGN_OR_RETURN(std::string text,
                          ToText(value, static_cast<std::size_t>(limits_.max_bytes)));
-  // Objects weigh nothing, so what they print as is charged here.
+  // ChargeWalk does not count objects, so their text is charged here.
   if (!value.is_string()) QUIRE_RETURN_IF_ERROR(ChargeBytes(text.size()));
   return text;
 }

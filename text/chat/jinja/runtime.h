@@ -1,17 +1,16 @@
 #pragma once
 
-// What one rendering may use up, and what belongs to it alone.
+// The resource limits of one rendering, and the objects that it owns.
 //
 // Place:      below interpreter, filters, tests and methods of the template engine, which charge
 //             their work here.
-// Invariants: a step is a statement, a call, a filter, a test, an element that is handled or made,
-//             kEvalsPerStep expressions or kNamesPerStep names that are compared; every
-//             kBytesPerStep bytes of text that are read, made or used as a key count one too. What
-//             searches or prints takes time linear in what it charges. So time and memory of a
-//             rendering are bounded by max_steps and max_bytes, whatever the template does; what
-//             its variables take is bounded by the caller that makes them.
+// Invariants: one step is a statement, a call, a filter, a test, or an element that is processed or
+//             created. So are kEvalsPerStep expressions, kNamesPerStep compared names, and
+//             kBytesPerStep bytes of text that are read, created or used as a key. The time of a
+//             search or a print is linear in its charge. max_steps and max_bytes therefore bound
+//             the time and memory of every rendering. The caller bounds the size of the variables.
 // Threads:    one.
-// Lifetime:   of the rendering; owns its objects.
+// Lifetime:   one rendering; owns its objects.
 
 #include <cstddef>
 #include <cstdint>
@@ -47,36 +46,36 @@ class Runtime {
   const RenderLimits& limits() const { return limits_; }
   absl::Time now() const { return now_; }
 
-  // INVALID_ARGUMENT once the rendering has used up its steps.
+  // Returns INVALID_ARGUMENT once the rendering has used up its steps.
   absl::Status Charge(std::int64_t steps);
   absl::Status ChargeBytes(std::size_t bytes) {
     return Charge(static_cast<std::int64_t>(bytes) / kBytesPerStep);
   }
-  // Text about to be made. RESOURCE_EXHAUSTED when it is longer than max_bytes; then nothing may be
-  // allocated.
+  // Charges for a text before it is created. Returns RESOURCE_EXHAUSTED if it is longer than
+  // max_bytes; the caller must then not allocate it.
   absl::Status ChargeText(std::size_t bytes);
-  // Of a walk through all of the value.
+  // Charges for a traversal of the whole value.
   absl::Status ChargeWalk(const Value& value) { return Charge(WeightOf(value)); }
 
-  // Of writing the key out, as HashKey does: parts of tuples once for each level around them.
+  // Charges for HashKey, which writes the parts of tuples once per nesting level.
   absl::Status ChargeKey(const Value& key);
-  // Of a search through so many names.
+  // Charges for a search through `names` names.
   absl::Status ChargeNames(std::size_t names) {
     return Charge(static_cast<std::int64_t>(names) / kNamesPerStep);
   }
-  // str(value), charged. Errors: those of ToText.
+  // Returns str(value) and charges for it. Errors are those of ToText.
   absl::StatusOr<std::string> Print(const Value& value);
-  // repr(value), charged.
+  // Returns repr(value) and charges for it.
   absl::StatusOr<std::string> PrintRepr(const Value& value);
 
-  // Never null.
+  // Creates an object that this Runtime owns.
   template <typename T>
   Value MakeObject(T data) {
     objects_.push_back(std::make_unique<Object>(Object{std::move(data)}));
     return Value::Of(objects_.back().get());
   }
 
-  // Keeps an object that a value may still name.
+  // Takes ownership of an object that a value may still refer to.
   void Adopt(std::unique_ptr<Object> object) { objects_.push_back(std::move(object)); }
 
  private:
@@ -86,9 +85,9 @@ class Runtime {
   std::vector<std::unique_ptr<Object>> objects_;
 };
 
-// Arguments by name. `names` are those of the parameters; the result has as many entries, absent
-// where the call gave none. INVALID_ARGUMENT, naming `callee`, for unknown, double and surplus
-// arguments.
+// Assigns arguments to the parameters `names`. The result has one entry per parameter, nullopt
+// where the call passed no argument. Returns INVALID_ARGUMENT, with `callee`, for unknown,
+// duplicate and surplus arguments.
 absl::StatusOr<std::vector<std::optional<Value>>> BindArguments(
     absl::string_view callee, const Arguments& arguments,
     const std::vector<absl::string_view>& names);

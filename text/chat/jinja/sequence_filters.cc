@@ -20,7 +20,7 @@ namespace {
 using Result = absl::StatusOr<Value>;
 using Bound = std::vector<std::optional<Value>>;
 
-// Elements that are there already cost a step each.
+// Returns the elements of a value and charges one step for each.
 absl::StatusOr<std::vector<Value>> Elements(Runtime& runtime, const Value& value) {
   QUIRE_ASSIGN_OR_RETURN(Iteration iteration, Iteration::Over(value, runtime));
   std::vector<Value> items = iteration.Rest();
@@ -32,7 +32,7 @@ Result Iterator(std::vector<Value> items) {
   return MakeSequence(SequenceKind::kIterator, std::move(items));
 }
 
-// item.a.0.b for the attribute "a.0.b"; the item itself without one.
+// Returns item.a.0.b for the attribute "a.0.b", or the item itself without an attribute.
 Result Attribute(Runtime& runtime, const Value& item, const std::optional<Value>& attribute,
                  const std::optional<Value>& absent = std::nullopt) {
   if (!attribute || attribute->is_none()) return item;
@@ -51,7 +51,8 @@ Result Attribute(Runtime& runtime, const Value& item, const std::optional<Value>
   return value;
 }
 
-// What sort, unique, min and max compare: texts without case unless asked.
+// Returns the key that sort, unique, min and max compare. Strings are lower-cased unless
+// `case_sensitive`.
 Result SortKey(Runtime& runtime, const Value& item, const std::optional<Value>& attribute,
                bool case_sensitive) {
   QUIRE_ASSIGN_OR_RETURN(const Value key, Attribute(runtime, item, attribute));
@@ -60,15 +61,15 @@ Result SortKey(Runtime& runtime, const Value& item, const std::optional<Value>& 
   return Value::String(ToLower(key.as_string()));
 }
 
-struct Keyed {
+struct KeyedItem {
   Value key;
   Value item;
 };
 
-absl::StatusOr<std::vector<Keyed>> KeyAll(Runtime& runtime, std::vector<Value> items,
-                                          const std::optional<Value>& attribute,
-                                          bool case_sensitive) {
-  std::vector<Keyed> keyed;
+absl::StatusOr<std::vector<KeyedItem>> KeyAll(Runtime& runtime, std::vector<Value> items,
+                                              const std::optional<Value>& attribute,
+                                              bool case_sensitive) {
+  std::vector<KeyedItem> keyed;
   keyed.reserve(items.size());
   for (Value& item : items) {
     QUIRE_ASSIGN_OR_RETURN(Value key, SortKey(runtime, item, attribute, case_sensitive));
@@ -77,16 +78,16 @@ absl::StatusOr<std::vector<Keyed>> KeyAll(Runtime& runtime, std::vector<Value> i
   return keyed;
 }
 
-// Stable. Comparing n elements takes n log n steps, and the weight of each.
-absl::Status SortKeyed(Runtime& runtime, bool reverse, std::vector<Keyed>* keyed) {
+// Sorts stably. Charges n log n steps for n elements, times the weight of each.
+absl::Status SortKeyed(Runtime& runtime, bool reverse, std::vector<KeyedItem>* keyed) {
   std::int64_t rounds = 1;
   for (std::size_t n = keyed->size(); n > 1; n /= 2) ++rounds;
-  for (const Keyed& entry : *keyed) {
+  for (const KeyedItem& entry : *keyed) {
     QUIRE_RETURN_IF_ERROR(runtime.Charge(
         rounds * std::min<std::int64_t>(WeightOf(entry.key), runtime.limits().max_steps)));
   }
   absl::Status failure;
-  std::stable_sort(keyed->begin(), keyed->end(), [&](const Keyed& a, const Keyed& b) {
+  std::stable_sort(keyed->begin(), keyed->end(), [&](const KeyedItem& a, const KeyedItem& b) {
     const absl::StatusOr<bool> less = reverse ? Less(b.key, a.key, "<") : Less(a.key, b.key, "<");
     failure.Update(less.status());
     return less.ok() && *less;
@@ -94,13 +95,12 @@ absl::Status SortKeyed(Runtime& runtime, bool reverse, std::vector<Keyed>* keyed
   return failure;
 }
 
-bool Given(const std::optional<Value>& value) {
+bool IsGiven(const std::optional<Value>& value) {
   return value && IsTrue(*value);
 }
 
-// The list of the values of several attributes, "a,b"; without attributes that of the item alone.
-// Lists are compared by their first different elements, so undefined values that are all equal are
-// not compared.
+// Returns a list with the values of several attributes, "a,b", or with the item itself without
+// attributes. Comparing lists skips equal elements, so undefined values only fail if they differ.
 Result SortKeys(Runtime& runtime, const Value& item, const std::optional<Value>& attribute,
                 bool case_sensitive) {
   std::vector<std::optional<Value>> attributes = {attribute};
@@ -123,15 +123,15 @@ Result Sort(Runtime& runtime, const Value& value, const Arguments& arguments) {
       const Bound bound,
       BindArguments("sort", arguments, {"reverse", "case_sensitive", "attribute"}));
   QUIRE_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(runtime, value));
-  std::vector<Keyed> keyed;
+  std::vector<KeyedItem> keyed;
   keyed.reserve(items.size());
   for (Value& item : items) {
-    QUIRE_ASSIGN_OR_RETURN(Value key, SortKeys(runtime, item, bound[2], Given(bound[1])));
+    QUIRE_ASSIGN_OR_RETURN(Value key, SortKeys(runtime, item, bound[2], IsGiven(bound[1])));
     keyed.push_back({std::move(key), std::move(item)});
   }
-  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, Given(bound[0]), &keyed));
+  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsGiven(bound[0]), &keyed));
   std::vector<Value> sorted;
-  for (Keyed& entry : keyed) sorted.push_back(std::move(entry.item));
+  for (KeyedItem& entry : keyed) sorted.push_back(std::move(entry.item));
   return MakeList(std::move(sorted));
 }
 
@@ -143,16 +143,16 @@ Result DictSort(Runtime& runtime, const Value& value, const Arguments& arguments
   if (by != "key" && by != "value") {
     return absl::InvalidArgumentError("dictsort sorts by 'key' or 'value'");
   }
-  std::vector<Keyed> keyed;
+  std::vector<KeyedItem> keyed;
   for (const auto& [key, entry] : value.as_map()->entries) {
     QUIRE_ASSIGN_OR_RETURN(Value pair, MakeSequence(SequenceKind::kTuple, {key, entry}));
-    QUIRE_ASSIGN_OR_RETURN(
-        Value sort_key, SortKey(runtime, by == "key" ? key : entry, std::nullopt, Given(bound[0])));
+    QUIRE_ASSIGN_OR_RETURN(Value sort_key, SortKey(runtime, by == "key" ? key : entry, std::nullopt,
+                                                   IsGiven(bound[0])));
     keyed.push_back({std::move(sort_key), std::move(pair)});
   }
-  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, Given(bound[2]), &keyed));
+  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsGiven(bound[2]), &keyed));
   std::vector<Value> sorted;
-  for (Keyed& entry : keyed) sorted.push_back(std::move(entry.item));
+  for (KeyedItem& entry : keyed) sorted.push_back(std::move(entry.item));
   return MakeList(std::move(sorted));
 }
 
@@ -163,7 +163,7 @@ Result Unique(Runtime& runtime, const Value& value, const Arguments& arguments) 
   absl::flat_hash_set<std::string> seen;
   std::vector<Value> kept;
   for (Value& item : items) {
-    QUIRE_ASSIGN_OR_RETURN(const Value key, SortKey(runtime, item, bound[1], Given(bound[0])));
+    QUIRE_ASSIGN_OR_RETURN(const Value key, SortKey(runtime, item, bound[1], IsGiven(bound[0])));
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(key));
     QUIRE_RETURN_IF_ERROR(runtime.ChargeKey(key));
     QUIRE_ASSIGN_OR_RETURN(std::string hash, HashKey(key));
@@ -180,8 +180,8 @@ Result Extreme(Runtime& runtime, const Value& value, const Arguments& arguments)
   if (items.empty()) {
     return Value::UndefinedBecause("No aggregated item, sequence was empty.");
   }
-  QUIRE_ASSIGN_OR_RETURN(std::vector<Keyed> keyed,
-                         KeyAll(runtime, std::move(items), bound[1], Given(bound[0])));
+  QUIRE_ASSIGN_OR_RETURN(std::vector<KeyedItem> keyed,
+                         KeyAll(runtime, std::move(items), bound[1], IsGiven(bound[0])));
   std::size_t best = 0;
   for (std::size_t i = 1; i < keyed.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(keyed[i].key));
@@ -197,7 +197,8 @@ Result Sum(Runtime& runtime, const Value& value, const Arguments& arguments) {
                          BindArguments("sum", arguments, {"attribute", "start"}));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Value> items, Elements(runtime, value));
   Value sum = bound[1].value_or(Value::Int(0));
-  if (sum.is_string()) return absl::InvalidArgumentError("sum cannot add texts; use join");
+  if (sum.is_string())
+    return absl::InvalidArgumentError("sum cannot add strings; use the filter join");
   for (const Value& item : items) {
     QUIRE_ASSIGN_OR_RETURN(const Value part, Attribute(runtime, item, bound[0]));
     QUIRE_ASSIGN_OR_RETURN(sum, Combine(Operator::kAdd, sum, part, runtime));
@@ -258,7 +259,8 @@ bool IsOneShot(const Value& value) {
 Result Last(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("last", arguments, {}).status());
   if (IsOneShot(value)) {
-    return absl::InvalidArgumentError("an iterator has no last item; use the filter list");
+    return absl::InvalidArgumentError(
+        "last is not defined for an iterator; apply the filter list first");
   }
   QUIRE_ASSIGN_OR_RETURN(Iteration items, Iteration::Over(value, runtime));
   const Value* last = nullptr;
@@ -278,17 +280,18 @@ Result Reverse(Runtime& runtime, const Value& value, const Arguments& arguments)
   return Value::String(std::move(text));
 }
 
-// The truth of `value` under a test that has a name, or its own.
-absl::StatusOr<bool> Passes(Runtime& runtime, const Value& value, const Arguments& rest) {
+// Returns whether `value` passes the named test, or whether it is true if there is no name.
+absl::StatusOr<bool> PassesTest(Runtime& runtime, const Value& value, const Arguments& rest) {
   QUIRE_RETURN_IF_ERROR(runtime.Charge(1));
   if (rest.positional.empty()) {
-    if (!rest.named.empty()) return absl::InvalidArgumentError("a test needs a name");
+    if (!rest.named.empty())
+      return absl::InvalidArgumentError("named arguments need the name of a test before them");
     return IsTrue(value);
   }
   const Value& name = rest.positional.front();
   const TestRow* test = name.is_string() ? FindTest(name.as_string()) : nullptr;
   if (test == nullptr) {
-    if (!name.is_string()) return absl::InvalidArgumentError("the name of a test must be a text");
+    if (!name.is_string()) return absl::InvalidArgumentError("the name of a test must be a string");
     return absl::UnimplementedError(
         absl::StrCat("the test '", name.as_string(), "' is not supported"));
   }
@@ -297,10 +300,11 @@ absl::StatusOr<bool> Passes(Runtime& runtime, const Value& value, const Argument
   return test->run(runtime, value, arguments);
 }
 
-// select, reject, selectattr, rejectattr.
+// Implements select, reject, selectattr and rejectattr.
 template <bool keeps, bool by_attribute>
 Result Filter(Runtime& runtime, const Value& value, const Arguments& arguments) {
-  if (!IsTrue(value)) return Iterator({});  // as jinja2: none, undefined, 0 and "" have no elements
+  // In jinja2, none, undefined, 0 and "" have no elements here.
+  if (!IsTrue(value)) return Iterator({});
   Arguments rest = arguments;
   std::optional<Value> attribute;
   if (by_attribute) {
@@ -314,13 +318,13 @@ Result Filter(Runtime& runtime, const Value& value, const Arguments& arguments) 
   std::vector<Value> kept;
   for (Value& item : items) {
     QUIRE_ASSIGN_OR_RETURN(const Value tested, Attribute(runtime, item, attribute));
-    QUIRE_ASSIGN_OR_RETURN(const bool passes, Passes(runtime, tested, rest));
+    QUIRE_ASSIGN_OR_RETURN(const bool passes, PassesTest(runtime, tested, rest));
     if (passes == keeps) kept.push_back(std::move(item));
   }
   return Iterator(std::move(kept));
 }
 
-// map('filter', ...), map(attribute='a', default=...).
+// Implements map('filter', ...) and map(attribute='a', default=...).
 Result MapOver(Runtime& runtime, const Value& value, const Arguments& arguments) {
   if (!IsTrue(value)) return Iterator({});
   QUIRE_ASSIGN_OR_RETURN(std::vector<Value> items, Elements(runtime, value));
@@ -335,8 +339,9 @@ Result MapOver(Runtime& runtime, const Value& value, const Arguments& arguments)
   }
   const Value& name = arguments.positional.front();
   const FilterRow* filter = name.is_string() ? FindFilter(name.as_string()) : nullptr;
-  if (items.empty()) return Iterator({});  // jinja2 looks the filter up for each element
-  if (!name.is_string()) return absl::InvalidArgumentError("the name of a filter must be a text");
+  // Jinja2 looks up the filter per element, so an empty input gives no error.
+  if (items.empty()) return Iterator({});
+  if (!name.is_string()) return absl::InvalidArgumentError("the name of a filter must be a string");
   if (filter == nullptr) {
     return absl::UnimplementedError(
         absl::StrCat("the filter '", name.as_string(), "' is not supported"));

@@ -1,8 +1,8 @@
 #pragma once
 
-// Filters that go through the elements of a value.
+// Filters that iterate over the elements of a value.
 //
-// Place:      part of jinja_filters.h, which finds them by name.
+// Place:      part of filters.h, which finds them by name.
 // Threads:    the table is constant.
 
 #include <span>

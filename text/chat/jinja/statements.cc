@@ -45,7 +45,7 @@ absl::StatusOr<std::string> Machine::Capture(const Body& body) {
 
 absl::StatusOr<Machine::Flow> Machine::Exec(const Body& body) {
   if (++depth_ > kMaxStackDepth) {
-    return absl::InvalidArgumentError("the template recurses too deep");
+    return absl::InvalidArgumentError("the template recurses too deeply");
   }
   Flow flow = Flow::kNext;
   for (const auto& stmt : body) {
@@ -124,7 +124,7 @@ absl::StatusOr<bool> Machine::FetchFromSource(Loop& loop, Value* item) {
     QUIRE_RETURN_IF_ERROR(runtime_.Charge(1));
     *item = *candidate;
     if (loop.statement->condition == nullptr) return true;
-    // The condition sees the element and what is around the loop, not the loop.
+    // The condition can use the element and names outside the loop, but not `loop`.
     Scope* const back = OpenScope(loop.outer);
     const auto cleanup = absl::MakeCleanup([&] { CloseScope(back); });
     QUIRE_RETURN_IF_ERROR(AssignTo(loop.statement->target, *item));
@@ -171,7 +171,7 @@ absl::StatusOr<Machine::Flow> Machine::ExecFor(const Stmt& stmt) {
   loop.source = std::move(source);
   absl::StatusOr<Flow> flow = RunLoop(stmt, Value::Of(object.get()), loop);
   if (loop.escaped) {
-    // A value that holds it may ask for its attributes, not for further elements.
+    // Values that still refer to it can read its attributes, but not fetch elements.
     loop.outer = nullptr;
     loop.source = Iteration();
     runtime_.Adopt(std::move(object));
@@ -181,7 +181,7 @@ absl::StatusOr<Machine::Flow> Machine::ExecFor(const Stmt& stmt) {
 
 absl::StatusOr<Machine::Flow> Machine::RunLoop(const Stmt& stmt, const Value& loop_value,
                                                Loop& loop) {
-  bool completed = false;  // some element's body ran to its end, which is what else asks
+  bool completed = false;  // the body was completed for some element; otherwise the else body runs
   for (;;) {
     Value item;
     QUIRE_ASSIGN_OR_RETURN(const bool found, Fetch(loop, &item));
@@ -245,9 +245,9 @@ absl::Status Machine::AssignTo(const Target& target, Value value) {
     return absl::InvalidArgumentError("cannot assign attribute on non-namespace object");
   }
   QUIRE_RETURN_IF_ERROR(runtime_.ChargeNames(names->attributes.size()));
-  for (auto& [name, held] : names->attributes) {
+  for (auto& [name, value_slot] : names->attributes) {
     if (name != target.attribute) continue;
-    held = std::move(value);
+    value_slot = std::move(value);
     return absl::OkStatus();
   }
   names->attributes.emplace_back(target.attribute, std::move(value));
@@ -291,7 +291,7 @@ absl::Status Machine::ExecCallBlock(const Stmt& stmt) {
 absl::StatusOr<Value> Machine::CallMacro(const Macro& macro, const Arguments& arguments) {
   if (macro_depth_ >= kMaxMacroDepth) {
     return absl::InvalidArgumentError(
-        absl::StrCat("macros call each other more than ", kMaxMacroDepth, " deep"));
+        absl::StrCat("macro calls are nested more than ", kMaxMacroDepth, " deep"));
   }
   ++macro_depth_;
   Scope* const back = OpenScope(macro.scope);
@@ -304,7 +304,7 @@ absl::StatusOr<Value> Machine::CallMacro(const Macro& macro, const Arguments& ar
   return Value::String(std::move(text));
 }
 
-// Sets the parameters in the scope that is open.
+// Sets the parameters in the current scope.
 absl::Status Machine::BindMacro(const Macro& macro, const Arguments& arguments) {
   const Stmt& definition = *macro.definition;
   for (std::size_t i = 0; i < definition.parameters.size(); ++i) {
@@ -331,7 +331,7 @@ absl::Status Machine::BindMacro(const Macro& macro, const Arguments& arguments) 
   return BindSurplus(definition, arguments);
 }
 
-// varargs, kwargs and caller, where the macro names them; else what no parameter takes is an error.
+// Sets varargs, kwargs and caller if the macro uses them. Any other surplus argument is an error.
 absl::Status Machine::BindSurplus(const Stmt& macro, const Arguments& arguments) {
   const std::size_t count = macro.parameters.size();
   std::vector<Value> surplus;
@@ -340,7 +340,7 @@ absl::Status Machine::BindSurplus(const Stmt& macro, const Arguments& arguments)
   }
   if (!surplus.empty() && !macro.uses_varargs) {
     return absl::InvalidArgumentError(
-        absl::StrCat("macro '", macro.text, "' takes not more than ", count, " arguments"));
+        absl::StrCat("macro '", macro.text, "' takes at most ", count, " arguments"));
   }
   MapBuilder named;
   Value caller = Value::UndefinedBecause("No caller defined");

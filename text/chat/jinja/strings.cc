@@ -13,7 +13,7 @@ namespace quire::text::jinja {
 namespace {
 
 constexpr std::size_t kAll = absl::string_view::npos;
-// A part this short is looked for at every place.
+// Maximum size for which FindLast uses a quadratic search.
 constexpr std::size_t kShortPart = 16;
 
 void AppendEscape(char32_t c, std::string& out) {
@@ -27,13 +27,13 @@ void AppendEscape(char32_t c, std::string& out) {
   }
 }
 
-// Boundaries of str.splitlines but "\r\n".
+// Returns whether str.splitlines ends a line at `c`. It also treats "\r\n" as one line end.
 bool EndsLine(char32_t c) {
   return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
          c == 0x2029;
 }
 
-// Calls `use` with every character.
+// Calls `use` for every character.
 template <typename Use>
 void ForEachChar(absl::string_view text, Use use) {
   for (std::size_t i = 0; i < text.size();) {
@@ -158,7 +158,8 @@ std::size_t FindLast(absl::string_view text, absl::string_view part) {
   const std::size_t size = part.size();
   if (size > text.size()) return kAll;
   if (size <= kShortPart) return text.rfind(part);
-  // Both are read backwards; borders[i] is the longest proper border of the last i + 1 bytes.
+  // Both are read backwards. borders[i] is the length of the longest proper border of the last i +
+  // 1 bytes of `part`.
   const auto back = [&part, size](std::size_t i) { return part[size - 1 - i]; };
   std::vector<std::size_t> borders(size, 0);
   for (std::size_t i = 1, length = 0; i < size; ++i) {
@@ -251,7 +252,7 @@ std::string ReplaceText(absl::string_view text, absl::string_view from, absl::st
                         std::int64_t count) {
   std::string out;
   if (from.empty()) {
-    // In front of every character, and at the end.
+    // Inserts `to` before every character and at the end.
     for (const absl::string_view character : Characters(text)) {
       if (count != 0) out.append(to.data(), to.size());
       if (count > 0) --count;

@@ -1,12 +1,12 @@
 #pragma once
 
-// Texts as Python sees them: sequences of characters, with its notion of white space and lines.
+// Strings with Python's semantics: sequences of characters, and Python's white space and line ends.
 //
 // Place:      below values and methods of the template engine.
-// Invariants: arguments and results are UTF-8; places and counts are in characters.
-// Threads:    pure.
-// Source:     documentation of Python's str type; the search of Knuth, Morris and Pratt.
-//             Character data are those of characters.h.
+// Invariants: arguments and results are UTF-8; indices and counts are in characters.
+// Threads:    pure functions.
+// Source:     documentation of Python's str type; the Knuth-Morris-Pratt search. characters.h has
+//             the character data.
 
 #include <cstdint>
 #include <optional>
@@ -17,47 +17,48 @@
 
 namespace quire::text::jinja {
 
-// str.isspace of one character: White_Space and U+001C to U+001F.
+// Implements str.isspace for one character: White_Space and U+001C to U+001F.
 bool IsPythonSpace(char32_t c);
 
 // Appends repr(text).
 void AppendStringRepr(absl::string_view text, std::string& out);
-// Returns ascii of a value whose repr is given: the characters outside of ASCII are escaped.
+// Implements Python's ascii(): escapes the non-ASCII characters of a repr.
 std::string EscapeNonAscii(absl::string_view repr);
 
 enum class Side : std::uint8_t { kLeft, kRight, kBoth };
-// strip, lstrip, rstrip; `chars` absent: white space.
+// Implements strip, lstrip and rstrip. If `chars` is nullopt, strips white space.
 absl::string_view StripChars(absl::string_view text, Side side,
                              std::optional<absl::string_view> chars);
 
-// Where `part` begins in `text`, first and last, in bytes; npos when it is not there. Linear in
-// both, whatever they are, which std::string_view does not promise.
+// Return the byte offset of the first or last `part` in `text`; npos if there is none. They are
+// linear in the size of both for any input, which std::string_view does not guarantee.
 std::size_t FindFirst(absl::string_view text, absl::string_view part, std::size_t from = 0);
 std::size_t FindLast(absl::string_view text, absl::string_view part);
 
-// str.split or rsplit. `separator` absent: runs of white space; REQUIRES: it is not empty.
-// `max_splits` < 0: no limit.
+// Implements str.split and rsplit. If `separator` is nullopt, splits at runs of white space.
+// `max_splits` < 0: no limit. REQUIRES: `separator` is not empty.
 std::vector<std::string> SplitText(absl::string_view text,
                                    std::optional<absl::string_view> separator,
                                    std::int64_t max_splits, bool from_right);
-// At least as many as SplitText (without limit) and SplitTextLines give; they need no memory.
+// Return upper bounds of the results of SplitText (without limit) and SplitTextLines, without
+// allocating.
 std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator);
 std::int64_t CountLines(absl::string_view text);
 std::vector<std::string> SplitTextLines(absl::string_view text, bool keep_ends);
 
-// str.replace; `count` < 0: all.
+// Implements str.replace; `count` < 0 replaces all.
 std::string ReplaceText(absl::string_view text, absl::string_view from, absl::string_view to,
                         std::int64_t count);
 
 std::string ToLower(absl::string_view text);
 std::string ToUpper(absl::string_view text);
 std::string Capitalize(absl::string_view text);
-// str.title.
+// Implements str.title.
 std::string TitleCase(absl::string_view text);
 std::string SwapCase(absl::string_view text);
 std::string CaseFold(absl::string_view text);
 
-// str.islower and so on; false for empty texts, except kAscii and kPrintable.
+// The classes of str.islower and so on. Empty strings have only the classes kAscii and kPrintable.
 enum class CharClass : std::uint8_t {
   kSpace,
   kAlpha,
@@ -71,15 +72,15 @@ enum class CharClass : std::uint8_t {
   kUpper
 };
 bool AllOfClass(absl::string_view text, CharClass wanted);
-// str.istitle and str.isidentifier.
+// Implement str.istitle and str.isidentifier.
 bool IsTitleCase(absl::string_view text);
 bool IsIdentifier(absl::string_view text);
 
-// str.expandtabs. Each tab adds at most max(tab_size, 0) characters.
+// Implements str.expandtabs. Each tab adds at most max(tab_size, 0) characters.
 std::string ExpandTabs(absl::string_view text, std::int64_t tab_size);
 
-// The character at `index` (from 0), and the text from character `begin` to `end`. REQUIRES: within
-// the text.
+// Return the character at `index`, counted from 0, and the characters from `begin` to `end`.
+// REQUIRES: all indices are within the text.
 absl::string_view CharAt(absl::string_view text, std::int64_t index);
 absl::string_view CharRange(absl::string_view text, std::int64_t begin, std::int64_t end);
 std::vector<absl::string_view> Characters(absl::string_view text);

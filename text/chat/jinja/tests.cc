@@ -21,15 +21,15 @@ absl::StatusOr<Value> OneArgument(const Arguments& arguments) {
   return *bound[0];
 }
 
-// A test of what kind of value it is.
+// A test of the type of a value.
 template <bool (*is)(const Value&)>
-Answer OfValue(Runtime&, const Value& value, const Arguments& arguments) {
+Answer TestValue(Runtime&, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
   return is(value);
 }
 
 template <Operator op>
-Answer Compared(Runtime& runtime, const Value& value, const Arguments& arguments) {
+Answer TestComparison(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Value other, OneArgument(arguments));
   return Compare(op, value, other, runtime);
 }
@@ -49,7 +49,7 @@ bool IsIndexable(const Value& value) {
 }
 
 bool IsCallable(const Value& value) {
-  if (value.is_undefined()) return true;  // calling it says what is undefined
+  if (value.is_undefined()) return true;  // calling it reports what is undefined
   return value.is_object() && !std::holds_alternative<Namespace>(value.as_object()->data) &&
          !std::holds_alternative<Cycler>(value.as_object()->data);
 }
@@ -61,7 +61,7 @@ Answer TextOfClass(Runtime& runtime, const Value& value, const Arguments& argume
   return AllOfClass(text, wanted);
 }
 
-// The same value: of containers and objects the same one, not an equal one.
+// Tests identity: containers and objects must be the same one, not just equal.
 Answer SameAs(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Value other, OneArgument(arguments));
   if (value.kind() != other.kind()) return false;
@@ -128,44 +128,44 @@ bool IsFalseValue(const Value& value) {
 }
 
 constexpr TestRow kTests[] = {
-    {"defined", OfValue<IsDefined>},
-    {"undefined", OfValue<IsUndefined>},
-    {"none", OfValue<IsNoneValue>},
-    {"string", OfValue<IsText>},
-    {"mapping", OfValue<IsMapping>},
-    {"iterable", OfValue<IsIterable>},
-    {"sequence", OfValue<IsIndexable>},
-    {"number", OfValue<IsNumber>},
-    {"integer", OfValue<IsInteger>},
-    {"float", OfValue<IsFloat>},
-    {"boolean", OfValue<IsBoolean>},
-    {"true", OfValue<IsTrueValue>},
-    {"false", OfValue<IsFalseValue>},
-    {"callable", OfValue<IsCallable>},
-    {"filter", OfValue<NameIsFilter>},
-    {"test", OfValue<NameIsTest>},
+    {"defined", TestValue<IsDefined>},
+    {"undefined", TestValue<IsUndefined>},
+    {"none", TestValue<IsNoneValue>},
+    {"string", TestValue<IsText>},
+    {"mapping", TestValue<IsMapping>},
+    {"iterable", TestValue<IsIterable>},
+    {"sequence", TestValue<IsIndexable>},
+    {"number", TestValue<IsNumber>},
+    {"integer", TestValue<IsInteger>},
+    {"float", TestValue<IsFloat>},
+    {"boolean", TestValue<IsBoolean>},
+    {"true", TestValue<IsTrueValue>},
+    {"false", TestValue<IsFalseValue>},
+    {"callable", TestValue<IsCallable>},
+    {"filter", TestValue<NameIsFilter>},
+    {"test", TestValue<NameIsTest>},
     {"lower", TextOfClass<CharClass::kLower>},
     {"upper", TextOfClass<CharClass::kUpper>},
     {"sameas", SameAs},
     {"odd", Parity<1>},
     {"even", Parity<0>},
     {"divisibleby", DivisibleBy},
-    {"in", Compared<Operator::kIn>},
-    {"eq", Compared<Operator::kEqual>},
-    {"equalto", Compared<Operator::kEqual>},
-    {"==", Compared<Operator::kEqual>},
-    {"ne", Compared<Operator::kNotEqual>},
-    {"!=", Compared<Operator::kNotEqual>},
-    {"lt", Compared<Operator::kLess>},
-    {"lessthan", Compared<Operator::kLess>},
-    {"<", Compared<Operator::kLess>},
-    {"le", Compared<Operator::kLessEqual>},
-    {"<=", Compared<Operator::kLessEqual>},
-    {"gt", Compared<Operator::kGreater>},
-    {"greaterthan", Compared<Operator::kGreater>},
-    {">", Compared<Operator::kGreater>},
-    {"ge", Compared<Operator::kGreaterEqual>},
-    {">=", Compared<Operator::kGreaterEqual>},
+    {"in", TestComparison<Operator::kIn>},
+    {"eq", TestComparison<Operator::kEqual>},
+    {"equalto", TestComparison<Operator::kEqual>},
+    {"==", TestComparison<Operator::kEqual>},
+    {"ne", TestComparison<Operator::kNotEqual>},
+    {"!=", TestComparison<Operator::kNotEqual>},
+    {"lt", TestComparison<Operator::kLess>},
+    {"lessthan", TestComparison<Operator::kLess>},
+    {"<", TestComparison<Operator::kLess>},
+    {"le", TestComparison<Operator::kLessEqual>},
+    {"<=", TestComparison<Operator::kLessEqual>},
+    {"gt", TestComparison<Operator::kGreater>},
+    {"greaterthan", TestComparison<Operator::kGreater>},
+    {">", TestComparison<Operator::kGreater>},
+    {"ge", TestComparison<Operator::kGreaterEqual>},
+    {">=", TestComparison<Operator::kGreaterEqual>},
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 #pragma once
 
-// The tests that stand behind `is`.
+// The tests of templates, which follow `is`.
 //
-// Place:      between values and the parser, which refuses unknown names.
+// Place:      between values and the parser, which rejects unknown names.
 // Threads:    the table is constant.
 // Source:     documentation of jinja2 3.1, "List of Builtin Tests".
 
@@ -18,7 +18,7 @@ struct TestRow {
   absl::StatusOr<bool> (*run)(Runtime& runtime, const Value& value, const Arguments& arguments);
 };
 
-// Null when there is no such test.
+// Returns null when there is no such test.
 const TestRow* FindTest(absl::string_view name);
 
 }  // namespace quire::text::jinja

@@ -13,9 +13,10 @@
 namespace quire::text::jinja {
 namespace {
 
-// Keys are written out to be compared, parts that are there twice as well.
+// Maximum weight of a key. Keys are serialised to be compared, and shared parts are serialised once
+// per occurrence.
 constexpr std::int64_t kMaxKeyWeight = 10000;
-// Objects may hold each other, so their printing needs a bound of its own.
+// Maximum depth of printing. Objects may refer to each other, so kMaxValueDepth does not bound it.
 constexpr int kMaxPrintDepth = 2 * kMaxValueDepth;
 
 absl::Status NotHashable(const Value& key) {
@@ -57,16 +58,16 @@ bool EqualMaps(const Map& left, const Map& right) {
   return true;
 }
 
-// Namespaces that hold others twice print as far more than they hold; every value prints as a byte
-// at least, so the bound is one of time too.
-struct Printed {
+// Output of repr. The size limit also bounds its time: namespaces that refer to a value several
+// times print it several times, and every value prints at least one byte.
+struct ReprOutput {
   std::string text;
   std::size_t max_bytes;
 };
 
-absl::Status AppendRepr(const Value& value, int depth, Printed& out);
+absl::Status AppendRepr(const Value& value, int depth, ReprOutput& out);
 
-absl::Status AppendItems(const std::vector<Value>& items, int depth, Printed& out) {
+absl::Status AppendItems(const std::vector<Value>& items, int depth, ReprOutput& out) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (i > 0) out.text += ", ";
     QUIRE_RETURN_IF_ERROR(AppendRepr(items[i], depth + 1, out));
@@ -74,7 +75,7 @@ absl::Status AppendItems(const std::vector<Value>& items, int depth, Printed& ou
   return absl::OkStatus();
 }
 
-absl::Status AppendSequence(const Sequence& sequence, int depth, Printed& out) {
+absl::Status AppendSequence(const Sequence& sequence, int depth, ReprOutput& out) {
   switch (sequence.kind) {
     case SequenceKind::kList:
       out.text += "[";
@@ -108,7 +109,7 @@ absl::Status AppendSequence(const Sequence& sequence, int depth, Printed& out) {
   return absl::OkStatus();
 }
 
-absl::Status AppendObject(const Object& object, int depth, Printed& out) {
+absl::Status AppendObject(const Object& object, int depth, ReprOutput& out) {
   if (const auto* macro = std::get_if<Macro>(&object.data)) {
     out.text += absl::StrCat("<Macro '", macro->definition->text, "'>");
     return absl::OkStatus();
@@ -129,7 +130,7 @@ absl::Status AppendObject(const Object& object, int depth, Printed& out) {
   return absl::OkStatus();
 }
 
-absl::Status AppendRepr(const Value& value, int depth, Printed& out) {
+absl::Status AppendRepr(const Value& value, int depth, ReprOutput& out) {
   if (depth > kMaxPrintDepth) {
     return absl::InvalidArgumentError("a value that contains itself cannot be printed");
   }
@@ -355,7 +356,7 @@ absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_vi
     if (!left.is_float() && !right.is_float()) return *left.ToInteger() < *right.ToInteger();
     return left.ToDouble() < right.ToDouble();
   }
-  // UTF-8 sorts as its code points do.
+  // Bytewise order of UTF-8 equals the order of code points.
   if (left.is_string() && right.is_string()) return left.as_string() < right.as_string();
   if (IsOrdered(left) && IsOrdered(right) &&
       left.as_sequence()->kind == right.as_sequence()->kind) {
@@ -373,7 +374,7 @@ absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes) {
 }
 
 absl::StatusOr<std::string> ToRepr(const Value& value, std::size_t max_bytes) {
-  Printed out{.text = {}, .max_bytes = max_bytes};
+  ReprOutput out{.text = {}, .max_bytes = max_bytes};
   QUIRE_RETURN_IF_ERROR(AppendRepr(value, 0, out));
   return std::move(out.text);
 }
@@ -389,7 +390,7 @@ std::string FloatText(double value) {
   int exponent = 0;
   const char* first = text.data() + e + 1 + (text[e + 1] == '+' ? 1 : 0);
   std::from_chars(first, text.data() + text.size(), exponent);
-  // CPython's rule for repr: plain notation for exponents from -4 to 15.
+  // CPython's repr uses plain notation for exponents from -4 to 15.
   if (exponent < -4 || exponent >= 16) {
     const absl::string_view sign = exponent < 0 ? "-" : "+";
     const int magnitude = std::abs(exponent);

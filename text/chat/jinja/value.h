@@ -1,15 +1,16 @@
 #pragma once
 
-// What a template computes with: the values of Python that Jinja shows, and their rules of truth,
-// equality, order and printing.
+// The values of templates: the Python types that Jinja exposes, and their truth, equality, order
+// and printed form.
 //
 // Place:      bottom of the template engine.
-// Invariants: strings are UTF-8. Sequences and maps never change once they are in a Value, but for
-//             how far a one-shot sequence was read; so there are no cycles, and nothing is nested
-//             deeper than kMaxValueDepth. Integers have 64 bits; what would overflow is an error.
-// Threads:    values without one-shot sequences and objects may be shared.
-// Lifetime:   an Object belongs to the rendering that made it; everything else is counted.
-// Source:     the behaviour of jinja2 3.1.6 on CPython 3.11, by experiment.
+// Invariants: strings are UTF-8. Sequences and maps in a Value are immutable, except for the
+//             position of a one-shot iterator. Values therefore have no cycles, and nesting is at
+//             most kMaxValueDepth. Integers have 64 bits; overflow is an error.
+// Threads:    values without one-shot iterators and objects may be shared between threads.
+// Lifetime:   an Object belongs to the rendering that created it; everything else is reference
+//             counted.
+// Source:     the observed behaviour of jinja2 3.1.6 on CPython 3.11.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,10 +29,10 @@
 namespace quire::text::jinja {
 
 inline constexpr int kMaxValueDepth = 100;
-// This much text weighs as one value.
+// Number of bytes of text that count as one value.
 inline constexpr std::int64_t kBytesPerWeight = 128;
 
-struct Object;  // jinja_object.h
+struct Object;  // object.h
 struct Sequence;
 struct Map;
 
@@ -49,7 +50,7 @@ enum class Kind : std::uint8_t {
 
 class Value {
  public:
-  Value() : data_(Undefined{}) {}  // undefined, for no known reason
+  Value() : data_(Undefined{}) {}  // undefined, without a hint
   static Value None() { return Value(Data(NoneType{})); }
   static Value Bool(bool value) { return Value(Data(value)); }
   static Value Int(std::int64_t value) { return Value(Data(value)); }
@@ -59,7 +60,7 @@ class Value {
   }
   static Value String(absl::string_view text) { return String(std::string(text)); }
   static Value String(const char* text) { return String(std::string(text)); }
-  // `hint` is the error that a use of the value gives: "'x' is undefined".
+  // `hint` is the error message for a use of the value: "'x' is undefined".
   static Value UndefinedBecause(std::string hint) {
     return Value(Data(Undefined{std::make_shared<const std::string>(std::move(hint))}));
   }
@@ -71,7 +72,7 @@ class Value {
   bool is_undefined() const { return kind() == Kind::kUndefined; }
   bool is_none() const { return kind() == Kind::kNone; }
   bool is_bool() const { return kind() == Kind::kBool; }
-  bool is_int() const { return kind() == Kind::kInt; }  // not a bool
+  bool is_int() const { return kind() == Kind::kInt; }  // false for a bool
   bool is_float() const { return kind() == Kind::kFloat; }
   bool is_number() const { return is_bool() || is_int() || is_float(); }
   bool is_string() const { return kind() == Kind::kString; }
@@ -79,7 +80,7 @@ class Value {
   bool is_map() const { return kind() == Kind::kMap; }
   bool is_object() const { return kind() == Kind::kObject; }
 
-  // Each REQUIRES the kind it names.
+  // Each REQUIRES that the value has the kind in its name.
   bool as_bool() const { return std::get<bool>(data_); }
   std::int64_t as_int() const { return std::get<std::int64_t>(data_); }
   double as_float() const { return std::get<double>(data_); }
@@ -94,11 +95,11 @@ class Value {
   }
   Object* as_object() const { return std::get<Object*>(data_); }
 
-  // An integer or a bool, which counts as 0 or 1.
+  // Returns an integer, or a bool as 0 or 1; otherwise nullopt.
   std::optional<std::int64_t> ToInteger() const;
-  // Any number. REQUIRES: is_number().
+  // Converts any number. REQUIRES: is_number().
   double ToDouble() const;
-  // The error of using an undefined value. REQUIRES: is_undefined().
+  // Returns the error of using this undefined value. REQUIRES: is_undefined().
   absl::Status UndefinedError() const;
 
  private:
@@ -106,7 +107,7 @@ class Value {
     std::shared_ptr<const std::string> hint;
   };
   struct NoneType {};
-  // In the order of Kind.
+  // The types are in the order of Kind.
   using Data = std::variant<Undefined, NoneType, bool, std::int64_t, double,
                             std::shared_ptr<const std::string>, std::shared_ptr<Sequence>,
                             std::shared_ptr<const Map>, Object*>;
@@ -120,7 +121,7 @@ enum class SequenceKind : std::uint8_t {
   kList,
   kTuple,
   kRange,
-  kIterator,  // one-shot: what filters such as map and select give
+  kIterator,  // one-shot: the result of filters such as map and select
   kKeys,      // views of a map
   kValues,
   kItems
@@ -129,37 +130,38 @@ enum class SequenceKind : std::uint8_t {
 struct Sequence {
   SequenceKind kind = SequenceKind::kList;
   std::vector<Value> items;
-  std::size_t taken = 0;  // elements that an iterator has given away
+  std::size_t taken = 0;  // elements that an iterator has already returned
   int depth = 1;
   std::int64_t weight = 1;
-  std::string range_text;  // of a range: how it prints
+  std::string range_text;  // only for a range: its printed form
 };
 
-// A map in order of insertion. Keys are texts, numbers, none and tuples of them; 1, 1.0 and True
-// are one key, as in Python.
+// A map in insertion order. Keys are strings, numbers, none and tuples of them. As in Python, 1,
+// 1.0 and True are the same key.
 struct Map {
   std::vector<std::pair<Value, Value>> entries;
-  absl::flat_hash_map<std::string, std::size_t> index;  // of every key's HashKey
+  absl::flat_hash_map<std::string, std::size_t> index;  // position of each key, by its HashKey
   int depth = 1;
   std::int64_t weight = 1;
 };
 
-// Equal for equal keys, different for others. INVALID_ARGUMENT for values that cannot be keys.
+// Returns the same string for equal keys and different strings for different keys. Returns
+// INVALID_ARGUMENT for values that cannot be keys.
 absl::StatusOr<std::string> HashKey(const Value& key);
 
-// INVALID_ARGUMENT when the nesting would exceed kMaxValueDepth.
+// Returns INVALID_ARGUMENT when the nesting would exceed kMaxValueDepth.
 absl::StatusOr<Value> MakeSequence(SequenceKind kind, std::vector<Value> items);
 inline absl::StatusOr<Value> MakeList(std::vector<Value> items) {
   return MakeSequence(SequenceKind::kList, std::move(items));
 }
 
-// REQUIRES: step is not 0, and the range has few enough elements to be held.
+// REQUIRES: step is not 0, and the caller has bounded the number of elements.
 absl::StatusOr<Value> MakeRange(std::int64_t start, std::int64_t stop, std::int64_t step);
 
 class MapBuilder {
  public:
   MapBuilder() : map_(std::make_shared<Map>()) {}
-  // A key that is there already keeps its place and gets the new value.
+  // If the key exists, its value is replaced and its position is kept.
   absl::Status Set(const Value& key, Value value);
   absl::Status Set(absl::string_view key, Value value) {
     return Set(Value::String(key), std::move(value));
@@ -170,32 +172,33 @@ class MapBuilder {
   std::shared_ptr<Map> map_;
 };
 
-// The value at `key`; null when there is none or it cannot be a key.
+// Returns the value at `key`; null when there is none or `key` cannot be a key.
 const Value* Find(const Map& map, const Value& key);
 
-// How much work it is to walk through the value: the number of values in it, with what is there
-// twice counted twice, and of pieces of text. Saturates.
+// Returns the cost of traversing the value: the number of values in it plus its text in units of
+// kBytesPerWeight. Shared values count once per occurrence. Saturates.
 std::int64_t WeightOf(const Value& value);
 
-// bool(value).
+// Implements bool(value).
 bool IsTrue(const Value& value);
-// left == right.
+// Implements left == right.
 bool Equals(const Value& left, const Value& right);
-// left < right; INVALID_ARGUMENT, naming both types and `symbol`, where Python has no order.
+// Implements left < right. Returns INVALID_ARGUMENT, with both types and `symbol`, where Python
+// defines no order.
 absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_view symbol);
 
-// str(value). RESOURCE_EXHAUSTED soon after a text that has to be made has more than `max_bytes`;
-// INVALID_ARGUMENT for what cannot be printed.
+// Implements str(value). Returns RESOURCE_EXHAUSTED if the text exceeds `max_bytes`, and
+// INVALID_ARGUMENT for values that cannot be printed.
 absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes);
-// repr(value). Errors as those of ToText.
+// Implements repr(value). Errors are those of ToText.
 absl::StatusOr<std::string> ToRepr(const Value& value, std::size_t max_bytes);
-// repr of a float: the shortest digits that give it back.
+// Returns repr of a float: the shortest digits that convert back to the same value.
 std::string FloatText(double value);
 
-// "dict", "str", "NoneType": for messages.
+// Returns "dict", "str", "NoneType" and so on, for messages.
 absl::string_view TypeName(const Value& value);
 
-// len(value); INVALID_ARGUMENT for values without a length.
+// Implements len(value). Returns INVALID_ARGUMENT for values without a length.
 absl::StatusOr<std::int64_t> Length(const Value& value);
 
 }  // namespace quire::text::jinja

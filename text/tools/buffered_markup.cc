@@ -1,4 +1,4 @@
-#include "text/tools/held_markup.h"
+#include "text/tools/buffered_markup.h"
 
 #include <utility>
 
@@ -6,24 +6,24 @@
 
 namespace quire::text {
 
-void HeldMarkup::Open(absl::string_view marker) {
+void BufferedMarkup::Open(absl::string_view marker) {
   Hold(marker);
   is_open_ = true;
   group_has_call_ = follows_call_ = false;
 }
 
-void HeldMarkup::Close(absl::string_view marker, PartSink& sink) {
+void BufferedMarkup::Close(absl::string_view marker, PartSink& sink) {
   if (!group_has_call_) {
     Content(marker, sink);
     return;
   }
   Hold(marker);
-  sink.Markup(std::exchange(held_, {}));
+  sink.Markup(std::exchange(buffered_, {}));
   follows_call_ = true;
 }
 
-void HeldMarkup::Call(absl::string_view source, ToolCall call, PartSink& sink) {
-  const std::string before = std::exchange(held_, {});
+void BufferedMarkup::Call(absl::string_view source, ToolCall call, PartSink& sink) {
+  const std::string before = std::exchange(buffered_, {});
   is_open_ = false;
   follows_call_ = call.error.empty();
   if (follows_call_) {
@@ -35,21 +35,21 @@ void HeldMarkup::Call(absl::string_view source, ToolCall call, PartSink& sink) {
   }
 }
 
-void HeldMarkup::Failed(absl::string_view source, absl::string_view error, PartSink& sink) {
+void BufferedMarkup::Failed(absl::string_view source, absl::string_view error, PartSink& sink) {
   Call(source, {.name = {}, .arguments_json = {}, .error = std::string(error)}, sink);
 }
 
-void HeldMarkup::Content(absl::string_view text, PartSink& sink) {
-  sink.Content(std::exchange(held_, {}));
+void BufferedMarkup::Content(absl::string_view text, PartSink& sink) {
+  sink.Content(std::exchange(buffered_, {}));
   sink.Content(text);
   is_open_ = follows_call_ = false;
 }
 
-void HeldMarkup::Finish(PartSink& sink) {
+void BufferedMarkup::Finish(PartSink& sink) {
   if (is_open_) {
     Failed("", "unfinished", sink);
   } else if (follows_call_) {
-    sink.Markup(std::exchange(held_, {}));
+    sink.Markup(std::exchange(buffered_, {}));
   } else {
     Content("", sink);
   }
