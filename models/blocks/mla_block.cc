@@ -171,7 +171,7 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.from_latent,
                  {.x = b.found, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
-  return JoinProduct(step, AttentionOutput(layer, weights), weights.o, b.values, values);
+  return JoinProduct(step, AttentionOutput(layer, weights), weights.mla.o, b.values, values);
 }
 
 }  // namespace quire::models

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "models/config/layer_spec.h"
 #include "models/config/model_config.h"
+#include "models/config/tensor_table.h"
 #include "models/config/window_config.h"
 
 namespace quire::models {
@@ -41,60 +42,6 @@ struct ConfigDefaults {
   std::uint32_t n_group = 1;
   std::uint32_t topk_group = 1;
   double routed_scaling_factor = 1;
-};
-
-// Names of a family's tensors; empty: the family has no such slot. Weights and biases end in
-// ".weight" and ".bias". Names of a layer follow `layer_prefix`, the layer's number and a dot.
-struct TensorNames {
-  // Tensors that begin so are let be, such as those of a vision tower.
-  std::span<const absl::string_view> skipped = {};
-  absl::string_view embedding = "model.embed_tokens";
-  absl::string_view final_norm = "model.norm";
-  absl::string_view head = "lm_head";
-  absl::string_view layer_prefix = "model.layers.";
-  absl::string_view attn_in = "input_layernorm";
-  absl::string_view attn_out = "";
-  absl::string_view mlp_in = "post_attention_layernorm";
-  absl::string_view mlp_out = "";
-  absl::string_view q = "self_attn.q_proj";
-  absl::string_view k = "self_attn.k_proj";
-  absl::string_view v = "self_attn.v_proj";
-  absl::string_view qkv = "";  // rows of q, then of k, then of v in one tensor, instead of those
-  absl::string_view q_norm = "";
-  absl::string_view k_norm = "";
-  absl::string_view sinks = "";  // the tensor's whole name behind the prefix
-  // Of layers with latent attention.
-  absl::string_view q_a = "self_attn.q_a_proj";
-  absl::string_view q_a_norm = "self_attn.q_a_layernorm";
-  absl::string_view q_b = "self_attn.q_b_proj";
-  absl::string_view kv_a = "self_attn.kv_a_proj_with_mqa";
-  absl::string_view kv_a_norm = "self_attn.kv_a_layernorm";
-  absl::string_view kv_b = "self_attn.kv_b_proj";
-  absl::string_view o = "self_attn.o_proj";
-  absl::string_view gate = "mlp.gate_proj";
-  absl::string_view up = "mlp.up_proj";
-  absl::string_view gate_up = "";  // rows of gate, then of up in one tensor, instead of those
-  absl::string_view down = "mlp.down_proj";
-  // Of layers with a mixture of experts. MOE.router.weight, MOE.experts.NUMBER.expert_gate.weight
-  // and so on, MOE.shared.expert_gate.weight and so on, where MOE is `moe` behind the layer's
-  // prefix, or `moe_alias` in files that have no router under the first.
-  absl::string_view moe = "mlp";
-  absl::string_view moe_alias = "";
-  absl::string_view router = "gate";
-  absl::string_view choice_bias = "";  // the tensor's whole name behind MOE
-  absl::string_view expert_gate = "gate_proj";
-  absl::string_view expert_up = "up_proj";
-  absl::string_view expert_down = "down_proj";
-  // Instead of these three, all experts in one tensor: MOE.experts.stacked_gate_up, columns of gate
-  // and up taking turns, and MOE.experts.stacked_down, [experts, inputs, outputs] each, or
-  // [experts, outputs, inputs] where they are codes; biases end in "_bias".
-  absl::string_view split_gate = "";  // GGUF: MOE.split_gate.weight [experts, outputs, inputs], and
-  absl::string_view split_up = "";    // the two others, instead of all these
-  absl::string_view split_down = "";
-  absl::string_view stacked_gate_up = "";
-  absl::string_view stacked_down = "";
-  absl::string_view shared = "";
-  absl::string_view shared_gate = "";
 };
 
 inline constexpr absl::string_view kSiluNames[] = {"silu", "swish"};

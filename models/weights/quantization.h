@@ -76,7 +76,10 @@ struct MatrixForm {
 // min_in_steps "int4_g32_zero", with has_order "int4_g32_order" or "int4_g32_zero_order".
 std::string FormName(const MatrixForm& form);
 
-// What matrices are converted to; nothing: they stay as stored.
-std::optional<MatrixForm> ConvertedForm(Quantization quantization, bool is_head);
+// The output head is converted differently from the matrices of layers.
+enum class MatrixRole : std::uint8_t { kLayer, kHead };
+
+// Returns the form that matrices are converted to, or nullopt if they stay as stored.
+std::optional<MatrixForm> ConvertedForm(Quantization quantization, MatrixRole role);
 
 }  // namespace quire::models

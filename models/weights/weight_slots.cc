@@ -9,103 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "models/weights/mla_slots.h"
-#include "models/weights/moe_slots.h"
+#include "models/weights/layer_slots.h"
 #include "models/weights/slot_finder.h"
 #include "models/weights/stored_rows.h"
 #include "models/weights/weights.h"
 
 namespace quire::models {
 namespace {
-
-// The weights of q's or k's norm.
-absl::StatusOr<VectorSlot> FindHeadNorm(SlotFinder& finder, const AttentionSpec& heads,
-                                        const std::string& name, const Extent& whole) {
-  if (heads.qk_norm_scope == QkNormScope::kWhole) {
-    return FindNorm(finder, heads.qk_norm, name, whole);
-  }
-  return FindNorm(finder, heads.qk_norm, name, {heads.head_size, "head_dim"});
-}
-
-absl::Status FindAttention(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
-                           const AttentionSpec& heads, const TensorNames& names,
-                           const std::string& prefix, LayerSlots* slots) {
-  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
-  const Extent hidden{spec.hidden, "hidden_size"};
-  const Extent q_rows{std::int64_t{heads.num_heads} * heads.head_size,
-                      "num_attention_heads * head_dim"};
-  const Extent kv_rows{std::int64_t{heads.num_kv_heads} * heads.head_size,
-                       "num_key_value_heads * head_dim"};
-  const Extent qkv_rows{q_rows.size + 2 * kv_rows.size,
-                        "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
-  const std::vector<Part> parts =
-      names.qkv.empty() ? std::vector<Part>{{name(names.q), q_rows, heads.q_bias},
-                                            {name(names.k), kv_rows, heads.k_bias},
-                                            {name(names.v), kv_rows, heads.v_bias}}
-                        : std::vector<Part>{{name(names.qkv), qkv_rows, heads.q_bias}};
-  QUIRE_ASSIGN_OR_RETURN(slots->qkv, FindLinear(finder, chooser, parts, hidden));
-  QUIRE_ASSIGN_OR_RETURN(slots->q_norm, FindHeadNorm(finder, heads, name(names.q_norm), q_rows));
-  QUIRE_ASSIGN_OR_RETURN(slots->k_norm, FindHeadNorm(finder, heads, name(names.k_norm), kv_rows));
-  if (heads.has_sinks) {
-    QUIRE_ASSIGN_OR_RETURN(
-        slots->sinks.tensor,
-        finder.Find(name(names.sinks), {{heads.num_heads, "num_attention_heads"}}));
-  }
-  QUIRE_ASSIGN_OR_RETURN(
-      slots->o, FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
-  return absl::OkStatus();
-}
-
-absl::Status FindMlp(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
-                     const MlpSpec& mlp, const TensorNames& names, const std::string& prefix,
-                     LayerSlots* slots) {
-  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
-  const Extent hidden{spec.hidden, "hidden_size"};
-  const Extent inner{mlp.intermediate, "intermediate_size"};
-  const Extent both{2 * inner.size, "2 * intermediate_size"};
-  const std::vector<Part> parts =
-      names.gate_up.empty() ? std::vector<Part>{{name(names.gate), inner, mlp.gate_bias},
-                                                {name(names.up), inner, mlp.up_bias}}
-                            : std::vector<Part>{{name(names.gate_up), both, mlp.gate_bias}};
-  QUIRE_ASSIGN_OR_RETURN(slots->gate_up, FindLinear(finder, chooser, parts, hidden));
-  QUIRE_ASSIGN_OR_RETURN(
-      slots->down, FindLinear(finder, chooser, {{name(names.down), hidden, mlp.down_bias}}, inner));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& chooser,
-                                     const ModelSpec& spec, const TensorNames& names,
-                                     std::size_t index) {
-  const LayerSpec& layer = spec.layers[index];
-  const std::string prefix = absl::StrCat(names.layer_prefix, index, ".");
-  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
-  const Extent hidden{spec.hidden, "hidden_size"};
-  LayerSlots slots;
-  QUIRE_ASSIGN_OR_RETURN(slots.attn_in,
-                         FindNorm(finder, layer.attn_in, name(names.attn_in), hidden));
-  if (layer.attention == AttentionKind::kMla) {
-    const MlaSpec& mla = layer.mla;
-    QUIRE_ASSIGN_OR_RETURN(slots.mla, FindMla(finder, chooser, spec.hidden, mla, names, prefix));
-    const Extent values{std::int64_t{mla.num_heads} * mla.v_size,
-                        "num_attention_heads * v_head_dim"};
-    QUIRE_ASSIGN_OR_RETURN(
-        slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, mla.o_bias}}, values));
-  } else {
-    QUIRE_RETURN_IF_ERROR(FindAttention(finder, chooser, spec, layer.heads, names, prefix, &slots));
-  }
-  QUIRE_ASSIGN_OR_RETURN(slots.attn_out,
-                         FindNorm(finder, layer.attn_out, name(names.attn_out), hidden));
-  QUIRE_ASSIGN_OR_RETURN(slots.mlp_in, FindNorm(finder, layer.mlp_in, name(names.mlp_in), hidden));
-  if (layer.mlp == MlpKind::kMoe) {
-    QUIRE_ASSIGN_OR_RETURN(slots.moe,
-                           FindMoe(finder, chooser, spec.hidden, layer.moe, names, prefix));
-  } else {
-    QUIRE_RETURN_IF_ERROR(FindMlp(finder, chooser, spec, layer.dense, names, prefix, &slots));
-  }
-  QUIRE_ASSIGN_OR_RETURN(slots.mlp_out,
-                         FindNorm(finder, layer.mlp_out, name(names.mlp_out), hidden));
-  return slots;
-}
 
 // The number behind the prefix of a layer's tensor, or -1.
 std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
@@ -172,11 +82,11 @@ absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const Mode
     QUIRE_ASSIGN_OR_RETURN(
         slots->head, FindLinear(finder, chooser,
                                 {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
-                                {spec.hidden, "hidden_size"}, /*is_head=*/true));
+                                {spec.hidden, "hidden_size"}, MatrixRole::kHead));
     return absl::OkStatus();
   }
   QUIRE_ASSIGN_OR_RETURN(slots->head.matrices,
-                         chooser.Matrices({slots->embedding}, /*is_head=*/true));
+                         chooser.Matrices({slots->embedding}, MatrixRole::kHead));
   slots->head.n = spec.vocab_size;
   slots->head.k = spec.hidden;
   const formats::StoredTensor* stored = checkpoint.Find(weight_name);
@@ -232,6 +142,16 @@ std::string MaxCodedForm(const WeightSlots& slots) {
       ->first;
 }
 
+// Returns the lists of matrices that have an element per expert.
+template <typename Layer>
+auto ExpertsOf(Layer& layer) {
+  std::vector<std::remove_reference_t<decltype((layer.moe.gate_up))>*> experts;
+  ForEachRow(layer, [&](BlockKind, const auto& row, auto& block) {
+    if (row.info.kind == TensorKind::kExpertMatrices) experts.push_back(&(block.*row.linears));
+  });
+  return experts;
+}
+
 // Which matrix of a slot differs from its like in another one, as a GPU would hold them; null:
 // none.
 const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
@@ -254,7 +174,7 @@ const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
 // A GPU computes all experts of a layer at once, as matrices of one form.
 absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slots) {
   for (const LayerSlots& layer : slots.layers) {
-    for (const std::vector<LinearSlot>* experts : {&layer.moe.gate_up, &layer.moe.down}) {
+    for (const std::vector<LinearSlot>* experts : ExpertsOf(layer)) {
       for (const LinearSlot& expert : *experts) {
         const LinearSlot& first = experts->front();
         const MatrixSlot* const other = OtherForm(expert, first, target);
@@ -345,7 +265,7 @@ absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   }
   QUIRE_RETURN_IF_ERROR(round(&slots->head));
   for (LayerSlots& layer : slots->layers) {
-    for (std::vector<LinearSlot>* const experts : {&layer.moe.gate_up, &layer.moe.down}) {
+    for (std::vector<LinearSlot>* const experts : ExpertsOf(layer)) {
       for (LinearSlot& expert : *experts) {
         for (MatrixSlot& matrix : expert.matrices) matrix.form.by_rows = false;
       }
@@ -399,12 +319,7 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
     if (slot.tensor != nullptr) fn(slot.tensor->num_elements());
   };
   for (const LayerSlots& layer : slots.layers) {
-    for (const VectorSlot* slot :
-         {&layer.attn_in, &layer.q_norm, &layer.k_norm, &layer.sinks, &layer.attn_out,
-          &layer.mlp_in, &layer.mlp_out, &layer.moe.choice_bias, &layer.mla.q_a_norm,
-          &layer.mla.kv_a_norm}) {
-      vector(*slot);
-    }
+    for (const VectorSlot* slot : VectorsOf(layer)) vector(*slot);
     for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
   }
   vector(slots.final_norm);

@@ -97,12 +97,16 @@ absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
 // A slot and what becomes of it.
 using LinearPair = std::pair<const LinearSlot*, LinearWeights*>;
 
-// Those of a layer.
+// Returns the pairs of a layer. Gives the layer as many experts and heads as the slots have.
 std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
-  layer->moe.gate_up.resize(slots.moe.gate_up.size());
-  layer->moe.down.resize(slots.moe.down.size());
-  layer->mla.to_latent.resize(slots.mla.to_latent.size());
-  layer->mla.from_latent.resize(slots.mla.from_latent.size());
+  std::vector<std::size_t> sizes;
+  ForEachRow(slots, [&](BlockKind, const auto& row, const auto& block) {
+    if (row.linears != nullptr) sizes.push_back((block.*row.linears).size());
+  });
+  auto size = sizes.begin();
+  ForEachRow(*layer, [&](BlockKind, const auto& row, auto& block) {
+    if (row.linears != nullptr) (block.*row.linears).resize(*size++);
+  });
   const auto from = LinearsOf(slots);
   const auto to = LinearsOf(*layer);
   std::vector<LinearPair> pairs;
@@ -130,16 +134,9 @@ std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerW
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     const LayerSlots& slot = slots.layers[i];
     LayerWeights& layer = layers[i];
-    vector(slot.attn_in, &layer.attn_in);
-    vector(slot.q_norm, &layer.q_norm);
-    vector(slot.k_norm, &layer.k_norm);
-    vector(slot.sinks, &layer.sinks);
-    vector(slot.mla.q_a_norm, &layer.mla.q_a_norm);
-    vector(slot.mla.kv_a_norm, &layer.mla.kv_a_norm);
-    vector(slot.attn_out, &layer.attn_out);
-    vector(slot.mlp_in, &layer.mlp_in);
-    vector(slot.mlp_out, &layer.mlp_out);
-    vector(slot.moe.choice_bias, &layer.moe.choice_bias);
+    const auto from = VectorsOf(slot);
+    const auto to = VectorsOf(layer);
+    for (std::size_t v = 0; v < from.size(); ++v) vector(*from[v], to[v]);
     for (const auto& [slot_of, weights] : Pairs(slot, &layer)) bias(*slot_of, weights);
   }
   vector(slots.final_norm, final_norm);
