@@ -15,6 +15,7 @@
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
 #include "models/blocks/step_context.h"
+#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {
@@ -68,6 +69,33 @@ absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels
   return absl::OkStatus();
 }
 
+using BlockFn = absl::Status (*)(const StepContext&, const LayerSpec&, const LayerWeights&,
+                                 const LayerPlace&);
+
+// The function that computes a kind of block.
+constexpr struct {
+  BlockKind kind;
+  BlockFn run;
+} kBlocks[] = {
+    {BlockKind::kAttention, AttentionBlock},
+    {BlockKind::kMla, MlaBlock},
+    {BlockKind::kMlp,
+     [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
+        const LayerPlace&) { return MlpBlock(step, layer, weights); }},
+    {BlockKind::kMoe,
+     [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
+        const LayerPlace&) { return MoeBlock(step, layer, weights); }},
+};
+
+absl::Status RunBlock(BlockKind kind, const StepContext& step, const LayerSpec& layer,
+                      const LayerWeights& weights, const LayerPlace& place) {
+  for (const auto& block : kBlocks) {
+    if (block.kind == kind) return block.run(step, layer, weights, place);
+  }
+  QUIRE_CHECK(false);
+  return absl::OkStatus();
+}
+
 absl::Status FinalNorm(const ModelSpec& spec, const Weights& weights,
                        const kernels::Backend& backend, const float* x, kernels::FloatPtr y,
                        std::uint32_t num_rows, const std::uint32_t* row_indices) {
@@ -110,14 +138,10 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .hidden = spec.hidden,
                             .comm = step.comm};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    const LayerWeights& layer = weights.layers()[i];
-    const LayerPlace place = step.layers->places[i];
-    QUIRE_RETURN_IF_ERROR(spec.layers[i].attention == AttentionKind::kMla
-                              ? MlaBlock(context, spec.layers[i], layer, place)
-                              : AttentionBlock(context, spec.layers[i], layer, place));
-    QUIRE_RETURN_IF_ERROR(spec.layers[i].mlp == MlpKind::kMoe
-                              ? MoeBlock(context, spec.layers[i], layer)
-                              : MlpBlock(context, spec.layers[i], layer));
+    for (const BlockKind kind : BlocksOf(spec.layers[i])) {
+      QUIRE_RETURN_IF_ERROR(
+          RunBlock(kind, context, spec.layers[i], weights.layers()[i], step.layers->places[i]));
+    }
     QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
     if (step.heartbeat != nullptr) step.heartbeat->Beat();
   }
