@@ -20,7 +20,7 @@
 namespace quire::models {
 namespace {
 
-// Families have at most one table for full and one for windowed layers; more is a broken spec.
+// Families have at most one table for full and one for windowed layers.
 constexpr std::size_t kMaxRopeTables = 4;
 
 absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
@@ -47,7 +47,7 @@ absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
   return absl::OkStatus();
 }
 
-// Row `index` of hidden_out, in the order of StepBatch.
+// Writes x to row `index` of hidden_out, in the order of StepBatch.
 absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels::ConstFloatPtr x,
                          std::size_t index) {
   if (step.hidden_out == nullptr) return absl::OkStatus();

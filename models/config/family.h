@@ -1,7 +1,7 @@
 #pragma once
 
-// What is special to a family of models, as data: which keys of a configuration it reads, what
-// absent keys mean, and how its tensors are called. The families themselves are in models/families.
+// A family of models as data: the configuration keys that it reads, their defaults and the names of
+// its tensors. The families themselves are in models/families.
 
 #include <cstdint>
 #include <span>
@@ -15,8 +15,8 @@
 
 namespace quire::models {
 
-// What an absent key of config.json means in a family. Null is another thing: it means the quotient
-// for head_dim, all heads for num_key_value_heads, no window and no cap.
+// A family's defaults for absent keys of config.json. A null key means something else: the quotient
+// for head_dim, num_attention_heads for num_key_value_heads, no window and no cap.
 struct ConfigDefaults {
   double rope_theta = 10000;
   double rope_local_base_freq = 10000;
@@ -32,7 +32,7 @@ struct ConfigDefaults {
   double query_pre_attn_scalar = 256;
   double attn_logit_softcapping = 0;   // 0: no cap
   double final_logit_softcapping = 0;  // 0: no cap
-  std::uint32_t num_experts = 0;       // 0: the family has no mixtures of experts
+  std::uint32_t num_experts = 0;       // 0: the family has no MoE layers
   std::uint32_t experts_per_token = 0;
   std::uint32_t moe_intermediate_size = 0;
   bool attention_bias = false;
@@ -51,32 +51,35 @@ struct Family {
   std::span<const absl::string_view> architectures;
   std::span<const absl::string_view> model_types;
   ConfigDefaults defaults;
-  std::span<const absl::string_view> activations = kSiluNames;  // names that hidden_act may have
-  // Keys of config.json that this family reads and that are refused, unless neutral, where they are
-  // not listed (config_keys.cc). model_config.h says what each becomes.
+  std::span<const absl::string_view> activations = kSiluNames;  // accepted values of hidden_act
+  // Keys of config.json that this family reads. Families that do not list such a key refuse it,
+  // unless its value is neutral (config_keys.cc).
   std::span<const absl::string_view> keys = {};
   WindowRule windows = WindowRule::kNone;
-  // model_type of text_config, where a model of text lies inside one of several kinds of input;
-  // empty: the keys are those of the file itself.
+  // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
+  // the top level.
   absl::string_view text_model_type = "";
-  // rope_type "su" and "yarn" of early files mean longrope.
+  // In early files rope_type "su" and "yarn" mean longrope.
   bool has_old_longrope_names = false;
-  // Of files without rope_scaling and rope_parameters, but for its theta; null: no scaling.
+  // Rope settings of files without rope_scaling and rope_parameters; its theta is not used. Null:
+  // no scaling.
   const RopeConfig* default_rope = nullptr;
   TensorNames names;
-  absl::string_view gguf_architecture;  // general.architecture of GGUF files; empty: none are read
+  absl::string_view
+      gguf_architecture;  // general.architecture of GGUF files; empty: no GGUF support
   TensorNames gguf_names;
-  // Keys of GGUF files, behind the architecture, that are read here and refused where they are not
-  // listed.
+  // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
+  // such a key refuse it.
   std::span<const absl::string_view> gguf_keys = {};
-  // Of the one published size whose query_pre_attn_scalar is hidden_size / num_attention_heads and
-  // not the head size. GGUF files state neither.
+  // block_count of the one published size whose query_pre_attn_scalar is hidden_size /
+  // num_attention_heads instead of the head size. GGUF files contain neither value.
   std::uint32_t gguf_wide_block_count = 0;
-  // A checked configuration as data. Returns UNIMPLEMENTED or INVALID_ARGUMENT naming the key.
+  // Builds the spec of a checked configuration. Returns UNIMPLEMENTED or INVALID_ARGUMENT that
+  // names the key.
   absl::StatusOr<ModelSpec> (*build_spec)(const ModelConfig& config);
 };
 
-// Whether `key` is among Family::keys.
+// True if `key` is among Family::keys.
 bool Reads(const Family& family, absl::string_view key);
 
 }  // namespace quire::models

@@ -12,7 +12,7 @@
 namespace quire::models {
 namespace {
 
-// Where a message points: "layer 3".
+// Prefix of messages: "layer 3".
 absl::Status Invalid(std::size_t layer, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", problem));
 }
@@ -113,14 +113,14 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   return absl::OkStatus();
 }
 
-// A knob that some device does not compute.
+// A knob that a device does not support.
 struct Knob {
   absl::string_view name;
   bool used;
-  bool on_cpu = false;  // the CPU computes it, CUDA does not
+  bool on_cpu = false;  // supported on the CPU, not on CUDA
 };
 
-// The first knob that is used and not computed on `device`, or an empty text.
+// Returns the first knob that is used and not supported on `device`, or an empty string.
 std::string FirstUnbuilt(std::span<const Knob> knobs, DeviceKind device) {
   for (const Knob& knob : knobs) {
     if (knob.used && !(knob.on_cpu && device == DeviceKind::kCpu)) return std::string(knob.name);
@@ -132,7 +132,7 @@ bool Has(const NormSpec& norm) {
   return norm.kind != NormKind::kNone;
 }
 
-// Offsets are added to the weights when they are loaded, so that no kernel knows of them.
+// Offsets are added to the weights at load time, so kernels do not support them.
 std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   if (norm.kind == NormKind::kLayer) return absl::StrCat(slot, " LayerNorm");
   if (Has(norm) && (!norm.has_weight || norm.has_bias)) {
@@ -141,7 +141,7 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// Columns of a head that the kernels of a GPU write, four at a time (kernels/kv_store/qkv_store.h).
+// GPU kernels write columns of a head four at a time (kernels/kv_store/qkv_store.h).
 constexpr std::uint32_t kMaxGpuColumns = 256;
 
 std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
@@ -188,7 +188,7 @@ std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   return FirstUnbuilt(knobs, device);
 }
 
-// The GPU's router keeps two floats an expert and one a group in shared memory.
+// The router on GPUs keeps two floats per expert and one per group in shared memory.
 constexpr std::uint32_t kMaxRouterFloats = 3072;
 
 std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
@@ -226,7 +226,7 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   return unbuilt;
 }
 
-// What of the model outside its layers.
+// The same for knobs of the model outside its layers.
 std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
   const Knob knobs[] = {
       {"no final norm", !Has(spec.final_norm)},
@@ -236,7 +236,7 @@ std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
   return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;
 }
 
-// Where it is refused: a knob that another device computes says so.
+// Suffix of the message: names the device if another device supports the knob.
 absl::string_view Where(DeviceKind device) {
   return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
 }

@@ -16,7 +16,7 @@
 namespace quire::models {
 namespace {
 
-// What of a dimension a rank has.
+// The elements of a dimension that a rank holds.
 struct Range {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -52,12 +52,12 @@ Range RangeOf(std::int64_t whole, std::int64_t own, RankPart part) {
   return {begin, begin + own, whole};
 }
 
-// Cuts the tensors of one checkpoint.
+// Cuts the tensors of a checkpoint to the part of a rank.
 class Cutter {
  public:
   Cutter(const Checkpoint& whole, RankPart part) : part_(part), tensors_(whole.tensors()) {}
 
-  // The rows of NAME.weight and, where it is there, the elements of NAME.bias.
+  // Keeps rows of NAME.weight and, if it exists, elements of NAME.bias.
   absl::Status KeepRows(const std::string& name, const Range& rows) {
     QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor * weight, Find(name, ".weight", 0, rows));
     CutRows(weight, rows);
@@ -68,7 +68,7 @@ class Cutter {
     return absl::OkStatus();
   }
 
-  // The columns of NAME.weight; NAME.bias on rank 0 only.
+  // Keeps columns of NAME.weight, and NAME.bias on rank 0 only.
   absl::Status KeepColumns(const std::string& name, const Range& columns) {
     QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor * weight, Find(name, ".weight", 1, columns));
     CutColumns(weight, columns);
@@ -115,7 +115,7 @@ class Cutter {
     return absl::OkStatus();
   }
 
-  // Of a vector, elements.
+  // Rows of a vector are its elements.
   static void CutRows(formats::StoredTensor* tensor, const Range& rows) {
     const auto row_bytes = static_cast<std::int64_t>(tensor->bytes.size()) / rows.whole;
     tensor->bytes =

@@ -15,7 +15,7 @@
 namespace quire::models {
 namespace {
 
-// Tensors start at one of these many elements of the block.
+// Number of different offsets in the block at which tensors start.
 constexpr std::uint64_t kOffsets = std::uint64_t{1} << 16;
 constexpr float kLargest = 0.035f;
 
@@ -115,14 +115,14 @@ class WantedList {
   absl::flat_hash_set<std::string> added_;
 };
 
-// FNV-1a.
+// Computes the FNV-1a hash.
 std::uint64_t NameHash(absl::string_view name) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return hash;
 }
 
-// Within +-kLargest.
+// Returns a value in +-kLargest.
 float ValueAt(std::uint64_t i) {
   const std::uint64_t bits = SplitMix(i * kSplitMixStep);
   return (static_cast<float>(bits >> 40) / static_cast<float>(1 << 23) - 1.0f) * kLargest;
@@ -137,7 +137,7 @@ void FillWith(std::byte* block, std::int64_t ones, std::int64_t values, FromFloa
   }
 }
 
-// `ones` ones, then `values` values.
+// Writes `ones` ones, then `values` values.
 void Fill(std::byte* block, DType dtype, std::int64_t ones, std::int64_t values) {
   if (dtype == DType::kF32) {
     FillWith<float>(block, ones, values, [](float x) { return x; });
