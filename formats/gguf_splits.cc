@@ -42,7 +42,8 @@ std::string DeepSeekWords() {
 
 constexpr char kOneDigit[] = R"(\p{N})";
 constexpr char kThreeDigits[] = R"(\p{N}{1,3})";
-constexpr char kChineseAndKana[] = "[一-龥぀-ゟ゠-ヿ]+";
+// CJK ideographs, hiragana and katakana.
+constexpr char kChineseAndKana[] = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
 
 json ByteLevel(bool use_regex) {
   return {{"type", "ByteLevel"},
@@ -108,10 +109,10 @@ constexpr Name kNames[] = {
     {"refact", Family::kDigits},
     {"command-r", Family::kDigits},
     {"codeshell", Family::kDigits},
-    {"llama3", Family::kLlama3, true, true},
-    {"llama-v3", Family::kLlama3, true, true},
-    {"llama-bpe", Family::kLlama3, true, true},
-    {"falcon3", Family::kLlama3, true, true},
+    {.name = "llama3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "llama-v3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "llama-bpe", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
+    {.name = "falcon3", .family = Family::kLlama3, .ignore_merges = true, .adds_bos = true},
     {"dbrx", Family::kLlama3},
     {"smaug-bpe", Family::kLlama3},
     {"qwen2", Family::kQwen2},
@@ -120,7 +121,7 @@ constexpr Name kNames[] = {
     {"stablelm2", Family::kQwen2},
     {"qwen35", Family::kQwen35},
     {"deepseek-v3", Family::kDeepSeek3},
-    {"tekken", Family::kTekken, true, true},
+    {.name = "tekken", .family = Family::kTekken, .ignore_merges = true, .adds_bos = true},
     {"gpt-4o", Family::kO200k},
     {"llama4", Family::kO200k},
 };
