@@ -118,6 +118,9 @@ bool TensorInfo::IsIn(const LayerSpec& layer) const {
 }
 
 std::span<const PartInfo> TensorInfo::PartsIn(const TensorNames& names) const {
+  if (kind == TensorKind::kVector && is_present == nullptr && (names.*parts[0].name).empty()) {
+    return {};
+  }
   if (fused.name != nullptr && !(names.*fused.name).empty()) return {&fused, 1};
   const auto end = std::find_if(parts.begin(), parts.end(),
                                 [](const PartInfo& part) { return part.name == nullptr; });

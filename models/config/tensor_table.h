@@ -164,7 +164,8 @@ struct TensorInfo {
   HeadRows head = {};
   Split split = Split::kReplicated;
   NormSpec (*norm)(const LayerSpec&) = nullptr;  // kNorm
-  LayerPredicate is_present = nullptr;           // null: in every layer that has the block
+  // Null: in every layer that has the block. A kVector is then in the families that name it.
+  LayerPredicate is_present = nullptr;
   absl::string_view undivided = "";              // spec field that refuses to be divided
 
   bool IsIn(const LayerSpec& layer) const;
