@@ -55,7 +55,7 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
 absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec& mla) {
   if (mla.num_heads == 0 || mla.kv_lora_rank == 0 || mla.nope_size == 0 || mla.rope_size == 0 ||
       mla.v_size == 0) {
-    return Invalid(index, absl::StrCat("latent attention of ", mla.num_heads, " heads, rank ",
+    return Invalid(index, absl::StrCat("MLA with ", mla.num_heads, " heads, rank ",
                                        mla.kv_lora_rank, ", sizes ", mla.nope_size, ", ",
                                        mla.rope_size, " and ", mla.v_size, " must all be above 0"));
   }
@@ -169,10 +169,10 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
   const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
   const Knob knobs[] = {
       {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
-      {"latent rows of more than 576 columns, kv_lora_rank and qk_rope_head_dim",
+      {"MLA cache rows of more than 576 columns, kv_lora_rank + qk_rope_head_dim",
        mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
       {"a qk_rope_head_dim above 128", mla.rope_size > kernels::kMaxLatentRope, true},
-      {"a rank or head dim of latent attention that is no multiple of 8",
+      {"an MLA rank or head dim that is no multiple of 8",
        is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
            is_uneven(mla.rope_size) || is_uneven(mla.v_size),
        true},

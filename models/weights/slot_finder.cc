@@ -14,7 +14,7 @@
 namespace quire::models {
 namespace {
 
-// Sums of products of an integer matrix on CPUs fit 32 bits up to here; see QuantizedShape.
+// Sums of integer products on CPUs fit 32 bits up to this number of inputs (QuantizedShape).
 constexpr std::int64_t kMaxIntegerInputs = 65536;
 
 bool IsWeightType(DType dtype) {

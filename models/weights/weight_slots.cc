@@ -17,7 +17,7 @@
 namespace quire::models {
 namespace {
 
-// The number behind the prefix of a layer's tensor, or -1.
+// Returns the layer number of a tensor's name, or -1 if it has none.
 std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
   if (!absl::StartsWith(name, prefix)) return -1;
   name.remove_prefix(prefix.size());
@@ -27,8 +27,8 @@ std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
   return number;
 }
 
-// Tensors that publishers leave in files and that no family computes with: buffers, and layers
-// behind the last one, which hold heads for predicting several tokens.
+// True for tensors in files that no family uses: buffers, and layers after the last one, which are
+// heads for multi-token prediction.
 bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
          absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
@@ -38,7 +38,7 @@ bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::str
                      [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
 }
 
-// Old programs write a bias of zeros for every matrix that they quantise.
+// Old programs write a bias of zeros for every quantized matrix.
 bool IsZeroBias(const Checkpoint& checkpoint, const formats::StoredTensor& tensor) {
   constexpr absl::string_view kBias = ".bias";
   if (!absl::EndsWith(tensor.name, kBias)) return false;
@@ -129,7 +129,7 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
   slots->stored_dtype = kTypes[most];
 }
 
-// The form of codes of most of the layers' weights that have one; empty when none has.
+// Returns the form of most quantized weights of the layers; empty if none is quantized.
 std::string MaxCodedForm(const WeightSlots& slots) {
   std::map<std::string, std::int64_t> elements;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool is_head) {
@@ -152,12 +152,11 @@ auto ExpertsOf(Layer& layer) {
   return experts;
 }
 
-// Which matrix of a slot differs from its like in another one, as a GPU would hold them; null:
-// none.
+// Returns the first matrix of a slot whose form on a GPU differs from that of `like`, or null.
 const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
                             const WeightTarget& target) {
   const auto held = [&target](MatrixForm form) {
-    // CudaPacking: plain elements have the type of activations.
+    // GPUs hold unquantized weights in the dtype of activations (CudaPacking).
     if (form.is_plain() && target.activation == DType::kBF16) form.dtype = DType::kBF16;
     return form;
   };
@@ -171,7 +170,7 @@ const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
   return nullptr;
 }
 
-// A GPU computes all experts of a layer at once, as matrices of one form.
+// GPUs compute all experts of a layer in one launch, so the experts must have the same form.
 absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slots) {
   for (const LayerSlots& layer : slots.layers) {
     for (const std::vector<LinearSlot>* experts : ExpertsOf(layer)) {
@@ -190,7 +189,7 @@ absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slo
   return absl::OkStatus();
 }
 
-// Codes that no kernel multiplies with take more memory than the file.
+// Warns about quantized weights that no kernel supports. They take more memory than in the file.
 void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
   if (target.quantization != Quantization::kAuto) return;
   const formats::StoredTensor* wide = nullptr;
@@ -239,8 +238,8 @@ absl::Status NoFp8Error(const WeightTarget& target) {
                    "of this model is: ", why));
 }
 
-// Matrices of e4m3 codes have rows of x rounded to such codes, too. Those of experts, which
-// GroupedLinear multiplies, are widened all the same.
+// Turns on dynamic activation quantization for fp8 matrices. The matrices of experts are not
+// row-major, since GroupedLinear does not run on fp8 tensor cores.
 absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   bool has_fp8 = false;
   const bool by_rows = target.cuda && target.activation == DType::kBF16;
@@ -326,7 +325,8 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
   linear(slots.head);
 }
 
-// Files of a bare ...Model, and of embedders made from one, have no "model." before their names.
+// Names in files of a bare "...Model", and of embedding models made from one, have no prefix
+// "model.".
 TensorNames NamesIn(const Checkpoint& checkpoint, TensorNames names) {
   constexpr absl::string_view kPrefix = "model.";
   if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr) return names;
