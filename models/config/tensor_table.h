@@ -78,7 +78,6 @@ struct TensorNames {
   absl::string_view stacked_down = "";
   absl::string_view shared = "";  // the shared expert: SHARED.expert_gate.weight and so on
   absl::string_view shared_gate = "";
-  absl::string_view head_gain = "";  // without a ".weight" of its own
 };
 
 // What a layer is built of. Every layer has the norms of its branches, a block of attention and a
@@ -167,7 +166,7 @@ struct TensorInfo {
   NormSpec (*norm)(const LayerSpec&) = nullptr;  // kNorm
   // Null: in every layer that has the block. A kVector is then in the families that name it.
   LayerPredicate is_present = nullptr;
-  absl::string_view undivided = "";  // spec field that refuses to be divided
+  absl::string_view undivided = "";              // spec field that refuses to be divided
 
   bool IsIn(const LayerSpec& layer) const;
   // The tensors that a family's checkpoints hold. Of kExpertMatrices, `fused` is a stack of all
@@ -224,18 +223,17 @@ template <typename VectorType, typename LinearType,
 struct LayerTensors {
   using Vector = VectorType;
   using Linear = LinearType;
-  Vector attn_in{};    // [hidden]
-  Vector attn_out{};   // [hidden]
-  Vector mlp_in{};     // [hidden]
-  Vector mlp_out{};    // [hidden]
-  Linear qkv;          // [(heads + 2 kv_heads) * d, hidden]
-  Vector q_norm{};     // [d], or [heads * d] for QkNormScope::kWhole
-  Vector k_norm{};     // [d], or [kv_heads * d]
-  Vector sinks{};      // [heads]
-  Vector head_gain{};  // [heads]; nothing reads it
-  Linear o;            // [hidden, heads * d]
-  Linear gate_up;      // [2 * intermediate, hidden]
-  Linear down;         // [hidden, intermediate]
+  Vector attn_in{};   // [hidden]
+  Vector attn_out{};  // [hidden]
+  Vector mlp_in{};    // [hidden]
+  Vector mlp_out{};   // [hidden]
+  Linear qkv;         // [(heads + 2 kv_heads) * d, hidden]
+  Vector q_norm{};    // [d], or [heads * d] for QkNormScope::kWhole
+  Vector k_norm{};    // [d], or [kv_heads * d]
+  Vector sinks{};     // [heads]
+  Linear o;           // [hidden, heads * d]
+  Linear gate_up;     // [2 * intermediate, hidden]
+  Linear down;        // [hidden, intermediate]
   MlaTensors<Vector, Linear> mla;
   Moe moe;
 };
@@ -316,9 +314,6 @@ inline constexpr TensorRow<Layer> kAttentionTable[] = {
               .is_present = [](const LayerSpec& layer) { return layer.heads.has_sinks; },
               .undivided = "heads.has_sinks"},
      .vector = &Layer::sinks},
-    {.info = {.kind = TensorKind::kVector,
-              .parts = {{{.name = &TensorNames::head_gain, .rows = Dim::kHeads}}}},
-     .vector = &Layer::head_gain},
     {.info = {.label = "o",
               .parts = {{{.name = &TensorNames::o,
                           .rows = Dim::kHidden,

@@ -5,14 +5,12 @@
 #include <cstdint>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "models/config/layer_spec.h"
 #include "models/config/model_config.h"
 #include "models/weights/dummy_checkpoint.h"
 #include "models/weights/weights.h"
-#include "tests/kernels/kernel_test_util.h"
 
 namespace quire::models {
 namespace {
@@ -124,37 +122,6 @@ TEST(TensorTableTest, LabelsOfABlockAreDistinctAndVectorsHaveNone) {
       EXPECT_TRUE(labels.insert(absl::StrCat(per_expert ? "experts." : "", info.label)).second)
           << info.label;
     });
-  }
-}
-
-// The whole path of a tensor that is in the table and in no other file.
-TEST(TensorTableTest, ATensorOfTheTableIsFoundLoadedAndCounted) {
-  const ModelSpec spec = SpecOf(HeadsLayer());
-  TensorNames names = kNames;
-  names.head_gain = "head_gain";
-  const auto dummy = DummyCheckpoint(ModelConfig{}, spec, names, /*with_values=*/true);
-  ASSERT_TRUE(dummy.ok()) << dummy.status();
-  const formats::StoredTensor* const stored = dummy->Find("model.layers.1.head_gain");
-  ASSERT_NE(stored, nullptr);
-  EXPECT_EQ(stored->shape, std::vector<std::int64_t>{kHeads});
-  const auto slots = FindWeights(spec, names, *dummy, WeightTarget{});
-  ASSERT_TRUE(slots.ok()) << slots.status();
-  EXPECT_EQ(slots->layers[1].head_gain.tensor, stored);
-
-  const auto without = DummyCheckpoint(ModelConfig{}, spec, kNames, /*with_values=*/false);
-  const auto fewer = FindWeights(spec, kNames, *without, WeightTarget{});
-  ASSERT_TRUE(fewer.ok()) << fewer.status();
-  EXPECT_EQ(VectorFloats(*slots) - VectorFloats(*fewer), 2 * PaddedVector(kHeads));
-  EXPECT_EQ(slots->parameter_count - fewer->parameter_count, 2 * kHeads);
-  // A family that does not name the tensor refuses it.
-  EXPECT_FALSE(FindWeights(spec, kNames, *dummy, WeightTarget{}).ok());
-
-  const kernels::TestBackend backend(1);
-  const auto weights = Weights::Load(*slots, *backend, WeightTarget{});
-  ASSERT_TRUE(weights.ok()) << weights.status();
-  for (const LayerWeights& layer : weights->layers()) {
-    ASSERT_NE(layer.head_gain, nullptr);
-    EXPECT_NE(layer.head_gain[kHeads - 1], 0);
   }
 }
 
