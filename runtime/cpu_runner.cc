@@ -168,15 +168,14 @@ namespace {
 
 // Inputs of the widest matrix.
 std::uint32_t MaxInputs(const ModelSpec& spec) {
-  std::uint32_t inputs = spec.hidden;
+  std::int64_t inputs = spec.hidden;
   for (const LayerSpec& layer : spec.layers) {
-    inputs = std::max({inputs, layer.heads.num_heads * layer.heads.head_size,
-                       layer.dense.intermediate, layer.moe.expert.intermediate,
-                       layer.moe.shared ? layer.moe.shared->intermediate : 0, layer.mla.q_lora_rank,
-                       layer.mla.kv_lora_rank, layer.mla.nope_size,
-                       layer.mla.num_heads * layer.mla.v_size});
+    ForEachTensor(layer, [&](BlockKind, const TensorInfo& info) {
+      if (info.is_vector()) return;
+      inputs = std::max(inputs, ExtentOf(info.inputs(), spec.hidden, layer).size);
+    });
   }
-  return inputs;
+  return static_cast<std::uint32_t>(inputs);
 }
 
 CodedMatrices CodedMatricesOf(const Weights& weights) {

@@ -33,7 +33,7 @@ namespace quire::models {
 
 // Of the text, of the packed forms in it and of how weights are rounded to them. Grows when one of
 // them changes.
-inline constexpr int kPackedFileVersion = 3;
+inline constexpr int kPackedFileVersion = 4;
 
 // What the weights in a file are.
 struct PackedFileKey {

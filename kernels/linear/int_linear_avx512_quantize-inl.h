@@ -1,4 +1,4 @@
-// Quantising activations on AVX-512, as int_linear.h says. Included by int_linear_avx512-inl.h.
+// Quantizes activations with AVX-512 (int_linear.h). Included by int_linear_avx512-inl.h.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Largest |x| as bits: numbers in order, then infinity, then NaN.
+// Returns the largest |x| as bits, whose order is that of the numbers, then infinity, then NaN.
 template <bool kWhole>
 QUIRE_INLINE std::uint32_t LargestBits(const float* x, std::uint32_t count) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -23,8 +23,9 @@ QUIRE_INLINE std::uint32_t LargestBits(const float* x, std::uint32_t count) {
   return _mm512_reduce_max_epu32(largest);
 }
 
-// `count` inputs into their places, 4 bytes every `step` bytes. Returns their sum. kWhole: count is
-// a multiple of 16. An inverse of 0 makes everything 0, NaN included.
+// Quantizes `count` inputs and writes 4 bytes every `step` bytes. Returns the sum of the quantized
+// values. kWhole means that count is a multiple of 16. If `inverse` is 0 all values become 0, also
+// NaN.
 template <bool kWhole>
 QUIRE_INLINE std::int32_t PutInputs(const float* x, std::uint32_t count, float inverse,
                                     std::uint32_t step, std::int8_t* q) {
@@ -51,12 +52,13 @@ QUIRE_INLINE std::int32_t PutInputs(const float* x, std::uint32_t count, float i
   return _mm512_reduce_add_epi32(sum);
 }
 
-// Scales and inverses of 16 groups from their largest bits; which of them have inputs to quantise.
+// Computes scales and inverses of 16 groups from their largest bits. Returns the mask of groups
+// with non-zero values.
 QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scales,
                                  float* inverses) {
   const __m512 largest = _mm512_castsi512_ps(largest_bits);
   const __m512 steps = _mm512_set1_ps(127.0f);
-  // Bits, since those of NaN are above all others.
+  // Compares bits, since those of NaN are larger than all others.
   const __mmask16 in_bounds = _mm512_cmplt_epu32_mask(
       largest_bits, _mm512_castps_si512(_mm512_set1_ps(kBeyondActivations)));
   const __mmask16 used =
@@ -64,7 +66,7 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
   __m512 scale = _mm512_div_ps(largest, steps);
   __m512 inverse = _mm512_div_ps(steps, largest);
   if (is_int4) {
-    // The next power of two: exponents only. The one of its inverse is what is missing to 2 * 127.
+    // Rounds up to a power of two. The exponents of scale and inverse add up to 2 * 127.
     const __m512i above = _mm512_add_epi32(_mm512_castps_si512(scale), _mm512_set1_epi32(0x7fffff));
     const __m512i power = _mm512_and_si512(above, _mm512_set1_epi32(0x7f800000));
     scale = _mm512_castsi512_ps(power);
@@ -77,14 +79,24 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
   return used;
 }
 
-// 16 groups at a time: finding, dividing and placing apart keeps their latencies from adding up.
+// Inputs that share a scale of activations (IntRows), for groups of weights of this size.
+QUIRE_INLINE std::uint32_t ActivationGroup(std::uint32_t group) {
+  return group < 32 ? 32 : group;
+}
+QUIRE_INLINE std::uint32_t NumActivationGroups(const RowQuantization& how) {
+  const std::uint32_t wide = ActivationGroup(how.group);
+  return (how.k + wide - 1) / wide;
+}
+
+// Processes 16 groups at a time. Separate loops for the maximum, the division and the rounding keep
+// their latencies from adding up.
 template <bool kWhole>
 QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std::uint32_t step,
                                  std::int8_t* q, float* scales, std::int32_t* sums) {
   const std::uint32_t k = how.k;
   const std::uint32_t group = how.group;
-  const std::uint32_t wide = group < 32 ? 32 : group;
-  const std::uint32_t wides = (k + wide - 1) / wide;
+  const std::uint32_t wide = ActivationGroup(group);
+  const std::uint32_t wides = NumActivationGroups(how);
   alignas(64) std::uint32_t bits[16] = {};
   alignas(64) float factors[16];
   alignas(64) float inverses[16];
@@ -106,8 +118,8 @@ QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std
   }
 }
 
-// Vectors whose 128-bit lanes hold rows 0 - 3 (low) and 4 - 7 (high) each: the lanes put together
-// by `join`, row r in lane r.
+// Reduces the 128-bit lanes of vectors that hold rows 0 to 3 (low) and 4 to 7 (high) with `join`.
+// Returns row r in lane r.
 template <class Join>
 QUIRE_INLINE __m256i JoinLanes(__m512i low, __m512i high, Join join) {
   const __m512i halves =
@@ -116,7 +128,7 @@ QUIRE_INLINE __m256i JoinLanes(__m512i low, __m512i high, Join join) {
   return _mm512_castsi512_si256(_mm512_shuffle_i32x4(all, all, 0x08));
 }
 
-// Lane r: the largest of row r.
+// Returns the largest value of row r in lane r.
 template <int R>
 QUIRE_INLINE __m256i LargestOfRows(const __m512i (&rows)[R]) {
   const auto larger = [](__m512i a, __m512i b) { return _mm512_max_epu32(a, b); };
@@ -133,7 +145,7 @@ QUIRE_INLINE __m256i LargestOfRows(const __m512i (&rows)[R]) {
   return JoinLanes(four[0], four[1], larger);
 }
 
-// 16 inputs of R rows from x on into their places. Adds their sums, 4 at a time, to sums[rows / 4].
+// Quantizes and writes 16 inputs of R rows. Adds their sums, four rows at a time, to sums[row / 4].
 template <int R>
 QUIRE_INLINE void PutRows(const float* x, std::int64_t x_stride, const float* inverses,
                           std::int8_t* q, __m512i (&sums)[2]) {
@@ -147,7 +159,7 @@ QUIRE_INLINE void PutRows(const float* x, std::int64_t x_stride, const float* in
       v[j] = _mm512_cvtps_epi32(
           _mm512_mul_ps(_mm512_loadu_ps(x + r * x_stride), _mm512_set1_ps(inverses[r])));
     }
-    // In each 128-bit lane 4 inputs of 4 rows, one row after the other.
+    // Each 128-bit lane has 4 inputs of 4 rows, row by row.
     four[i] = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), four[i]);
     sums[i] = _mm512_add_epi32(sums[i], _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
@@ -164,22 +176,23 @@ QUIRE_INLINE void PutRows(const float* x, std::int64_t x_stride, const float* in
 
 struct BlockOut {
   std::int8_t* q;
-  float* scales;  // of the first row
+  float* scales;  // scales of the first row
   std::int64_t scales_stride;
   std::int32_t* sums;
   std::int64_t sums_stride;
 };
 
-// A block of R rows at once: 8 or 4. k is a multiple of `wide` and the groups of 16.
+// Quantizes a block of R rows, 8 or 4. REQUIRES: k % ActivationGroup(group) == 0 and group % 16 ==
+// 0.
 template <int R>
 __attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stride,
                                              const RowQuantization& how, const BlockOut& out) {
   const std::uint32_t k = how.k;
   const std::uint32_t group = how.group;
-  const std::uint32_t wide = group < 32 ? 32 : group;
+  const std::uint32_t wide = ActivationGroup(group);
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
-  alignas(64) float scales[16];  // of 16 rows that FactorsOf could have
+  alignas(64) float scales[16];  // FactorsOf writes 16 values
   alignas(64) float inverses[16];
   alignas(32) std::int32_t row_sums[8];
   for (std::uint32_t k0 = 0; k0 < k; k0 += wide) {
@@ -218,8 +231,7 @@ void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
   const std::uint32_t k = how.k;
   const std::uint32_t group = how.group;
   const std::int64_t k_padded = (k + 3) / 4 * 4;
-  const std::uint32_t wide = group < 32 ? 32 : group;
-  const std::int64_t wides = (k + wide - 1) / wide;
+  const std::int64_t wides = NumActivationGroups(how);
   const std::int64_t groups = k / group;
   std::uint32_t block = 0;
   for (std::uint32_t row = row_begin; row < row_end; row += block) {
@@ -228,7 +240,7 @@ void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
     const BlockOut out = {rows.q + row * k_padded, rows.scales + row * wides, wides,
                           rows.sums + row * groups, groups};
     const bool whole = group % 16 == 0;
-    if (block >= 4 && whole && k % wide == 0) {
+    if (block >= 4 && whole && k % ActivationGroup(group) == 0) {
       block == 8 ? QuantizeBlock<8>(in, x_stride, how, out)
                  : QuantizeBlock<4>(in, x_stride, how, out);
       continue;

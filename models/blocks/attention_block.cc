@@ -19,13 +19,13 @@ struct QkvLayout {
   std::int64_t width;
 };
 
-// Whether QkvStore norms q and k by itself.
+// True if QkvStore applies the norms of q and k.
 bool StoreNorms(const StepContext& step, const AttentionSpec& heads) {
   return step.backend->cuda() != nullptr && heads.qk_norm.kind == NormKind::kRms &&
          heads.qk_norm.has_weight && heads.qk_norm_scope == QkNormScope::kPerHead;
 }
 
-// q and k normed in place, head by head or all heads of a token at once.
+// Normalizes q and k in place, per head or over all heads of a token.
 absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& heads,
                                 const LayerWeights& weights, const QkvLayout& layout) {
   if (heads.qk_norm.kind == NormKind::kNone || StoreNorms(step, heads)) return absl::OkStatus();
@@ -52,7 +52,7 @@ absl::Status NormQueriesAndKeys(const StepContext& step, const AttentionSpec& he
   return absl::OkStatus();
 }
 
-// qkv = W norm(x) + bias; q and k rotated, K and V of the step written.
+// Computes qkv = W norm(x) + bias, rotates q and k, and writes K and V of the step to the cache.
 absl::Status ProjectAndStore(const StepContext& step, const AttentionSpec& heads,
                              const LayerWeights& weights, kernels::ConstFloatPtr input,
                              const kernels::QkvStoreParams& store) {
@@ -101,7 +101,7 @@ kernels::QkvStoreParams StoreParams(const StepContext& step, const AttentionSpec
           .norm_epsilon = heads.qk_norm.eps};
 }
 
-// attended = attention(q, cache), the K and V of the step in their pages before.
+// Stores K and V of the step, then computes attended = attention(q, cache).
 absl::Status StoreAndAttend(const StepContext& step, const AttentionSpec& heads,
                             const LayerWeights& weights, const LayerPlace& place,
                             kernels::ConstFloatPtr input) {
@@ -137,8 +137,8 @@ absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.attn_in, weights.attn_in));
   QUIRE_RETURN_IF_ERROR(StoreAndAttend(step, layer.heads, weights, place, input));
-  return JoinProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
-                     QkvLayout(layer.heads).q_width);
+  return AddProduct(step, AttentionOutput(layer, weights), weights.o, step.buffers->attended,
+                    QkvLayout(layer.heads).q_width);
 }
 
 }  // namespace quire::models

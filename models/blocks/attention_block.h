@@ -9,9 +9,9 @@
 
 namespace quire::models {
 
-// x joins o(attention(rope(norm(qkv(norm(x)))))), as branch.h says, the K and V of the step's
-// tokens written to `place` in the cache on the way. Uses normed, qkv and attended.
-// REQUIRES: CheckBuilt.
+// Adds the branch o(attention(rope(norm(qkv(norm(x)))))) to the residual stream x (branch.h).
+// Writes the K and V of the step's tokens to `place` in the cache. Uses the buffers normed, qkv and
+// attended. REQUIRES: CheckBuilt is OK.
 absl::Status AttentionBlock(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, const LayerPlace& place);
 

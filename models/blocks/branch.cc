@@ -47,9 +47,9 @@ BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights) {
   return {&layer.mlp_out, weights.mlp_out, layer.residual_scale, layer.output_scale};
 }
 
-absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
-                         const LinearWeights& weights, kernels::ConstFloatPtr input,
-                         std::int64_t input_stride) {
+absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
+                        const LinearWeights& weights, kernels::ConstFloatPtr input,
+                        std::int64_t input_stride) {
   const StepBuffers& b = *step.buffers;
   if (output.is_sum() && step.comm == nullptr) {
     return ApplyLinear(*step.backend, weights,
@@ -73,10 +73,10 @@ absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
     QUIRE_RETURN_IF_ERROR(
         step.comm->AllReduceSum({b.branch, std::size_t{step.num_tokens} * step.hidden}));
   }
-  return JoinBranch(step, output, b.branch);
+  return AddBranch(step, output, b.branch);
 }
 
-absl::Status JoinBranch(const StepContext& step, const BranchOutput& output, float* branch) {
+absl::Status AddBranch(const StepContext& step, const BranchOutput& output, float* branch) {
   if (output.norm->kind != NormKind::kNone) {
     QUIRE_RETURN_IF_ERROR(Norm(step, *output.norm, output.norm_weight, branch, branch));
   }

@@ -1,6 +1,7 @@
 #pragma once
 
-// How the branches of a layer, attention and MLP, leave the residual stream and come back to it.
+// The branches of a layer, attention and MLP: how they read the residual stream and are added to
+// it.
 
 #include <cstdint>
 
@@ -13,32 +14,33 @@
 
 namespace quire::models {
 
-// What a branch reads, in the type of the activations: norm(x), written to normed, or where the
-// slot has no norm x itself.
+// Returns the input of a branch in the dtype of activations: norm(x), written to the buffer normed,
+// or x itself if there is no norm.
 absl::StatusOr<kernels::ConstFloatPtr> BranchInput(const StepContext& step, const NormSpec& norm,
                                                    const float* weight);
 
-// How a branch joins the stream: x = (x + scale * norm(branch)) * output_scale.
+// How a branch is added to the residual stream: x = (x + scale * norm(branch)) * output_scale.
 struct BranchOutput {
   const NormSpec* norm;
   const float* norm_weight;
   float scale;
-  float output_scale;  // of the layer, with its last branch
+  float output_scale;  // the layer's, applied with its last branch; else 1
 
-  // x += branch, which the last product of the branch does by itself.
+  // True if the branch is added as it is, which its last linear layer does itself.
   bool is_sum() const { return norm->kind == NormKind::kNone && scale == 1 && output_scale == 1; }
 };
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights);
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 
-// The branch W input (+ bias) joins the stream, by way of branch unless it is a plain sum. Rows of
-// input, which is not normed, lie input_stride apart. With a communicator W and input are a rank's
-// part, and the branch is the sum over the ranks.
-absl::Status JoinProduct(const StepContext& step, const BranchOutput& output,
+// Adds the branch W input (+ bias) to the residual stream. Uses the buffer `branch` unless the
+// output is a plain sum. Rows of input, which is not the buffer normed, are input_stride apart.
+// With a communicator W and input are a rank's part, and the branch is the sum over the ranks.
+absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
                          const LinearWeights& weights, kernels::ConstFloatPtr input,
                          std::int64_t input_stride);
 
-// The branch [num_tokens, hidden] joins the stream; with a norm it is overwritten.
-absl::Status JoinBranch(const StepContext& step, const BranchOutput& output, float* branch);
+// Adds the branch [num_tokens, hidden] to the residual stream. Overwrites the branch if there is a
+// norm.
+absl::Status AddBranch(const StepContext& step, const BranchOutput& output, float* branch);
 
 }  // namespace quire::models

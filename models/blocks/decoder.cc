@@ -15,11 +15,12 @@
 #include "models/blocks/mlp_block.h"
 #include "models/blocks/moe_block.h"
 #include "models/blocks/step_context.h"
+#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {
 
-// Families have at most one table for full and one for windowed layers; more is a broken spec.
+// Families have at most one table for full and one for windowed layers.
 constexpr std::size_t kMaxRopeTables = 4;
 
 absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
@@ -46,7 +47,7 @@ absl::Status ComputeAngles(const ModelSpec& spec, const DecoderStep& step,
   return absl::OkStatus();
 }
 
-// Row `index` of hidden_out, in the order of StepBatch.
+// Writes x to row `index` of hidden_out, in the order of StepBatch.
 absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels::ConstFloatPtr x,
                          std::size_t index) {
   if (step.hidden_out == nullptr) return absl::OkStatus();
@@ -65,6 +66,33 @@ absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels
     const std::size_t to = std::size_t{step.batch_index[i / spec.hidden]} * spec.hidden;
     out[to + i % spec.hidden] = x.is_f32() ? x.f32()[i] : x.as<BF16>()[i].ToFloat();
   }
+  return absl::OkStatus();
+}
+
+using BlockFn = absl::Status (*)(const StepContext&, const LayerSpec&, const LayerWeights&,
+                                 const LayerPlace&);
+
+// The function that computes a kind of block.
+constexpr struct {
+  BlockKind kind;
+  BlockFn run;
+} kBlocks[] = {
+    {BlockKind::kAttention, AttentionBlock},
+    {BlockKind::kMla, MlaBlock},
+    {BlockKind::kMlp,
+     [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
+        const LayerPlace&) { return MlpBlock(step, layer, weights); }},
+    {BlockKind::kMoe,
+     [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
+        const LayerPlace&) { return MoeBlock(step, layer, weights); }},
+};
+
+absl::Status RunBlock(BlockKind kind, const StepContext& step, const LayerSpec& layer,
+                      const LayerWeights& weights, const LayerPlace& place) {
+  for (const auto& block : kBlocks) {
+    if (block.kind == kind) return block.run(step, layer, weights, place);
+  }
+  QUIRE_CHECK(false);
   return absl::OkStatus();
 }
 
@@ -110,14 +138,10 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
                             .hidden = spec.hidden,
                             .comm = step.comm};
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    const LayerWeights& layer = weights.layers()[i];
-    const LayerPlace place = step.layers->places[i];
-    QUIRE_RETURN_IF_ERROR(spec.layers[i].attention == AttentionKind::kMla
-                              ? MlaBlock(context, spec.layers[i], layer, place)
-                              : AttentionBlock(context, spec.layers[i], layer, place));
-    QUIRE_RETURN_IF_ERROR(spec.layers[i].mlp == MlpKind::kMoe
-                              ? MoeBlock(context, spec.layers[i], layer)
-                              : MlpBlock(context, spec.layers[i], layer));
+    for (const BlockKind kind : BlocksOf(spec.layers[i])) {
+      QUIRE_RETURN_IF_ERROR(
+          RunBlock(kind, context, spec.layers[i], weights.layers()[i], step.layers->places[i]));
+    }
     QUIRE_RETURN_IF_ERROR(WriteHidden(spec, step, b.x, i + 1));
     if (step.heartbeat != nullptr) step.heartbeat->Beat();
   }

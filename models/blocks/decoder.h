@@ -22,37 +22,35 @@ class Communicator;
 
 namespace quire::models {
 
-// A step whose tokens, positions and row_offsets are filled in `buffers`; on a GPU its other
-// arrays, too.
+// A step. `buffers` has its tokens, positions and row_offsets; on a GPU also its other arrays.
 struct DecoderStep {
   const kernels::Backend* backend;
   std::span<const kernels::AnyKvCollection> kv;  // one per layer group
   const LayerGroups* layers;
   std::span<const kernels::AttentionPlan* const> plans = {};  // StepContext::plans
-  const kernels::cuda::KvTensorMaps* maps =
-      nullptr;  // of the pool; null where no kernel reads through maps
+  const kernels::cuda::KvTensorMaps* maps = nullptr;  // TMA maps of the pool; null: not used
   StepBuffers* buffers;
   std::uint32_t num_tokens;
   std::uint32_t batch_size;
-  Heartbeat* heartbeat = nullptr;  // beats after each layer; or null
-  // Host memory [layers + 2, num_tokens, hidden] in the order of StepBatch, or null. On a GPU it
-  // makes the host wait after every layer.
+  Heartbeat* heartbeat = nullptr;  // beats after each layer; null: none
+  // Hidden states in host memory, [layers + 2, num_tokens, hidden], in the order of StepBatch;
+  // null: not wanted. On a GPU the host then waits after every layer.
   float* hidden_out = nullptr;
-  std::span<const std::uint32_t> batch_index = {};  // StepOrder's; for hidden_out
-  // Where spec and weights are a rank's part of a model (divided_checkpoint.h).
-  kernels::Communicator* comm = nullptr;
+  std::span<const std::uint32_t> batch_index = {};  // of StepOrder, for hidden_out
+  kernels::Communicator* comm = nullptr;  // set if the model is divided (divided_checkpoint.h)
 };
 
-// Leaves the output of the last layer in buffers->x. Returns the first error of an op.
+// Computes all layers. The output of the last one is buffers->x. Returns the first error of an op.
 absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights, const DecoderStep& step);
 
-// norm(x[i]) for i in [begin, end), into buffers->head_in. REQUIRES: at most limits.head_rows.
+// Writes norm(x[i]) for i in [begin, end) to buffers->head_in. REQUIRES: at most limits.head_rows
+// rows.
 absl::Status DecoderNorm(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers, std::uint32_t begin,
                          std::uint32_t end);
 
-// logits[i] = head(norm(x[tokens[i]])), with the spec's factor and soft cap, for at most
-// limits.head_rows tokens, into buffers->logits. `tokens` is memory of the backend.
+// Writes logits[i] = head(norm(x[tokens[i]])), with the spec's factor and softcap, to
+// buffers->logits. `tokens` is in the backend's memory. REQUIRES: num_rows <= limits.head_rows.
 absl::Status DecoderHead(const ModelSpec& spec, const Weights& weights,
                          const kernels::Backend& backend, StepBuffers* buffers,
                          const std::uint32_t* tokens, std::uint32_t num_rows);

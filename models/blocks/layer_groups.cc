@@ -10,16 +10,16 @@
 namespace quire::models {
 namespace {
 
-// Unused slots may be so small a share of the layers.
+// Unused slots are at most 1 / kPaddingShare of the layers.
 constexpr std::uint32_t kPaddingShare = 8;
 
-// A window that no context outgrows lets nothing go.
+// A window that is at least as long as the context never releases pages, so it counts as none.
 std::uint32_t WindowOf(const ModelSpec& spec, const LayerSpec& layer) {
   const std::uint32_t window = layer.heads.window;
   return window < spec.max_position ? window : 0;
 }
 
-// Layers of each window.
+// Number of layers by window.
 using Classes = std::map<std::uint32_t, std::uint32_t>;
 
 std::uint32_t CountGroups(const Classes& classes, std::uint32_t slots) {
@@ -28,8 +28,8 @@ std::uint32_t CountGroups(const Classes& classes, std::uint32_t slots) {
   return groups;
 }
 
-// As many as the share of unused ones allows, since that makes fewest groups; then as few as make
-// no group more.
+// Starts with the most slots that the share of unused ones allows, which gives the fewest groups.
+// Then removes slots while the number of groups does not grow.
 std::uint32_t SlotsOf(const Classes& classes, std::uint32_t num_layers) {
   std::uint32_t slots = num_layers;
   std::uint32_t groups = CountGroups(classes, slots);
@@ -53,7 +53,7 @@ LayerGroups PlanLayerGroups(const ModelSpec& spec) {
   for (const LayerSpec& layer : spec.layers) ++classes[window_of(layer)];
   LayerGroups plan;
   plan.slots = SlotsOf(classes, num_layers);
-  std::map<std::uint32_t, std::uint32_t> last;  // group that is being filled, by window
+  std::map<std::uint32_t, std::uint32_t> last;  // last group of each window
   for (const LayerSpec& layer : spec.layers) {
     const std::uint32_t window = window_of(layer);
     auto group = last.find(window);

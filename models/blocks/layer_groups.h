@@ -1,18 +1,18 @@
 #pragma once
 
-// Which layers share the lookup table and the lifetime of their pages. Every page of a model has
-// the same number of layer slots, whatever group it serves, so all groups take theirs from one
-// pool; what a group has for itself are its lookup table and its window.
+// Layer groups: layers that share a lookup table and the lifetime of their pages. All pages of a
+// model have the same number of layer slots, so all groups allocate from one pool. Each group has
+// its own lookup table and window.
 //
 //   layers          w w f w w f       w: windowed, f: full; 2 slots a page
 //   group, slot     0,0 0,1 1,0 2,0 2,1 1,1
 //
-// Layers of equal window are filled into groups in their order. There are as few groups as possible
-// with at most one unused slot for eight of the model's layers, and no more slots than they need.
+// Layers with equal windows are assigned to groups in their order. The plan has the fewest groups
+// that leave at most one unused slot per eight layers, and for that number the fewest slots.
 //
 // Place:      between ModelSpec and the KV geometry, the cache manager's groups and the decoder.
-// Invariants: every layer has a place of its own; a group's layers have one window. A model of one
-//             class has one group, and so has latent attention, which has no windows.
+// Invariants: every layer has its own place; all layers of a group have the same window. A model
+//             whose layers have equal windows has one group, and so has MLA, which has no windows.
 // Threads:    any; plain values.
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace quire::models {
 
-// Where a layer keeps its K and V.
+// The place of a layer's K and V.
 struct LayerPlace {
   std::uint32_t group = 0;
   std::uint32_t slot = 0;  // below LayerGroups::slots
@@ -32,13 +32,13 @@ struct LayerPlace {
 };
 
 struct LayerGroup {
-  std::uint32_t window = 0;      // tokens that a query reads, its own included; 0: all
+  std::uint32_t window = 0;      // tokens that a query reads, including itself; 0: all
   std::uint32_t num_layers = 0;  // at most LayerGroups::slots
   friend bool operator==(const LayerGroup&, const LayerGroup&) = default;
 };
 
 struct LayerGroups {
-  std::uint32_t slots = 0;         // layers that a page has room for
+  std::uint32_t slots = 0;         // layers per page
   std::vector<LayerGroup> groups;  // in order of their first layers
   std::vector<LayerPlace> places;  // by layer
   friend bool operator==(const LayerGroups&, const LayerGroups&) = default;
@@ -47,11 +47,11 @@ struct LayerGroups {
 // REQUIRES: the spec has layers.
 LayerGroups PlanLayerGroups(const ModelSpec& spec);
 
-// What the cache manager is told of them.
+// Returns the groups as the cache manager's configuration.
 std::vector<cache::CacheGroup> CacheGroupsOf(const LayerGroups& layers);
 
-// For people, such as "6 layers a page: 5 for all tokens, 29 for a window of 1024 tokens in 5
-// groups".
+// Returns a description for logs, such as "6 layers a page: 5 for all tokens, 29 for a window of
+// 1024 tokens in 5 groups".
 std::string DescribeLayerGroups(const LayerGroups& layers);
 
 }  // namespace quire::models

@@ -18,7 +18,7 @@
 namespace quire::models {
 namespace {
 
-// Columns of a head: as projected, and in the latent space, where a cached row has as many.
+// Columns of a query: as projected, and in the latent space, where cached rows have the same width.
 struct Sizes {
   explicit Sizes(const MlaSpec& mla)
       : query(mla.nope_size + mla.rope_size),
@@ -27,8 +27,8 @@ struct Sizes {
         latents(std::int64_t{mla.num_heads} * latent) {}
   std::uint32_t query;
   std::uint32_t latent;
-  std::int64_t queries;  // of all heads
-  std::int64_t latents;
+  std::int64_t queries;  // all heads
+  std::int64_t latents;  // all heads
 };
 
 absl::Status Apply(const StepContext& step, const LinearWeights& weights, kernels::ConstFloatPtr x,
@@ -42,7 +42,7 @@ absl::Status Apply(const StepContext& step, const LinearWeights& weights, kernel
                       .num_rows = step.num_tokens});
 }
 
-// The first `columns` of each row, normed in place; an eps of 0 means no norm.
+// Normalizes the first `columns` of each row in place. An eps of 0 means no norm.
 absl::Status NormLatent(const StepContext& step, float eps, const float* weight,
                         kernels::FloatPtr x, std::int64_t stride, std::uint32_t columns) {
   if (eps == 0) return absl::OkStatus();
@@ -56,7 +56,7 @@ absl::Status NormLatent(const StepContext& step, float eps, const float* weight,
                                           .epsilon = eps});
 }
 
-// heads = queries of all heads, rows = [norm(c), k_pe] of the step's tokens; nothing is rotated.
+// Computes heads, the queries, and rows = [norm(c), k_pe] of the step's tokens, all before rope.
 absl::Status Project(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                      const Sizes& sizes) {
   const MlaSpec& mla = layer.mla;
@@ -79,7 +79,7 @@ absl::Status Project(const StepContext& step, const LayerSpec& layer, const Laye
   return NormLatent(step, mla.latent_eps, w.kv_a_norm, b.rows, sizes.latent, mla.kv_lora_rank);
 }
 
-// Of what HeadLinear takes from a head to the next.
+// Input and output of ApplyHeads, and the distances between heads.
 struct HeadRows {
   kernels::ConstFloatPtr x;
   kernels::FloatPtr y;
@@ -87,7 +87,7 @@ struct HeadRows {
   std::int64_t y_head;
 };
 
-// y[h] = W_h x[h] of every head, as many at once as one launch takes.
+// Computes y[h] = W_h x[h] for all heads, in launches of kMaxHeadsALaunch heads.
 absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights>& weights,
                         HeadRows rows) {
   const auto num_heads = static_cast<std::int64_t>(weights.size());
@@ -113,7 +113,7 @@ absl::Status ApplyHeads(const StepContext& step, const std::vector<LinearWeights
   return absl::OkStatus();
 }
 
-// The other columns of the queries, rotated, and the rows into their pages; then
+// Writes the rotated columns of the queries, and the rows of the step to their pages. Then computes
 // found = attention(queries, cache).
 absl::Status StoreAndAttend(const StepContext& step, const MlaSpec& mla, const Sizes& sizes,
                             const LayerPlace& place) {
@@ -162,7 +162,7 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   const Sizes sizes(mla);
   const MlaBuffers& b = step.buffers->mla;
   QUIRE_RETURN_IF_ERROR(Project(step, layer, weights, sizes));
-  // The first columns of every head's query: UK_h^T q_nope.
+  // The columns without rope of every query: UK_h^T q_nope.
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.to_latent,
                  {.x = b.heads, .y = b.queries, .x_head = sizes.query, .y_head = sizes.latent}));
@@ -171,7 +171,7 @@ absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const Lay
   QUIRE_RETURN_IF_ERROR(
       ApplyHeads(step, weights.mla.from_latent,
                  {.x = b.found, .y = b.values, .x_head = sizes.latent, .y_head = mla.v_size}));
-  return JoinProduct(step, AttentionOutput(layer, weights), weights.o, b.values, values);
+  return AddProduct(step, AttentionOutput(layer, weights), weights.mla.o, b.values, values);
 }
 
 }  // namespace quire::models

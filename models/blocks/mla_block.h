@@ -9,12 +9,14 @@
 
 namespace quire::models {
 
-// Multi-head latent attention in its absorbed form, as branch.h says: a token's cached row is
-// [norm(c), rope(k_pe)], a query head is taken into the latent space by its part of kv_b, attends
-// to these rows as one KV head, and what it finds there, a mean of latents, is taken back by the
-// other part. Prefill and decode do the same, so that chunks give the same bits. Writes the rows of
-// the step's tokens to `place` in the cache. Uses normed and mla of the buffers.
-// REQUIRES: CheckBuilt for the backend's device.
+// Adds the branch of multi-head latent attention, in its absorbed form, to the residual stream
+// (branch.h). The cached row of a token is [norm(c), rope(k_pe)]. The key part of kv_b maps a query
+// head into the latent space, where it attends to the cached rows as to one KV head. The value part
+// of kv_b maps the result, a weighted mean of latents, back. Prefill and decode run the same
+// computation, so chunking does not change bits.
+//
+// Writes the rows of the step's tokens to `place` in the cache. Uses the buffers normed and mla.
+// REQUIRES: CheckBuilt is OK for the backend's device.
 absl::Status MlaBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
                       const LayerPlace& place);
 

@@ -63,8 +63,8 @@ absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
   QUIRE_RETURN_IF_ERROR(GatedProjection(step, layer.dense, weights.gate_up,
                                         {.x = input, .y = b.gate_up, .num_rows = step.num_tokens}));
-  return JoinProduct(step, MlpOutput(layer, weights), weights.down, b.gate_up,
-                     2 * std::int64_t{layer.dense.intermediate});
+  return AddProduct(step, MlpOutput(layer, weights), weights.down, b.gate_up,
+                    2 * std::int64_t{layer.dense.intermediate});
 }
 
 }  // namespace quire::models

@@ -11,27 +11,27 @@
 
 namespace quire::models {
 
-// The activation, clamp and offset of an MLP, for GatedProduct.
+// Returns the activation, clamp and offset of an MLP for GatedProduct.
 kernels::GateShape GateShapeOf(const MlpSpec& mlp);
 
-// In the first half of rows of 2 * intermediate: act(first half) * second half.
+// Writes act(first half) * second half to the first half of each row of 2 * intermediate elements.
 absl::Status Activate(const StepContext& step, const MlpSpec& mlp, kernels::FloatPtr y,
                       std::uint32_t num_rows);
 
-// Rows on their way through gate and up.
+// Input and output of a gated projection.
 struct GatedRows {
   kernels::ConstFloatPtr x;  // [num_rows, hidden]
   kernels::FloatPtr y;       // [num_rows, 2 * intermediate]
   std::uint32_t num_rows;
 };
 
-// act(gate(x)) * up(x) into the first half of the rows of y, whose second half may be overwritten:
-// by the product itself where it takes a gate.
+// Writes act(gate(x)) * up(x) to the first half of the rows of y, and may overwrite the second
+// half. One fused operation where kernels::TakesGate is true.
 absl::Status GatedProjection(const StepContext& step, const MlpSpec& mlp,
                              const LinearWeights& gate_up, const GatedRows& rows);
 
-// x joins down(act(gate(norm(x))) * up(norm(x))), as branch.h says. Uses normed and gate_up.
-// REQUIRES: CheckBuilt.
+// Adds the branch down(act(gate(norm(x))) * up(norm(x))) to the residual stream (branch.h). Uses
+// the buffers normed and gate_up. REQUIRES: CheckBuilt is OK.
 absl::Status MlpBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
 
 }  // namespace quire::models

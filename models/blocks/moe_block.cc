@@ -31,11 +31,11 @@ kernels::RouterScore ScoreOf(RouterScore score) {
   return kernels::RouterScore::kSoftmaxAll;
 }
 
-// Which rows each expert computes, and with what weights, into offsets, rows and row_weights.
+// Computes the rows of each expert and their weights: offsets, rows and row_weights.
 absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                    kernels::ConstFloatPtr input) {
   const MoeBuffers& b = step.buffers->moe;
-  // Never converted, so never in several matrices.
+  // The router is never converted, so it is a single matrix.
   QUIRE_CHECK(weights.router.matrices.size() == 1);
   return kernels::Route(*step.backend,
                         {.x = input,
@@ -66,14 +66,14 @@ absl::Status Route(const StepContext& step, const MoeSpec& moe, const MoeWeights
                          .x_stride = step.hidden});
 }
 
-// gate_up = act(gate(x)) * up(x), in the first half of rows of 2 * intermediate.
+// Writes act(gate(x)) * up(x) to the first half of the rows of gate_up.
 absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeights& gate_up,
                    kernels::ConstFloatPtr x, std::uint32_t num_rows) {
   return GatedProjection(step, mlp, gate_up,
                          {.x = x, .y = step.buffers->moe.gate_up, .num_rows = num_rows});
 }
 
-// The same for the rows of all experts, in their order, `num_rows` in all.
+// The same for the `num_rows` rows of all experts, sorted by expert.
 absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
                            std::span<const kernels::LinearGroups> gate_up, kernels::ConstFloatPtr x,
                            std::uint32_t num_rows) {
@@ -94,7 +94,7 @@ absl::Status InnerOfGroups(const StepContext& step, const MlpSpec& mlp,
   return Activate(step, mlp, b.gate_up, num_rows);
 }
 
-// y = down(gate_up) + residual, if there is one.
+// Computes y = down(gate_up), plus the residual if it is not null.
 absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeights& down, float* y,
                   const float* residual, std::uint32_t num_rows) {
   return ApplyLinear(*step.backend, down,
@@ -108,7 +108,7 @@ absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeigh
                       .num_rows = num_rows});
 }
 
-// sum[row] += weight * outputs, for rows as in AddWeightedRows.
+// Computes sum[row] += weight * outputs, with the rows of AddWeightedRows.
 absl::Status AddOutputs(const StepContext& step, const std::uint32_t* rows, const float* weights,
                         std::uint32_t num_rows) {
   const MoeBuffers& b = step.buffers->moe;
@@ -122,13 +122,13 @@ absl::Status AddOutputs(const StepContext& step, const std::uint32_t* rows, cons
                                                   .columns = step.hidden});
 }
 
-// The rows of an expert: b.rows[begin] and the `count` - 1 after it.
+// Computes one expert for the rows b.rows[begin], ..., b.rows[begin + count - 1].
 absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                        kernels::ConstFloatPtr input, std::uint32_t expert, std::uint32_t begin,
                        std::uint32_t count) {
   const MoeBuffers& b = step.buffers->moe;
   if (count == 0) return absl::OkStatus();
-  // All rows, in their order, as of a single one.
+  // An expert that all rows chose reads the input without a copy.
   const bool all = count == step.num_tokens;
   if (!all) {
     QUIRE_RETURN_IF_ERROR(kernels::GatherRows(*step.backend, {.x = input.f32(),
@@ -146,7 +146,8 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
   return AddOutputs(step, b.rows + begin, b.row_weights + begin, count);
 }
 
-// The shared expert added to sum, or sum = its output, which only one without a gate is.
+// Adds the output of the shared expert to sum if `add` is true, else sets sum to it. REQUIRES:
+// `add` is true if the shared expert has a gate.
 absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                        kernels::ConstFloatPtr input, bool add) {
   const MoeBuffers& b = step.buffers->moe;
@@ -155,7 +156,7 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
                              moe.shared_gate ? b.outputs : b.sum,
                              add && !moe.shared_gate ? b.sum : nullptr, step.num_tokens));
   if (!moe.shared_gate) return absl::OkStatus();
-  // The router's logits are no longer needed.
+  // The buffer is free: the router's logits are not needed any more.
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.shared_gate,
                                     {.x = input,
                                      .weight = nullptr,
@@ -167,7 +168,7 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
   return AddOutputs(step, /*rows=*/nullptr, b.router_logits, step.num_tokens);
 }
 
-// One expert after the other, on the CPU.
+// Computes one expert after the other, on the CPU.
 absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                         kernels::ConstFloatPtr input) {
   const MoeBuffers& b = step.buffers->moe;
@@ -179,9 +180,10 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
   return absl::OkStatus();
 }
 
-// outputs = down(gate_up) of all experts, and what becomes of them for each row: into_stream: they
-// are added to the residual stream and not left in MoeBuffers::sum; with_sum: after what that holds
-// was added. In one launch where the product takes the sums.
+// Computes outputs = down(gate_up) of all experts and the weighted sum of each row. The sum is
+// added to the residual stream if `into_stream` is true, else written to MoeBuffers::sum. If
+// `with_sum` is true, the previous value of MoeBuffers::sum is added. One launch if the product can
+// add the sums.
 absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                           bool into_stream, bool with_sum) {
   const MoeBuffers& b = step.buffers->moe;
@@ -221,9 +223,9 @@ absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const Moe
                                                 .also = sum.also});
 }
 
-// All experts at once, on a GPU: the sums of RunExperts in the same order. A shared expert without
-// a gate goes first, so that its output is added with those of the chosen ones; f32 sums of two are
-// the same in either order.
+// Computes all experts at once, on a GPU, with sums in the order of RunExperts. A shared expert
+// without a gate is computed first and added in the same launch as the chosen ones. The order does
+// not matter, since this is a sum of two f32 values.
 absl::Status RunOnGpu(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                       kernels::ConstFloatPtr input, const BranchOutput& output) {
   const bool shared_first = moe.shared && !moe.shared_gate;
@@ -238,7 +240,7 @@ absl::Status RunOnGpu(const StepContext& step, const MoeSpec& moe, const MoeWeig
   if (moe.shared && !shared_first) {
     QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights, input, /*add=*/true));
   }
-  return JoinBranch(step, output, step.buffers->moe.sum);
+  return AddBranch(step, output, step.buffers->moe.sum);
 }
 
 }  // namespace
@@ -253,7 +255,7 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
   if (step.backend->cuda() != nullptr) return RunOnGpu(step, moe, weights.moe, input, output);
   QUIRE_RETURN_IF_ERROR(RunExperts(step, moe, weights.moe, input));
   if (moe.shared) QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));
-  return JoinBranch(step, output, step.buffers->moe.sum);
+  return AddBranch(step, output, step.buffers->moe.sum);
 }
 
 }  // namespace quire::models

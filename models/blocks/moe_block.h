@@ -7,14 +7,14 @@
 
 namespace quire::models {
 
-// x joins the sum over the chosen experts e of w_e * down_e(act(gate_e(n)) * up_e(n)), n = norm(x),
-// plus the shared expert of n, as branch.h says; experts and weights are those of Router
-// (kernels/moe/router.h).
+// Adds the branch of an MoE layer to the residual stream (branch.h): the sum over the chosen
+// experts e of w_e * down_e(act(gate_e(n)) * up_e(n)), where n = norm(x), plus the shared expert of
+// n. Router (kernels/moe/router.h) computes the choice and the weights.
 //
-// Only experts that some row chose are computed, each one's matrices once for all its rows. Sums
-// start from zero and run in ascending expert number, the shared expert last, so that a row's bits
-// depend on that row alone. Uses normed and moe of the buffers. The host waits for nothing.
-// REQUIRES: CheckBuilt.
+// Only experts that some row chose are computed, each once for all its rows. Sums start from zero
+// and run in ascending expert number, with the shared expert last, so the bits of a row depend on
+// that row alone. Uses the buffers normed and moe. The host does not wait for the device.
+// REQUIRES: CheckBuilt is OK.
 absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer, const LayerWeights& weights);
 
 }  // namespace quire::models

@@ -9,7 +9,7 @@
 namespace quire::models {
 namespace {
 
-// Hands out aligned pieces of a block; without one it only counts.
+// Returns aligned pieces of a block. Without a block it only counts bytes.
 class Cutter {
  public:
   explicit Cutter(std::byte* base) : base_(base) {}
@@ -32,22 +32,22 @@ class Cutter {
   std::int64_t used_ = 0;
 };
 
-// Widest rows of any layer, in elements.
+// The widest rows of all layers, in elements.
 struct Widths {
   std::int64_t qkv = 0;
   std::int64_t attended = 0;
   std::int64_t gate_up = 0;
   std::int64_t hidden = 0;
-  std::int64_t q_latent = 0;  // of latent attention, as the next four; 0: there is none
+  std::int64_t q_latent = 0;  // MLA, as the next four; 0: no MLA
   std::int64_t queries = 0;
   std::int64_t latent = 0;
   std::int64_t latents = 0;
   std::int64_t values = 0;
-  std::int64_t experts = 0;       // of the largest mixture; 0: there is none
-  std::int64_t top_k = 0;         // likewise
-  std::int64_t expert_inner = 0;  // of gate and up of an expert
-  std::int64_t shared_inner = 0;  // of a shared expert, likewise
-  std::int64_t angles = 0;        // of all rope tables together
+  std::int64_t experts = 0;  // MoE, as the next three; 0: no MoE
+  std::int64_t top_k = 0;
+  std::int64_t expert_inner = 0;  // gate and up of an expert
+  std::int64_t shared_inner = 0;  // gate and up of a shared expert
+  std::int64_t angles = 0;        // all rope tables together
 };
 
 Widths WidthsOf(const ModelSpec& spec) {
@@ -109,7 +109,7 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   moe->offsets = cutter.Take<std::uint32_t>(widths.experts + 1);
   moe->rows = cutter.Take<std::uint32_t>(tokens * widths.top_k);
   moe->row_weights = cutter.Take<float>(tokens * widths.top_k);
-  // A GPU computes all experts at once.
+  // GPUs compute all experts at once.
   const bool all = limits.memory == MemoryKind::kDevice;
   const std::int64_t rows = all ? tokens * widths.top_k : tokens;
   if (all) {
@@ -117,14 +117,14 @@ void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeB
   } else {
     moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.hidden);
   }
-  // A shared expert computes every token once.
+  // The shared expert computes every token once.
   moe->gate_up = TakeFloats(cutter, limits.activation,
                             std::max(rows * widths.expert_inner, tokens * widths.shared_inner));
   moe->outputs = cutter.Take<float>(rows * widths.hidden);
   moe->sum = cutter.Take<float>(tokens * widths.hidden);
 }
 
-// The memory of qkv and attended or of mla, and of gate_up or moe after them.
+// Cuts the memory that attention (qkv and attended, or mla) and then the MLP (gate_up or moe) use.
 void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
               StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;

@@ -11,84 +11,83 @@
 
 namespace quire::models {
 
-// Logits of this many tokens are held at once on the CPU.
+// Number of tokens whose logits are computed at once on the CPU.
 inline constexpr std::uint32_t kHeadRows = 64;
 
-// What the buffers of a runner are sized by.
+// Limits that determine the sizes of a runner's buffers.
 struct StepLimits {
   std::uint32_t max_rows = 0;
   std::uint32_t max_step_tokens = 0;
   std::uint32_t max_step_samples = 0;
   std::uint32_t max_logprobs = 0;
-  std::uint32_t head_rows = kHeadRows;  // rows of logits held at once
+  std::uint32_t head_rows = kHeadRows;  // rows of logits that are computed at once
   DType activation = DType::kF32;       // f32, or bf16 on a GPU
   MemoryKind memory = MemoryKind::kHost;
-  std::uint32_t lookup_stride = 0;  // of a lookup table on a GPU
-  std::uint32_t num_groups = 1;     // layer groups: lookup tables on a GPU
-  bool is_part = false;             // of a model that is divided: branches are sums over ranks
+  std::uint32_t lookup_stride = 0;  // row stride of a lookup table on a GPU
+  std::uint32_t num_groups = 1;     // layer groups: number of lookup tables on a GPU
+  bool is_part = false;             // the model is divided: branches are sums over ranks
 };
 
-// What latent attention needs beside normed; null where the model has none. H: heads, R: rank +
-// rope.
+// Buffers of MLA; null if the model has none. H is the number of heads, R is rank + rope.
 struct MlaBuffers {
   kernels::FloatPtr q_latent;  // [T, q rank]
-  kernels::FloatPtr heads;     // [T, H * (nope + rope)] queries as projected
-  kernels::FloatPtr rows;      // [T, R] what is cached
+  kernels::FloatPtr heads;     // [T, H * (nope + rope)] projected queries
+  kernels::FloatPtr rows;      // [T, R] rows for the cache
   kernels::FloatPtr queries;   // [T, H * R]
   kernels::FloatPtr found;     // [T, H * R]
   kernels::FloatPtr values;    // [T, H * v]
 };
 
-// What a mixture of experts needs beside normed; null where the model has none. E: the most experts
-// of a layer, K: the most that a token goes to, R: T * K on a GPU, which computes all experts at
-// once, on the CPU T, the rows of one expert.
+// Buffers of MoE layers; null if the model has none. E is the largest number of experts of a layer,
+// K the largest number of experts per token. R is T * K on a GPU, which computes all experts at
+// once, and T on the CPU, which computes one expert at a time.
 struct MoeBuffers {
   float* router_logits = nullptr;    // [T, E]
   std::uint32_t* chosen = nullptr;   // [T, K]
   float* chosen_weights = nullptr;   // [T, K]
   std::uint32_t* offsets = nullptr;  // [E + 1]
-  std::uint32_t* rows = nullptr;     // [T * K] by expert
+  std::uint32_t* rows = nullptr;     // [T * K] sorted by expert
   float* row_weights = nullptr;      // [T * K]
-  std::uint32_t* places = nullptr;   // [T, K] in rows; null on the CPU
-  kernels::FloatPtr inputs;          // [R, hidden]; null on a GPU, which reads rows by number
-  kernels::FloatPtr gate_up;         // [R, 2 * intermediate], or [T, that of the shared expert]
+  std::uint32_t* places = nullptr;   // [T, K] indices into rows; null on the CPU
+  kernels::FloatPtr inputs;          // [R, hidden]; null on a GPU, which gathers rows itself
+  kernels::FloatPtr gate_up;         // [R, 2 * intermediate] or [T, 2 * shared intermediate]
   float* outputs = nullptr;          // [R, hidden]
-  float* sum = nullptr;              // [T, hidden] of all experts
+  float* sum = nullptr;              // [T, hidden] sum over all experts
 };
 
-// Whether a branch of the layer is no plain sum: BranchOutput::is_sum.
+// True if BranchOutput::is_sum is false for a branch of the layer.
 bool HasBranches(const LayerSpec& layer);
 
-// Every array of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
+// All arrays of a step that kernels read and write, cut from one allocation. T = max_step_tokens.
 //
 // Place:      owned by a runner, used by the blocks.
-// Invariants: arrays start at multiples of 256 bytes and do not overlap, except that gate_up
-//             and moe share the memory of the attention before them, which is dead by then: of
-//             qkv and attended, or, in a layer of latent attention, of mla, which takes their
-//             place; and branch is normed where activations are f32. Where they are not, it is null
-//             unless some branch of the model is no plain sum, or one over ranks.
+// Invariants: arrays start at multiples of 256 bytes and do not overlap, with two exceptions.
+//             1. gate_up and moe share memory with qkv and attended, or with mla, since the results
+//                of attention are not needed any more when the MLP runs.
+//             2. If activations are f32, branch is normed. Otherwise branch is null, unless some
+//                branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable, addresses stay.
 struct StepBuffers {
   static absl::StatusOr<StepBuffers> Allocate(const ModelSpec& spec, const StepLimits& limits);
-  // Bytes that Allocate takes.
+  // Bytes that Allocate allocates.
   static std::int64_t BytesFor(const ModelSpec& spec, const StepLimits& limits);
 
   DeviceBuffer memory;
-  std::int32_t* tokens = nullptr;        // [T] in order of batch rows
+  std::int32_t* tokens = nullptr;        // [T] in the order of batch rows
   std::int32_t* positions = nullptr;     // [T]
   std::uint32_t* row_offsets = nullptr;  // [max_rows + 1]
-  float* cosines = nullptr;              // [rope tables][T, entries], one table after the other
-  float* sines = nullptr;                // likewise
+  float* cosines = nullptr;              // [rope tables][T, entries]
+  float* sines = nullptr;                // [rope tables][T, entries]
   float* x = nullptr;                    // [T, hidden] the residual stream
-  kernels::FloatPtr normed;              // [T, hidden] what a branch reads
-  float* branch = nullptr;               // [T, hidden] what it gives, unless it is a plain sum
+  kernels::FloatPtr normed;              // [T, hidden] input of a branch
+  float* branch = nullptr;               // [T, hidden] output of a branch that is not a plain sum
   kernels::FloatPtr qkv;                 // [T, (heads + 2 kv_heads) * d]
   kernels::FloatPtr attended;            // [T, heads * d]
   kernels::FloatPtr gate_up;             // [T, 2 * intermediate]
   MoeBuffers moe;
   MlaBuffers mla;
-  std::uint32_t* head_tokens = nullptr;  // [T] which tokens get logits, in order of logits_tokens
+  std::uint32_t* head_tokens = nullptr;  // [T] tokens with logits, in the order of logits_tokens
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]
 
@@ -101,7 +100,7 @@ struct StepBuffers {
   std::uint32_t* cache_lengths = nullptr;   // [max_rows]
   std::uint32_t* prefill_tokens = nullptr;  // [max_rows] prompt tokens of each row of the step
   std::uint32_t* lookup_table = nullptr;    // [num_groups, max_rows, lookup_stride]
-  float* inv_freq = nullptr;                // of all rope tables, one after the other
+  float* inv_freq = nullptr;                // all rope tables, concatenated
 };
 
 }  // namespace quire::models

@@ -1,6 +1,6 @@
 #pragma once
 
-// What all layers of one step share.
+// Inputs that all layers of a step share.
 
 #include <cstdint>
 #include <span>
@@ -23,19 +23,18 @@ struct RopeAngles {
   const float* sines;
 };
 
-// Tokens of the step lie in order of their batch rows: row b owns [row_offsets[b], row_offsets[b +
-// 1]).
+// Tokens of the step are sorted by batch row: row b owns [row_offsets[b], row_offsets[b + 1]).
 struct StepContext {
   const kernels::Backend* backend;
   std::span<const kernels::AnyKvCollection> kv;          // one per layer group
   std::span<const kernels::AttentionPlan* const> plans;  // one per layer group; none on the CPU
-  const kernels::cuda::KvTensorMaps* maps;               // null where no kernel reads through maps
+  const kernels::cuda::KvTensorMaps* maps;               // TMA maps of the pool; null: not used
   StepBuffers* buffers;
   std::span<const RopeAngles> angles;  // one per rope table
   std::uint32_t num_tokens;
-  std::uint32_t batch_size;  // row_offsets has one more
+  std::uint32_t batch_size;  // row_offsets has batch_size + 1 elements
   std::uint32_t hidden;
-  kernels::Communicator* comm = nullptr;  // null: the weights are those of the whole model
+  kernels::Communicator* comm = nullptr;  // null: the weights are the whole model
 
   // Null on the CPU.
   const kernels::AttentionPlan* plan(const LayerPlace& place) const {

@@ -11,7 +11,7 @@
 namespace quire::models {
 namespace {
 
-// Read elsewhere, of every family.
+// Keys that are read for every family.
 constexpr absl::string_view kReadKeys[] = {"architectures",
                                            "bos_token_id",
                                            "dtype",
@@ -40,7 +40,7 @@ constexpr absl::string_view kReadKeys[] = {"architectures",
                                            "torch_dtype",
                                            "vocab_size"};
 
-// Training, bookkeeping, or a hint for another program.
+// Keys for training, bookkeeping or other programs.
 constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "attention_dropout",
                                                "attn_implementation",
@@ -83,8 +83,8 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "unsloth_version",
                                                "use_cache"};
 
-// Keys that change what is computed, with the values under which they do not (as JSON text; null
-// and false always are among them). Families read some of them: Family::keys.
+// Keys that change the computation, with their neutral values as JSON text; null and false are
+// always neutral. Families read some of them: Family::keys.
 struct ForeignKey {
   absl::string_view key;
   absl::string_view neutral[2];
@@ -158,11 +158,11 @@ bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
 }
 
 KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string& key) {
-  // Where it is written down, attention in both directions is what it can change.
+  // The only other value that is known makes attention bidirectional.
   if (key == "is_causal" && !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kIgnored : KeyUse::kRefused;
   }
-  // Families that list it always norm heads of q and k; a file that says otherwise is another's.
+  // Families that list the key always normalize heads of q and k, so false is an error.
   if (key == "use_qk_norm" && Reads(family, key) && !reader.IsNull(key)) {
     return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;
   }

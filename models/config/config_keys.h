@@ -1,6 +1,6 @@
 #pragma once
 
-// What is done with the keys of a config.json that no reader asks for.
+// The keys of config.json that no reader uses: which are ignored, and which are refused.
 
 #include <cstdint>
 #include <string>
@@ -14,30 +14,30 @@ namespace quire::models {
 
 struct Family;
 
-// Keys beside text_config that are about other kinds of input than text.
+// Keys next to text_config that describe inputs other than text.
 inline constexpr absl::string_view kOtherInputKeys[] = {"vision_config", "boi_token_index",
                                                         "eoi_token_index", "image_token_index",
                                                         "mm_tokens_per_image"};
 
-// What becomes of a key of a config.json.
+// How a key of config.json is treated.
 enum class KeyUse : std::uint8_t {
   kRead,
-  kIgnored,  // does not matter for inference, or has a value under which it does not
-  kUnknown,  // not known at all; named in a warning
-  kRefused,  // would change what is computed
+  kIgnored,  // has no effect on inference, or has a value without effect
+  kUnknown,  // named in a warning
+  kRefused,  // would change the computation
 };
 struct ConfigKey {
   std::string key;
   std::string value;  // as JSON text
   KeyUse use;
 };
-// All keys at the top of a config.json, sorted; of a family whose keys lie in text_config those,
-// too, with their path.
+// Returns all top-level keys, sorted. Includes the keys of text_config, with their path, if the
+// family reads it.
 std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family);
 
-// Refuses keys that would change the mathematics in another family, unless their value is neutral
-// (null, false, and per key 0, 1 or the like), and unless `family` lists them in Family::keys;
-// skips keys that do not matter for inference; names the others in one warning.
+// Refuses keys that change the computation of some family, unless `family` lists them in
+// Family::keys or their value is neutral: null, false, or for some keys 0, 1 and the like. Ignores
+// keys without effect on inference. Names all other keys in one warning.
 absl::Status CheckForeignKeys(const ConfigReader& reader, const Family& family,
                               std::vector<std::string>* warnings);
 

@@ -13,7 +13,7 @@ namespace quire::models {
 namespace {
 
 constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
-// Longer values are cut in messages.
+// Longer values are truncated in messages.
 constexpr std::size_t kMaxValueBytes = 80;
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// Typed reads from one JSON file, whose errors begin with the file's name and name the key.
+// Typed reads from a JSON file. Errors begin with the file's name and name the key.
 
 #include <cstdint>
 #include <initializer_list>
@@ -15,8 +15,8 @@
 
 namespace quire::models {
 
-// A JSON object of a file. Absent and null are told apart by Has and IsNull; the Optional reads
-// take both as "not given".
+// A JSON object of a file. Has and IsNull distinguish absent from null; the Optional reads return
+// nullopt for both.
 //
 // Threads: immutable. Lifetime: a view of the document.
 class ConfigReader {
@@ -38,7 +38,7 @@ class ConfigReader {
   absl::StatusOr<std::uint32_t> Count(absl::string_view key, std::uint32_t low,
                                       std::uint32_t high) const;
   absl::StatusOr<double> Number(absl::string_view key) const;
-  // Absent and null give nothing.
+  // Return nullopt for absent and null.
   absl::StatusOr<std::optional<std::int64_t>> OptionalInteger(absl::string_view key,
                                                               std::int64_t low,
                                                               std::int64_t high) const;
@@ -46,11 +46,11 @@ class ConfigReader {
   absl::StatusOr<std::optional<std::string>> OptionalString(absl::string_view key) const;
   absl::StatusOr<std::optional<bool>> OptionalBool(absl::string_view key) const;
   absl::StatusOr<std::optional<ConfigReader>> OptionalObject(absl::string_view key) const;
-  // An integer, or a list of integers; absent and null give nothing.
+  // Reads an integer or a list of integers.
   absl::StatusOr<std::optional<std::vector<std::int32_t>>> OptionalIds(absl::string_view key) const;
-  // A list of finite numbers; absent and null give nothing.
+  // Reads a list of finite numbers.
   absl::StatusOr<std::optional<std::vector<double>>> OptionalNumbers(absl::string_view key) const;
-  // A list of strings; absent and null give nothing.
+  // Reads a list of strings.
   absl::StatusOr<std::optional<std::vector<std::string>>> OptionalStrings(
       absl::string_view key) const;
 

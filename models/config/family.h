@@ -1,7 +1,7 @@
 #pragma once
 
-// What is special to a family of models, as data: which keys of a configuration it reads, what
-// absent keys mean, and how its tensors are called. The families themselves are in models/families.
+// A family of models as data: the configuration keys that it reads, their defaults and the names of
+// its tensors. The families themselves are in models/families.
 
 #include <cstdint>
 #include <span>
@@ -10,12 +10,13 @@
 #include "absl/strings/string_view.h"
 #include "models/config/layer_spec.h"
 #include "models/config/model_config.h"
+#include "models/config/tensor_table.h"
 #include "models/config/window_config.h"
 
 namespace quire::models {
 
-// What an absent key of config.json means in a family. Null is another thing: it means the quotient
-// for head_dim, all heads for num_key_value_heads, no window and no cap.
+// A family's defaults for absent keys of config.json. A null key means something else: the quotient
+// for head_dim, num_attention_heads for num_key_value_heads, no window and no cap.
 struct ConfigDefaults {
   double rope_theta = 10000;
   double rope_local_base_freq = 10000;
@@ -31,7 +32,7 @@ struct ConfigDefaults {
   double query_pre_attn_scalar = 256;
   double attn_logit_softcapping = 0;   // 0: no cap
   double final_logit_softcapping = 0;  // 0: no cap
-  std::uint32_t num_experts = 0;       // 0: the family has no mixtures of experts
+  std::uint32_t num_experts = 0;       // 0: the family has no MoE layers
   std::uint32_t experts_per_token = 0;
   std::uint32_t moe_intermediate_size = 0;
   bool attention_bias = false;
@@ -43,60 +44,6 @@ struct ConfigDefaults {
   double routed_scaling_factor = 1;
 };
 
-// Names of a family's tensors; empty: the family has no such slot. Weights and biases end in
-// ".weight" and ".bias". Names of a layer follow `layer_prefix`, the layer's number and a dot.
-struct TensorNames {
-  // Tensors that begin so are let be, such as those of a vision tower.
-  std::span<const absl::string_view> skipped = {};
-  absl::string_view embedding = "model.embed_tokens";
-  absl::string_view final_norm = "model.norm";
-  absl::string_view head = "lm_head";
-  absl::string_view layer_prefix = "model.layers.";
-  absl::string_view attn_in = "input_layernorm";
-  absl::string_view attn_out = "";
-  absl::string_view mlp_in = "post_attention_layernorm";
-  absl::string_view mlp_out = "";
-  absl::string_view q = "self_attn.q_proj";
-  absl::string_view k = "self_attn.k_proj";
-  absl::string_view v = "self_attn.v_proj";
-  absl::string_view qkv = "";  // rows of q, then of k, then of v in one tensor, instead of those
-  absl::string_view q_norm = "";
-  absl::string_view k_norm = "";
-  absl::string_view sinks = "";  // the tensor's whole name behind the prefix
-  // Of layers with latent attention.
-  absl::string_view q_a = "self_attn.q_a_proj";
-  absl::string_view q_a_norm = "self_attn.q_a_layernorm";
-  absl::string_view q_b = "self_attn.q_b_proj";
-  absl::string_view kv_a = "self_attn.kv_a_proj_with_mqa";
-  absl::string_view kv_a_norm = "self_attn.kv_a_layernorm";
-  absl::string_view kv_b = "self_attn.kv_b_proj";
-  absl::string_view o = "self_attn.o_proj";
-  absl::string_view gate = "mlp.gate_proj";
-  absl::string_view up = "mlp.up_proj";
-  absl::string_view gate_up = "";  // rows of gate, then of up in one tensor, instead of those
-  absl::string_view down = "mlp.down_proj";
-  // Of layers with a mixture of experts. MOE.router.weight, MOE.experts.NUMBER.expert_gate.weight
-  // and so on, MOE.shared.expert_gate.weight and so on, where MOE is `moe` behind the layer's
-  // prefix, or `moe_alias` in files that have no router under the first.
-  absl::string_view moe = "mlp";
-  absl::string_view moe_alias = "";
-  absl::string_view router = "gate";
-  absl::string_view choice_bias = "";  // the tensor's whole name behind MOE
-  absl::string_view expert_gate = "gate_proj";
-  absl::string_view expert_up = "up_proj";
-  absl::string_view expert_down = "down_proj";
-  // Instead of these three, all experts in one tensor: MOE.experts.stacked_gate_up, columns of gate
-  // and up taking turns, and MOE.experts.stacked_down, [experts, inputs, outputs] each, or
-  // [experts, outputs, inputs] where they are codes; biases end in "_bias".
-  absl::string_view split_gate = "";  // GGUF: MOE.split_gate.weight [experts, outputs, inputs], and
-  absl::string_view split_up = "";    // the two others, instead of all these
-  absl::string_view split_down = "";
-  absl::string_view stacked_gate_up = "";
-  absl::string_view stacked_down = "";
-  absl::string_view shared = "";
-  absl::string_view shared_gate = "";
-};
-
 inline constexpr absl::string_view kSiluNames[] = {"silu", "swish"};
 
 struct Family {
@@ -104,32 +51,35 @@ struct Family {
   std::span<const absl::string_view> architectures;
   std::span<const absl::string_view> model_types;
   ConfigDefaults defaults;
-  std::span<const absl::string_view> activations = kSiluNames;  // names that hidden_act may have
-  // Keys of config.json that this family reads and that are refused, unless neutral, where they are
-  // not listed (config_keys.cc). model_config.h says what each becomes.
+  std::span<const absl::string_view> activations = kSiluNames;  // accepted values of hidden_act
+  // Keys of config.json that this family reads. Families that do not list such a key refuse it,
+  // unless its value is neutral (config_keys.cc).
   std::span<const absl::string_view> keys = {};
   WindowRule windows = WindowRule::kNone;
-  // model_type of text_config, where a model of text lies inside one of several kinds of input;
-  // empty: the keys are those of the file itself.
+  // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
+  // the top level.
   absl::string_view text_model_type = "";
-  // rope_type "su" and "yarn" of early files mean longrope.
+  // In early files rope_type "su" and "yarn" mean longrope.
   bool has_old_longrope_names = false;
-  // Of files without rope_scaling and rope_parameters, but for its theta; null: no scaling.
+  // Rope settings of files without rope_scaling and rope_parameters; its theta is not used. Null:
+  // no scaling.
   const RopeConfig* default_rope = nullptr;
   TensorNames names;
-  absl::string_view gguf_architecture;  // general.architecture of GGUF files; empty: none are read
+  absl::string_view
+      gguf_architecture;  // general.architecture of GGUF files; empty: no GGUF support
   TensorNames gguf_names;
-  // Keys of GGUF files, behind the architecture, that are read here and refused where they are not
-  // listed.
+  // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
+  // such a key refuse it.
   std::span<const absl::string_view> gguf_keys = {};
-  // Of the one published size whose query_pre_attn_scalar is hidden_size / num_attention_heads and
-  // not the head size. GGUF files state neither.
+  // block_count of the one published size whose query_pre_attn_scalar is hidden_size /
+  // num_attention_heads instead of the head size. GGUF files contain neither value.
   std::uint32_t gguf_wide_block_count = 0;
-  // A checked configuration as data. Returns UNIMPLEMENTED or INVALID_ARGUMENT naming the key.
+  // Builds the spec of a checked configuration. Returns UNIMPLEMENTED or INVALID_ARGUMENT that
+  // names the key.
   absl::StatusOr<ModelSpec> (*build_spec)(const ModelConfig& config);
 };
 
-// Whether `key` is among Family::keys.
+// True if `key` is among Family::keys.
 bool Reads(const Family& family, absl::string_view key);
 
 }  // namespace quire::models

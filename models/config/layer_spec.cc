@@ -12,7 +12,7 @@
 namespace quire::models {
 namespace {
 
-// Where a message points: "layer 3".
+// Prefix of messages: "layer 3".
 absl::Status Invalid(std::size_t layer, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", problem));
 }
@@ -55,7 +55,7 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
 absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec& mla) {
   if (mla.num_heads == 0 || mla.kv_lora_rank == 0 || mla.nope_size == 0 || mla.rope_size == 0 ||
       mla.v_size == 0) {
-    return Invalid(index, absl::StrCat("latent attention of ", mla.num_heads, " heads, rank ",
+    return Invalid(index, absl::StrCat("MLA with ", mla.num_heads, " heads, rank ",
                                        mla.kv_lora_rank, ", sizes ", mla.nope_size, ", ",
                                        mla.rope_size, " and ", mla.v_size, " must all be above 0"));
   }
@@ -113,14 +113,14 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   return absl::OkStatus();
 }
 
-// A knob that some device does not compute.
+// A knob that a device does not support.
 struct Knob {
   absl::string_view name;
   bool used;
-  bool on_cpu = false;  // the CPU computes it, CUDA does not
+  bool on_cpu = false;  // supported on the CPU, not on CUDA
 };
 
-// The first knob that is used and not computed on `device`, or an empty text.
+// Returns the first knob that is used and not supported on `device`, or an empty string.
 std::string FirstUnbuilt(std::span<const Knob> knobs, DeviceKind device) {
   for (const Knob& knob : knobs) {
     if (knob.used && !(knob.on_cpu && device == DeviceKind::kCpu)) return std::string(knob.name);
@@ -132,7 +132,7 @@ bool Has(const NormSpec& norm) {
   return norm.kind != NormKind::kNone;
 }
 
-// Offsets are added to the weights when they are loaded, so that no kernel knows of them.
+// Offsets are added to the weights at load time, so kernels do not support them.
 std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   if (norm.kind == NormKind::kLayer) return absl::StrCat(slot, " LayerNorm");
   if (Has(norm) && (!norm.has_weight || norm.has_bias)) {
@@ -141,7 +141,7 @@ std::string UnbuiltNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// Columns of a head that the kernels of a GPU write, four at a time (kernels/kv_store/qkv_store.h).
+// GPU kernels write columns of a head four at a time (kernels/kv_store/qkv_store.h).
 constexpr std::uint32_t kMaxGpuColumns = 256;
 
 std::string UnbuiltAttention(const AttentionSpec& heads, DeviceKind device) {
@@ -169,10 +169,10 @@ std::string UnbuiltMla(const MlaSpec& mla, DeviceKind device) {
   const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
   const Knob knobs[] = {
       {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
-      {"latent rows of more than 576 columns, kv_lora_rank and qk_rope_head_dim",
+      {"MLA cache rows of more than 576 columns, kv_lora_rank + qk_rope_head_dim",
        mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
       {"a qk_rope_head_dim above 128", mla.rope_size > kernels::kMaxLatentRope, true},
-      {"a rank or head dim of latent attention that is no multiple of 8",
+      {"an MLA rank or head dim that is no multiple of 8",
        is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
            is_uneven(mla.rope_size) || is_uneven(mla.v_size),
        true},
@@ -188,7 +188,7 @@ std::string UnbuiltMlp(const MlpSpec& mlp, DeviceKind device) {
   return FirstUnbuilt(knobs, device);
 }
 
-// The GPU's router keeps two floats an expert and one a group in shared memory.
+// The router on GPUs keeps two floats per expert and one per group in shared memory.
 constexpr std::uint32_t kMaxRouterFloats = 3072;
 
 std::string UnbuiltMoe(const MoeSpec& moe, DeviceKind device) {
@@ -226,7 +226,7 @@ std::string UnbuiltLayer(const LayerSpec& layer, DeviceKind device) {
   return unbuilt;
 }
 
-// What of the model outside its layers.
+// The same for knobs of the model outside its layers.
 std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
   const Knob knobs[] = {
       {"no final norm", !Has(spec.final_norm)},
@@ -236,7 +236,7 @@ std::string UnbuiltEnds(const ModelSpec& spec, DeviceKind device) {
   return unbuilt.empty() ? UnbuiltNorm("final", spec.final_norm) : unbuilt;
 }
 
-// Where it is refused: a knob that another device computes says so.
+// Suffix of the message: names the device if another device supports the knob.
 absl::string_view Where(DeviceKind device) {
   return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-// What a model computes, as plain data: numbers, enums and indices, comparable and printable. It
-// never says which kernel, activation type or page size is used; those are chosen from it. A family
-// (models/families) only fills these structs; no block and no kernel asks for a family's name.
+// The computation of a model as plain data: numbers, enums and indices, comparable and printable.
+// Kernels, activation types and page sizes are chosen from a spec and are not part of it. A family
+// (models/families) only fills these structs; blocks and kernels never depend on a family's name.
 //
 //   x = E[token] * embed_scale
 //   for L in layers:
@@ -13,9 +13,9 @@
 //     x *= L.output_scale
 //   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
 //
-// All knobs of known families are listed here; CheckBuilt names those that this version cannot
-// compute. Notation: p absolute position, d head size. docs/adding_a_model.md explains how to fill
-// a spec.
+// The structs have all knobs of the known families; CheckBuilt rejects those that this version
+// cannot compute. Notation: p is the absolute position, d the head size. docs/adding_a_model.md
+// explains how to fill a spec.
 
 #include <cstdint>
 #include <optional>
@@ -28,8 +28,8 @@
 
 namespace quire::models {
 
-// A norm with kind kNone is the identity: pre-norm uses the in slots, post-norm the out slots, a
-// sandwich all four.
+// A norm of kind kNone is the identity. Pre-norm models use attn_in and mlp_in, post-norm models
+// attn_out and mlp_out, sandwich norms all four.
 enum class NormKind : std::uint8_t { kNone, kRms, kLayer };
 
 struct NormSpec {
@@ -42,18 +42,18 @@ struct NormSpec {
 };
 
 enum class QkNormScope : std::uint8_t {
-  kPerHead,     // over d, one weight [d] for all heads
-  kWhole,       // over heads * d, before the split into heads
-  kPerHeadOwn,  // over d, weight [heads, d]
+  kPerHead,     // norm over d; one weight [d] for all heads
+  kWhole,       // norm over heads * d, before the split into heads
+  kPerHeadOwn,  // norm over d; weight [heads, d]
 };
 
-// Which columns rotate together, r being the rotary size: (i, i + r/2) or (2i, 2i + 1).
+// Pairs of columns that rotate together, for rotary size r: (i, i + r/2) or (2i, 2i + 1).
 enum class RopeStyle : std::uint8_t { kHalf, kInterleaved };
 
 enum class GateKind : std::uint8_t { kNone, kSigmoid, kSoftplus };
 enum class GateSource : std::uint8_t { kOwnMatrix, kInQueryProjection };
 
-// After rope: q *= 1 + beta * ln(1 + floor((p + offset) / period)). Off while beta is 0.
+// After rope: q *= 1 + beta * ln(1 + floor((p + offset) / period)). Off if beta is 0.
 struct PositionScale {
   float beta = 0;
   std::uint32_t period = 0;  // tokens
@@ -66,8 +66,8 @@ struct PositionScale {
 struct AttentionSpec {
   std::uint32_t num_heads = 0;
   std::uint32_t num_kv_heads = 0;  // query head h reads KV head h / (num_heads / num_kv_heads)
-  std::uint32_t head_size = 0;     // of q and k; num_heads * head_size need not equal the width
-  std::uint32_t v_head_size = 0;   // of v and of the output per head
+  std::uint32_t head_size = 0;     // for q and k; num_heads * head_size may differ from hidden
+  std::uint32_t v_head_size = 0;   // for v and the output of a head
   bool q_bias = false;
   bool k_bias = false;
   bool v_bias = false;
@@ -79,8 +79,8 @@ struct AttentionSpec {
   NormSpec v_norm;
   std::int32_t rope = -1;  // index into ModelSpec::rope_tables; -1: no position in this layer
   RopeStyle rope_style = RopeStyle::kHalf;
-  std::uint32_t rotary_size = 0;   // r columns rotate,
-  std::uint32_t rotary_first = 0;  // starting here; the rest pass unchanged
+  std::uint32_t rotary_size = 0;   // number of rotated columns, r
+  std::uint32_t rotary_first = 0;  // first rotated column; the other columns are unchanged
   PositionScale q_position_scale;
   float scale = 0;           // on q . k
   float softcap = 0;         // s = c tanh(s / c), after scale, before mask; 0: off
@@ -104,7 +104,7 @@ struct MlaSpec {
   std::uint32_t v_size = 0;
   std::int32_t rope = -1;
   RopeStyle rope_style = RopeStyle::kInterleaved;
-  float latent_eps = 1e-6f;  // of the norms of both latents; 0: none
+  float latent_eps = 1e-6f;  // epsilon of the norms of both latents; 0: no norms
   float scale = 0;
   bool qa_bias = false;
   bool kva_bias = false;
@@ -144,7 +144,7 @@ struct MoeSpec {
   RouterScore score = RouterScore::kSoftmaxAll;
   bool router_bias = false;
   float router_softcap = 0;
-  bool choice_bias = false;  // used to choose only, never in the weight
+  bool choice_bias = false;  // added to the scores for choosing experts, not to their weights
   std::uint32_t groups = 1;
   std::uint32_t groups_kept = 1;
   GroupScore group_score = GroupScore::kMax;
@@ -168,17 +168,17 @@ struct LayerSpec {
   NormSpec attn_out;
   NormSpec mlp_in;
   NormSpec mlp_out;
-  float residual_scale = 1;  // on each branch before it is added
-  float output_scale = 1;    // on the whole stream after the layer
+  float residual_scale = 1;  // multiplies each branch before it is added
+  float output_scale = 1;    // multiplies the residual stream after the layer
   AttentionKind attention = AttentionKind::kHeads;
   MlpKind mlp = MlpKind::kDense;
-  AttentionSpec heads;              // meant when attention is kHeads
-  MlaSpec mla;                      // kMla
-  MlpSpec dense;                    // when mlp is kDense
-  MoeSpec moe;                      // kMoe
-  std::int32_t kv_from_layer = -1;  // reads the rows an earlier layer wrote; -1: writes its own
-  // Computed by AssignCacheGroups: layers of equal rows and windows have equal numbers. Which of
-  // them share pages is said by layer_groups.h.
+  AttentionSpec heads;              // used if attention is kHeads
+  MlaSpec mla;                      // used if attention is kMla
+  MlpSpec dense;                    // used if mlp is kDense
+  MoeSpec moe;                      // used if mlp is kMoe
+  std::int32_t kv_from_layer = -1;  // layer whose K and V this layer reads; -1: its own
+  // Computed by AssignCacheGroups: layers with equal KV rows and windows have equal numbers.
+  // layer_groups.h decides which layers share pages.
   std::uint8_t cache_group = 0;
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };
@@ -191,8 +191,9 @@ struct ModelSpec {
   std::vector<RopeTable> rope_tables;
   float embed_scale = 1;
   NormSpec final_norm;
-  bool has_head = true;          // false: hidden states are all that it gives, or labels
-  std::uint32_t num_labels = 0;  // rows of `score`, which multiplies the last token's hidden state
+  bool has_head = true;  // false: the model returns hidden states or labels
+  std::uint32_t num_labels =
+      0;  // rows of `score`, which is applied to the last token's hidden state
   bool tie_embeddings = false;
   bool head_bias = false;
   float logit_scale = 1;
@@ -203,21 +204,21 @@ struct ModelSpec {
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 
-// Numbers the groups of layers with equal (kind, KV heads, qk size, v size, window), in order of
-// first appearance.
+// Sets LayerSpec::cache_group: groups are layers with equal (kind, KV heads, qk size, v size,
+// window), numbered in order of first appearance.
 void AssignCacheGroups(ModelSpec* spec);
 
-// Refuses a spec that contradicts itself, whatever backend would run it. Returns INVALID_ARGUMENT
-// that names the layer, the field, its value and the limit.
+// Rejects a spec that contradicts itself, independent of the backend. Returns INVALID_ARGUMENT that
+// names the layer, the field, its value and the limit.
 absl::Status ValidateSpec(const ModelSpec& spec);
 
-// Refuses a spec that this version cannot compute on such a device: CUDA lacks some of what the CPU
-// has. Returns UNIMPLEMENTED that names the layer, the field and its value.
+// Rejects a spec that this version cannot compute on the device; CUDA supports fewer knobs than the
+// CPU. Returns UNIMPLEMENTED that names the layer, the field and its value.
 absl::Status CheckBuilt(const ModelSpec& spec, DeviceKind device);
 
-// A spec as text, one line per group of equal layers, fields at their defaults left out. Two specs
-// with equal dumps are equal but for rounding of the rope tables, of which it shows first and last
-// entry.
+// Prints a spec: one line per group of equal layers, without fields at their defaults. Of a rope
+// table it prints the first and the last entry, so specs with equal dumps may differ in rounding of
+// the tables only.
 std::string DumpSpec(const ModelSpec& spec);
 
 }  // namespace quire::models

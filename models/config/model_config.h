@@ -1,6 +1,6 @@
 #pragma once
 
-// What the configuration of a model says, whichever files it was read from
+// The configuration of a model, independent of the files that it was read from
 // (models/families/read_model_config.h).
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace quire::models {
 
-// Sampling values of generation_config.json: defaults for requests that set none.
+// Sampling values of generation_config.json. They are the defaults of requests.
 struct GenerationDefaults {
   std::optional<bool> do_sample;
   std::optional<float> temperature;         // [0, 100]
@@ -27,7 +27,7 @@ struct GenerationDefaults {
   std::optional<float> repetition_penalty;  // > 0
 };
 
-// Limits keep every product of two of them far below 2^63.
+// The product of any two of these limits is far below 2^63.
 inline constexpr std::uint32_t kMaxHidden = 1u << 20;
 inline constexpr std::uint32_t kMaxIntermediate = 1u << 22;
 inline constexpr std::uint32_t kMaxLayers = 1024;
@@ -36,11 +36,11 @@ inline constexpr std::uint32_t kMaxHeadDim = 4096;
 inline constexpr std::uint32_t kMaxVocab = 1u << 24;
 inline constexpr std::uint32_t kMaxPositions = 1u << 30;
 
-// What a model computes from the hidden state behind the final norm.
+// The output that a model computes from the hidden state after the final norm.
 enum class ModelOutput : std::uint8_t {
   kTokens,  // logits of the vocabulary: ...ForCausalLM
-  kLabels,  // logits of a few labels, of the last token: ...ForSequenceClassification
-  kHidden   // nothing: ...Model
+  kLabels,  // logits of labels, for the last token: ...ForSequenceClassification
+  kHidden   // the hidden state itself: ...Model
 };
 
 struct ModelConfig {
@@ -48,9 +48,9 @@ struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;    // "llama"
   ModelOutput output = ModelOutput::kTokens;
-  std::vector<std::string> labels;  // of kLabels, by number
+  std::vector<std::string> labels;  // names of the labels for kLabels
   PoolingConfig pooling;
-  bool is_gguf = false;  // from a GGUF file, where tensors have names of their own
+  bool is_gguf = false;  // read from a GGUF file; selects Family::gguf_names
   std::uint32_t vocab_size = 0;
   std::uint32_t hidden_size = 0;
   std::uint32_t intermediate_size = 0;
@@ -64,17 +64,15 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   bool tie_word_embeddings = false;
-  DType dtype =
-      DType::kBF16;  // of activations as trained; each tensor is read in its own stored type
-  std::uint32_t rotary_size =
-      0;  // columns of a head that rotate: partial_rotary_factor of head_dim
+  DType dtype = DType::kBF16;  // dtype of activations in training; tensors keep their stored type
+  std::uint32_t rotary_size = 0;  // rotated columns of a head: partial_rotary_factor * head_dim
   RopeConfig rope;
-  // Of windowed layers, where they rotate by a table of their own (rope_local_base_freq).
+  // Set if windowed layers have their own rope settings (rope_local_base_freq).
   std::optional<RopeConfig> local_rope;
-  // Of each layer; 0: no window. Empty: no layer has one. From sliding_window, layer_types and what
-  // else WindowRule reads.
+  // Window of each layer, 0 for none; empty if no layer has one. WindowRule states which keys are
+  // read.
   std::vector<std::uint32_t> windows;
-  std::vector<bool> rope_layers;  // whether a layer rotates, from no_rope_layers; empty: all do
+  std::vector<bool> rope_layers;  // layers with rope, from no_rope_layers; empty: all layers
   double query_pre_attn_scalar = 0;
   double attn_logit_softcapping = 0;   // 0: off
   double final_logit_softcapping = 0;  // 0: off

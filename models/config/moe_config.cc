@@ -16,7 +16,7 @@ constexpr absl::string_view kExpertKeys[] = {"num_experts", "num_local_experts",
                                              "n_routed_experts"};
 constexpr absl::string_view kChosenKeys[] = {"num_experts_per_tok", "experts_per_token"};
 
-// A number with several names, which must agree where more than one is given.
+// Reads a number that has several names. If more than one is given, they must agree.
 absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
                                            std::span<const absl::string_view> keys,
                                            std::uint32_t most, std::uint32_t absent) {
@@ -35,7 +35,7 @@ absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
   return static_cast<std::uint32_t>(value.value_or(absent));
 }
 
-// All layers, but those of mlp_only_layers and all but every decoder_sparse_step-th.
+// Every decoder_sparse_step-th layer is sparse, except those in mlp_only_layers.
 absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, const Family& family,
                                                    std::uint32_t num_layers) {
   std::vector<bool> sparse(num_layers, true);
@@ -48,8 +48,8 @@ absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, c
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> dense,
                          reader.OptionalIds("mlp_only_layers"));
   for (const std::int32_t layer : dense.value_or(std::vector<std::int32_t>())) {
-    // Upstream looks layers up in the list, so that others in it mean nothing there; a file that
-    // has them was made for another model.
+    // transformers ignores numbers beyond the last layer. A file with such numbers was made for
+    // another model.
     if (static_cast<std::uint32_t>(layer) >= num_layers) {
       return reader.Error("mlp_only_layers",
                           absl::StrCat("has layer ", layer, ", num_hidden_layers is ", num_layers));
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, c
   return sparse;
 }
 
-// A number above 0.
+// Reads a number above 0.
 absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl::string_view key,
                           double absent, double* value) {
   if (!Reads(family, key)) return absl::OkStatus();
@@ -69,7 +69,8 @@ absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl
   return reader.Error(key, absl::StrCat("is ", *value, ", it must be above 0 and at most 1e6"));
 }
 
-// The layers behind the first dense ones, or those that mlp_layer_types calls sparse.
+// Layers after the first_k_dense_replace dense ones are sparse, or those that mlp_layer_types lists
+// as sparse.
 absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
                              std::vector<bool>* sparse) {
   if (!Reads(family, "first_k_dense_replace")) return absl::OkStatus();
@@ -101,7 +102,7 @@ absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
   return absl::OkStatus();
 }
 
-// Groups, shared experts and the factor of DeepSeek.
+// Reads the keys of DeepSeek: groups, shared experts and the scaling factor.
 absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
   const struct {
     absl::string_view key;
@@ -115,7 +116,7 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
     if (!Reads(family, count.key)) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
                            reader.OptionalInteger(count.key, count.low, kMaxExperts));
-    // Null is none: one group, no shared expert.
+    // Null means one group or no shared expert.
     const std::uint32_t absent = reader.IsNull(count.key) ? count.low : count.absent;
     *count.value = static_cast<std::uint32_t>(given.value_or(absent));
   }

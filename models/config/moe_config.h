@@ -1,6 +1,6 @@
 #pragma once
 
-// The keys of config.json that say which layers are mixtures of experts, and of what experts.
+// The MoE keys of config.json.
 
 #include <cstdint>
 #include <string>
@@ -14,16 +14,16 @@ class ConfigReader;
 struct Family;
 
 inline constexpr std::uint32_t kMaxExperts = 4096;
-// What absent keys swiglu_limit and swiglu_alpha mean, and GGUF files, which have none.
+// Defaults of swiglu_limit and swiglu_alpha, which GGUF files never have.
 inline constexpr double kDefaultSwigluLimit = 7;
 inline constexpr double kDefaultSwigluAlpha = 1.702;
 
 struct MoeConfig {
-  std::uint32_t num_experts = 0;        // 0: the family has no mixtures
+  std::uint32_t num_experts = 0;        // 0: the family has no MoE layers
   std::uint32_t experts_per_token = 0;  // num_experts_per_tok
   std::uint32_t intermediate_size = 0;  // of one expert
   bool norm_topk_prob = false;
-  std::vector<bool> sparse_layers;  // whether a layer is a mixture; else it is dense
+  std::vector<bool> sparse_layers;  // true for MoE layers, false for dense ones
   std::uint32_t n_shared_experts = 0;
   std::uint32_t n_group = 1;
   std::uint32_t topk_group = 1;
@@ -34,10 +34,10 @@ struct MoeConfig {
   double swiglu_alpha = 0;
 };
 
-// What `family` reads of them (Family::keys): num_experts, num_local_experts and n_routed_experts
-// are three names of one number, num_experts_per_tok and experts_per_token two. Experts are as wide
-// as `intermediate_size`, which is the dense layers', where the family does not read
-// moe_intermediate_size. Returns INVALID_ARGUMENT that names the key.
+// Reads the MoE keys that `family` lists in Family::keys. num_experts, num_local_experts and
+// n_routed_experts are synonyms, and so are num_experts_per_tok and experts_per_token. If the
+// family does not read moe_intermediate_size, experts are as wide as dense layers:
+// `intermediate_size`. Returns INVALID_ARGUMENT that names the key.
 absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& family,
                                   std::uint32_t num_layers, std::uint32_t intermediate_size);
 

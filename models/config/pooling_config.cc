@@ -22,7 +22,7 @@ namespace {
 constexpr absl::string_view kModules = "modules.json";
 constexpr absl::string_view kDefaultPooling = "1_Pooling/config.json";
 
-// A JSON file and the document that its values are views of.
+// A JSON file and the document that owns its values.
 struct ReadFile {
   std::string label;
   formats::JsonDocument document;
@@ -53,7 +53,7 @@ absl::StatusOr<PoolingMode> ModeNamed(const ConfigReader& reader, absl::string_v
   return reader.Unsupported("pooling_mode", "(supported: lasttoken, mean, cls)");
 }
 
-// As sentence-transformers 6 writes it: a name, or a list of one.
+// Format of sentence-transformers 6: a name, or a list with one name.
 absl::StatusOr<PoolingMode> NewMode(const ConfigReader& reader, const formats::JsonValue& mode) {
   if (mode.is_string()) {
     QUIRE_ASSIGN_OR_RETURN(const std::string name, mode.AsString());
@@ -66,7 +66,7 @@ absl::StatusOr<PoolingMode> NewMode(const ConfigReader& reader, const formats::J
   return ModeNamed(reader, *name);
 }
 
-// As versions 2 to 5 write it: a flag for each mode; none is mean.
+// Format of versions 2 to 5: a flag per mode. No flag means kMean.
 absl::StatusOr<PoolingMode> OldMode(const ConfigReader& reader) {
   constexpr std::pair<absl::string_view, std::optional<PoolingMode>> kFlags[] = {
       {"pooling_mode_cls_token", PoolingMode::kCls},
@@ -120,9 +120,9 @@ absl::StatusOr<LogitScore> ReadLogitScore(const formats::ModelFiles& files, absl
   return score;
 }
 
-// A step of modules.json: its class without the path to it, and where its own files lie.
+// A module of modules.json: its class without the package, and the path of its files.
 struct Module {
-  std::string type;  // as written
+  std::string type;  // as in the file
   std::string path;
 
   bool Is(absl::string_view name) const {
@@ -186,7 +186,7 @@ absl::StatusOr<PoolingConfig> FromModules(const formats::ModelFiles& files,
   return config;
 }
 
-// What would be done to every text before it is tokenized.
+// Rejects settings that would change every text before tokenization.
 absl::Status CheckTexts(const formats::ModelFiles& files, bool is_reranker) {
   constexpr absl::string_view kTransformer = "sentence_bert_config.json";
   if (files.Has(kTransformer)) {

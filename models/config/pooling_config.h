@@ -1,11 +1,10 @@
 #pragma once
 
-// What the files of sentence-transformers beside a model say: how hidden states become one vector,
-// or the logits of two tokens a score.
+// Settings of the sentence-transformers files next to a model: how hidden states are pooled into
+// one vector, or how a reranker computes a score from the logits of two tokens.
 //
-// Place:      read with the configuration; the server's defaults for requests.
-// Invariants: a module, a mode or a flag that would give other vectors than ours is an error that
-//             names it; nothing is left out silently.
+// Place:      read with the configuration; the server uses them as defaults of requests.
+// Invariants: an unsupported module, mode or flag is an error that names it, never ignored.
 // Threads:    any.
 // Lifetime:   values.
 
@@ -22,7 +21,7 @@ namespace quire::models {
 
 enum class PoolingMode : std::uint8_t { kLast, kMean, kCls };
 
-// A score is the softmax over the logits of two tokens behind the prompt: exp(t) / (exp(t) +
+// A score is the softmax over the logits of two tokens after the prompt: exp(t) / (exp(t) +
 // exp(f)).
 struct LogitScore {
   std::int32_t true_token_id = 0;
@@ -32,11 +31,11 @@ struct LogitScore {
 struct PoolingConfig {
   PoolingMode mode = PoolingMode::kLast;
   bool normalize = false;
-  std::optional<LogitScore> logit_score = {};  // of a reranker, which pools nothing
+  std::optional<LogitScore> logit_score = {};  // rerankers, which do not pool
 };
 
-// From modules.json and the files that it names; without it from 1_Pooling/config.json; without
-// that the last token, not normalised, as sentence-transformers 6 takes for causal models.
+// Reads modules.json and the files that it names, or else 1_Pooling/config.json. Without either
+// returns kLast without normalization, the default of sentence-transformers 6 for causal models.
 absl::StatusOr<PoolingConfig> ReadPoolingConfig(const formats::ModelFiles& files,
                                                 std::uint32_t hidden_size,
                                                 std::uint32_t vocab_size);

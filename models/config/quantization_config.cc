@@ -19,7 +19,7 @@ constexpr std::int64_t kMaxGroup = 65536;
 
 using Strings = std::vector<std::string>;
 
-// One warning for the keys that neither the reader of this method nor anybody else knows.
+// Adds one warning that names the unknown keys.
 void WarnOfKeys(const ConfigReader& reader, std::initializer_list<absl::string_view> known,
                 std::vector<std::string>* warnings) {
   Strings unknown;
@@ -34,7 +34,7 @@ void WarnOfKeys(const ConfigReader& reader, std::initializer_list<absl::string_v
                                    absl::StrJoin(unknown, ", ")));
 }
 
-// The text of a key must be one of these; absent is fine.
+// Checks that a key is absent or has one of the given values.
 absl::Status CheckChoice(const ConfigReader& reader, absl::string_view key,
                          std::initializer_list<absl::string_view> choices) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> value, reader.OptionalString(key));
@@ -44,8 +44,7 @@ absl::Status CheckChoice(const ConfigReader& reader, absl::string_view key,
   return reader.Unsupported(key, absl::StrCat("(supported: ", absl::StrJoin(choices, ", "), ")"));
 }
 
-// A key that changes values when it is set to anything but null, false, an empty list or an empty
-// object.
+// Refuses a key that changes values, unless it is null, false, an empty list or an empty object.
 absl::Status CheckUnset(const ConfigReader& reader, absl::string_view key) {
   if (!reader.Has(key)) return absl::OkStatus();
   const std::string value = reader.ValueText(key);
@@ -67,7 +66,7 @@ absl::StatusOr<std::uint32_t> ReadBits(const ConfigReader& reader, absl::string_
   return static_cast<std::uint32_t>(*bits);
 }
 
-// group_size, where -1 means all inputs of an output feature.
+// Reads group_size. -1 means one group over all inputs of an output feature.
 absl::Status ReadGroup(const ConfigReader& reader, absl::string_view key,
                        formats::StoredQuantization* result) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> group,
@@ -122,7 +121,8 @@ absl::Status ReadMxfp4(const ConfigReader& reader, formats::StoredQuantization* 
   return ReadNotConverted(reader, "modules_to_not_convert", result);
 }
 
-// Overrides by module may change width and groups; those that begin with "-:" leave modules alone.
+// Overrides per module may change width and group size. Patterns that begin with "-:" exclude
+// modules from quantization.
 absl::Status CheckDynamic(const ConfigReader& reader) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> dynamic,
                          reader.OptionalObject("dynamic"));
@@ -232,7 +232,7 @@ absl::Status ReadScope(const ConfigReader& weights, formats::StoredQuantization*
   } else {
     QUIRE_RETURN_IF_ERROR(ReadBlock(weights, "block_structure", result));
   }
-  // Integers of a whole matrix or of blocks of it, and fp8 of groups, are not written by anything.
+  // No known program writes integers with a scale per tensor or block, or fp8 with groups.
   const bool fits = result->is_fp8 ? result->scope != formats::ScaleScope::kGroup
                                    : result->scope == formats::ScaleScope::kChannel ||
                                          result->scope == formats::ScaleScope::kGroup;

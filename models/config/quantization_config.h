@@ -1,7 +1,7 @@
 #pragma once
 
-// The quantization_config of config.json, read strictly: everything that the reader of the tensors
-// (checkpoint/join_quantized.h) could not do is refused here, by key and value, before a weight
+// Reads quantization_config of config.json strictly. Anything that the reader of the tensors
+// (weights/join_quantized.h) does not support is refused here, by key and value, before a weight
 // file is opened.
 
 #include <string>
@@ -13,8 +13,8 @@
 
 namespace quire::models {
 
-// Returns INVALID_ARGUMENT for a wrong type or a missing key; UNIMPLEMENTED for methods, widths and
-// layouts that are not read. Keys that are not known become one warning.
+// Returns INVALID_ARGUMENT for a wrong type or a missing key; UNIMPLEMENTED for unsupported
+// methods, widths and layouts. Unknown keys are named in one warning.
 absl::StatusOr<formats::StoredQuantization> ReadStoredQuantization(
     const ConfigReader& reader, std::vector<std::string>* warnings);
 

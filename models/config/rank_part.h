@@ -4,7 +4,7 @@
 
 namespace quire::models {
 
-// Which part of a model a device has, where several share it.
+// The part of a model that one of several devices holds.
 struct RankPart {
   std::uint32_t rank = 0;
   std::uint32_t size = 1;  // ranks that share the model

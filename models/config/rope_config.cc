@@ -17,7 +17,7 @@ constexpr RopeKind kKinds[] = {RopeKind::kDefault, RopeKind::kLinear, RopeKind::
 constexpr absl::string_view kSupportedKinds = "default, linear, dynamic, yarn, llama3, longrope";
 constexpr double kMaxFactor = 1e6;
 
-// Keys that a rope dictionary may hold; "finetuned" is a remark of some publishers.
+// Known keys of a rope dictionary. Some publishers add "finetuned", which has no effect.
 constexpr absl::string_view kKnownKeys[] = {"type",
                                             "rope_type",
                                             "rope_theta",
@@ -37,7 +37,7 @@ constexpr absl::string_view kKnownKeys[] = {"type",
 absl::Status CheckKeys(const ConfigReader& rope, RopeKind kind, absl::string_view family,
                        std::vector<std::string>* warnings) {
   for (const std::string& key : rope.Keys()) {
-    // transformers does not know it, and trained or tested what is published without it.
+    // transformers does not read the key, so published models were trained or tested without it.
     if (kind == RopeKind::kYarn && key == "attn_factor" && !rope.IsNull(key)) {
       warnings->push_back(absl::StrCat(rope.label(), ": ", rope.PathOf(key), " ",
                                        rope.ValueText(key),
@@ -175,7 +175,7 @@ absl::Status ReadLongrope(const ConfigReader& rope, const RopeContext& context,
   return ReadAttentionFactor(rope, result);
 }
 
-// Where theta stands outside the dictionary, and what it is when it stands nowhere.
+// The key of theta outside the dictionary, and the default.
 struct ThetaSource {
   absl::string_view key;
   double absent;
@@ -201,7 +201,7 @@ absl::Status ReadTheta(const ConfigReader& config, const ConfigReader* rope,
   return absl::OkStatus();
 }
 
-// Columns that rotate by partial_rotary_factor of the dictionary, else of the top.
+// Computes rotary_size from partial_rotary_factor of the dictionary, or else of the top level.
 absl::StatusOr<std::uint32_t> ReadRotarySize(const ConfigReader& config, const ConfigReader* rope,
                                              const RopeContext& context) {
   constexpr absl::string_view kKey = "partial_rotary_factor";
@@ -224,7 +224,7 @@ absl::StatusOr<std::uint32_t> ReadRotarySize(const ConfigReader& config, const C
   return context.head_dim;
 }
 
-// One dictionary, or none, as settings.
+// Reads the settings of one dictionary, or the defaults without one.
 absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigReader* rope,
                                      const RopeContext& context, const ThetaSource& theta,
                                      std::vector<std::string>* warnings) {
@@ -266,7 +266,7 @@ ThetaSource LocalTheta(const Family& family) {
   return {"rope_local_base_freq", family.defaults.rope_local_base_freq};
 }
 
-// A dictionary of the top that is not empty.
+// Returns a top-level dictionary, or nullopt if it is absent or empty.
 absl::StatusOr<std::optional<ConfigReader>> NonEmpty(const ConfigReader& config,
                                                      absl::string_view key) {
   QUIRE_ASSIGN_OR_RETURN(std::optional<ConfigReader> found, config.OptionalObject(key));
@@ -274,7 +274,7 @@ absl::StatusOr<std::optional<ConfigReader>> NonEmpty(const ConfigReader& config,
   return found;
 }
 
-// One table for all layers.
+// Reads settings that apply to all layers.
 absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeContext& context,
                                       std::vector<std::string>* warnings) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> scaling,
@@ -308,7 +308,7 @@ absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeCont
 constexpr absl::string_view kFull = "full_attention";
 constexpr absl::string_view kSliding = "sliding_attention";
 
-// The dictionary of one kind of layer. A flat rope_parameters would not be read by transformers.
+// Returns the dictionary of one layer type. transformers does not read a flat rope_parameters here.
 absl::StatusOr<ConfigReader> NestedEntry(const ConfigReader& parameters, absl::string_view entry,
                                          const Family& family) {
   for (const std::string& key : parameters.Keys()) {
@@ -321,7 +321,7 @@ absl::StatusOr<ConfigReader> NestedEntry(const ConfigReader& parameters, absl::s
   return *found;
 }
 
-// rope_parameters that agree with what the file says in the old form besides.
+// Checks that rope_parameters agree with the old form in the same file.
 absl::StatusOr<RopeSettings> ReadNestedParameters(const ConfigReader& config,
                                                   const ConfigReader& parameters,
                                                   const RopeContext& context,
@@ -351,7 +351,7 @@ absl::StatusOr<RopeSettings> ReadNestedParameters(const ConfigReader& config,
   return settings;
 }
 
-// A table for full and one for windowed layers.
+// Reads separate settings for full and windowed layers.
 absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeContext& context,
                                         std::vector<std::string>* warnings) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> parameters,

@@ -1,6 +1,6 @@
 #pragma once
 
-// The rope settings of a config.json, in their forms.
+// The rope settings of config.json, in all the forms that publishers use.
 //
 //   old     rope_theta, rope_scaling {type or rope_type, ...}, partial_rotary_factor at the top
 //   new     rope_parameters {rope_theta, rope_type, ...}
@@ -8,11 +8,11 @@
 //           rope_local_base_freq; the old form is then rope_theta and rope_scaling for full layers
 //           and rope_local_base_freq for windowed ones
 //
-// A non-empty rope_scaling wins over rope_parameters; when both are there and mean different things
-// the file is refused. theta is taken from the chosen dictionary, else from the top, else from the
-// family's default, with a warning; partial_rotary_factor likewise, without warning. A top-level
-// original_max_position_embeddings beats the nested one; without either it is
-// max_position_embeddings. attn_factor of yarn is ignored with a warning, as by transformers.
+// A non-empty rope_scaling takes precedence over rope_parameters. The file is refused if both are
+// present and differ. theta is read from the chosen dictionary, else from the top level, else it is
+// the family's default, with a warning. partial_rotary_factor is read likewise, without a warning.
+// A top-level original_max_position_embeddings takes precedence over a nested one; the default is
+// max_position_embeddings. attn_factor of yarn is ignored with a warning, as in transformers.
 
 #include <cstdint>
 #include <optional>
@@ -34,9 +34,9 @@ struct RopeContext {
 };
 
 struct RopeSettings {
-  RopeConfig rope;                  // of all layers, or of full ones
-  std::optional<RopeConfig> local;  // of windowed layers, where they have their own
-  std::uint32_t rotary_size = 0;    // columns of a head that rotate, even
+  RopeConfig rope;                  // for all layers, or without `local` for full layers only
+  std::optional<RopeConfig> local;  // for windowed layers, if they differ
+  std::uint32_t rotary_size = 0;    // rotated columns of a head; even
 };
 
 // Appends to `warnings`. Errors name the key with its path, such as rope_scaling.factor.

@@ -11,7 +11,7 @@
 namespace quire::models {
 namespace {
 
-// theta^(2i/r) in float32: exponent first, then the power.
+// Computes theta^(2i/r) in float32: the exponent first, then the power.
 std::vector<float> PositionPowers(double theta, std::uint32_t rotary_size) {
   std::vector<float> powers(rotary_size / 2);
   for (std::size_t i = 0; i < powers.size(); ++i) {
@@ -21,7 +21,7 @@ std::vector<float> PositionPowers(double theta, std::uint32_t rotary_size) {
   return powers;
 }
 
-// Long wavelengths are stretched, short ones kept, those between blended.
+// Scales long wavelengths, keeps short ones and interpolates between them.
 float Llama3Frequency(const RopeConfig& config, float frequency) {
   const float length = static_cast<float>(config.original_max_position);
   const float low = static_cast<float>(config.low_freq_factor);
@@ -34,7 +34,7 @@ float Llama3Frequency(const RopeConfig& config, float frequency) {
   return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
-// The dimension whose wavelength makes `rotations` turns over the trained length.
+// Returns the dimension that makes `rotations` full turns over the trained length.
 double YarnDimension(const RopeConfig& config, double rotations, std::uint32_t rotary_size) {
   return rotary_size * std::log(config.original_max_position / (rotations * 2 * std::numbers::pi)) /
          (2 * std::log(config.theta));
@@ -63,7 +63,7 @@ std::vector<float> YarnFrequencies(const RopeConfig& config, std::uint32_t rotar
   return frequencies;
 }
 
-// 1 / (factor_i * theta^(2i/r)), in float32.
+// Computes 1 / (factor_i * theta^(2i/r)) in float32.
 std::vector<float> LongropeFrequencies(const RopeConfig& config, std::uint32_t rotary_size) {
   const std::vector<double>& factors =
       config.uses_long_factors ? config.long_factors : config.short_factors;

@@ -11,10 +11,10 @@
 namespace quire::models {
 namespace {
 
-// Where windows begin when the key is absent.
+// Default of max_window_layers.
 constexpr std::int64_t kDefaultMaxWindowLayers = 28;
 
-// The width, or 0 when the configuration turns windows off.
+// Returns the window in tokens, or 0 if the configuration disables windows.
 absl::StatusOr<std::uint32_t> ReadWidth(const ConfigReader& reader, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
                          reader.OptionalInteger("sliding_window", 1, kMaxPositions));
@@ -27,7 +27,7 @@ absl::StatusOr<std::uint32_t> ReadWidth(const ConfigReader& reader, const Family
   return reader.Has("sliding_window") ? 0 : family.defaults.sliding_window;
 }
 
-// Two keys with one meaning.
+// Reads sliding_window_pattern, which has two names.
 absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader) {
   constexpr std::int64_t kMax = kMaxLayers + 1;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pattern,
@@ -41,7 +41,7 @@ absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader) {
   return pattern ? *pattern : other.value_or(kDefaultWindowPattern);
 }
 
-// Which layers have a window by the family's rule.
+// Returns the layers that have a window by the family's rule.
 absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Family& family,
                                          std::uint32_t num_layers,
                                          const std::vector<bool>& rope_layers) {
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Famil
   return windowed;
 }
 
-// What layer_types says, or nothing when the key is absent or null.
+// Reads layer_types; nullopt if the key is absent or null.
 absl::StatusOr<std::optional<std::vector<bool>>> ByTypes(const ConfigReader& reader,
                                                          const Family& family,
                                                          std::uint32_t num_layers) {
@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reade
     QUIRE_ASSIGN_OR_RETURN(windowed, ByRule(reader, family, num_layers, rope_layers));
   }
   const bool any = std::find(windowed->begin(), windowed->end(), true) != windowed->end();
-  // Families that switch windows on by a flag, or write null for none, have a width of 0 here.
+  // The window is 0 here if a flag disables windows or the key is null.
   const bool must_have_width =
       from_types || family.windows == WindowRule::kEven || family.windows == WindowRule::kPattern;
   if (any && width == 0 && must_have_width) {

@@ -31,7 +31,7 @@ absl::StatusOr<Activation> ActivationOf(const ModelConfig& config, const Family&
                    " (supported: ", absl::StrJoin(family.activations, ", "), ")"));
 }
 
-// Positions up to which the scaled table is meant to hold.
+// Returns the number of positions that the scaled rope table supports.
 std::uint32_t MaxPosition(const ModelConfig& config) {
   if (config.rope.kind != RopeKind::kYarn) return config.max_position_embeddings;
   const double stretched = config.rope.factor * config.rope.original_max_position;
@@ -116,7 +116,7 @@ absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& f
     AttentionSpec& heads = spec.layers[i].heads;
     if (!config.windows.empty()) heads.window = config.windows[i];
     if (heads.window != 0 && config.local_rope) heads.rope = 1;
-    // One that no position is beyond would cost a group of pages of its own for nothing.
+    // A window as long as the context has no effect, and would cost a layer group of its own.
     if (heads.window >= spec.max_position) heads.window = 0;
     if (!config.rope_layers.empty() && !config.rope_layers[i]) heads.rope = -1;
   }

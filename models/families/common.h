@@ -1,7 +1,7 @@
 #pragma once
 
-// What families share: the spec of a decoder with norms before attention and MLP, from a checked
-// configuration. A family starts from it and changes what is its own.
+// The spec of a pre-norm decoder, built from a checked configuration. Families start from it and
+// change what differs.
 
 #include "absl/status/statusor.h"
 #include "models/config/layer_spec.h"
@@ -10,7 +10,7 @@
 
 namespace quire::models {
 
-// Names of the tensors of a Llama in GGUF files, which those of other families vary.
+// Tensor names of Llama models in GGUF files. Other families change some of them.
 inline constexpr TensorNames kGgufNames{.embedding = "token_embd",
                                         .final_norm = "output_norm",
                                         .head = "output",
@@ -25,7 +25,7 @@ inline constexpr TensorNames kGgufNames{.embedding = "token_embd",
                                         .up = "ffn_up",
                                         .down = "ffn_down"};
 
-// The same of a mixture of experts.
+// Adds the tensor names of MoE layers.
 constexpr TensorNames WithGgufExperts(TensorNames names) {
   names.moe = "";
   names.router = "ffn_gate_inp";
@@ -37,22 +37,22 @@ constexpr TensorNames WithGgufExperts(TensorNames names) {
 inline constexpr absl::string_view kGgufExpertKeys[] = {"expert_count", "expert_used_count",
                                                         "expert_feed_forward_length"};
 
-// An RMS norm with rms_norm_eps whose weights mean `weight_offset` + weight. Converters to GGUF add
-// the offset to the weights, so that it is 0 there.
+// Returns an RMS norm with rms_norm_eps that multiplies by `weight_offset` + weight. Converters to
+// GGUF add the offset to the weights, so it is 0 for GGUF files.
 NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset = 0);
 
-// `factor`, rounded to the type of the model's activations as trained: so do transformers and the
-// training before it round a factor on embeddings that is no power of two.
+// Rounds `factor` to the dtype of activations in training. transformers rounds embedding factors
+// that way.
 float RoundToTrained(const ModelConfig& config, double factor);
 
-// Pre-norm RMS, attention over heads with grouped queries and rope on halves, gated MLP. Biases,
-// windows, layers without rope, tied head, activation and rope tables as the configuration says;
-// table 1 is that of windowed layers, if they have one. Returns UNIMPLEMENTED for an activation
-// that `family` does not list.
+// Returns a decoder with RMS pre-norms, grouped-query attention with half-split rope, and a gated
+// MLP. Biases, windows, layers without rope, a tied head, the activation and the rope tables are
+// taken from the configuration; rope table 1 is that of windowed layers, if they have one. Returns
+// UNIMPLEMENTED for an activation that `family` does not list.
 absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& family);
 
-// Makes mixtures of the layers that config.moe lists: of MLPs as the dense ones, as many and as
-// wide as it says, routed as `moe` says.
+// Turns the layers that config.moe lists into MoE layers. `moe` has the routing; the experts are
+// copies of the dense MLP, with the number and the width of config.moe.
 void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
 
 }  // namespace quire::models

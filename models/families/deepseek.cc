@@ -15,7 +15,7 @@ constexpr absl::string_view kArchitectures2[] = {"DeepseekV2ForCausalLM"};
 constexpr absl::string_view kModelTypes2[] = {"deepseek_v2"};
 constexpr absl::string_view kArchitectures3[] = {"DeepseekV3ForCausalLM"};
 constexpr absl::string_view kModelTypes3[] = {"deepseek_v3"};
-// Layers that predict further tokens (num_nextn_predict_layers) lie behind the last one and are
+// Layers for multi-token prediction (num_nextn_predict_layers) follow the last layer and are
 // skipped. V2 never reads norm_topk_prob.
 constexpr absl::string_view kKeys[] = {"attention_bias",    "q_lora_rank",
                                        "kv_lora_rank",      "qk_nope_head_dim",
@@ -47,7 +47,7 @@ constexpr ConfigDefaults kDefaults3{.max_position_embeddings = 4096,
 constexpr TensorNames kNames{.choice_bias = "gate.e_score_correction_bias",
                              .shared = "shared_experts"};
 
-// What yarn with mscale_all_dim multiplies scores by.
+// Returns the factor that yarn with mscale_all_dim applies to attention scores.
 double ScoreFactor(const RopeConfig& rope) {
   const double all_dim = rope.mscale_all_dim.value_or(0);
   if (rope.kind == RopeKind::kDefault || all_dim == 0 || rope.factor <= 1) return 1;
@@ -55,7 +55,7 @@ double ScoreFactor(const RopeConfig& rope) {
   return mscale * mscale;
 }
 
-MlaSpec Latent(const ModelConfig& config) {
+MlaSpec BuildMla(const ModelConfig& config) {
   MlaSpec mla;
   mla.num_heads = config.num_attention_heads;
   mla.q_lora_rank = config.mla.q_lora_rank;
@@ -79,7 +79,7 @@ absl::Status Unsupported(absl::string_view key, absl::string_view value, absl::s
                                                " (supported: ", supported, ")"));
 }
 
-// The layers of both, given how experts are chosen.
+// Builds the layers of V2 and V3. `moe` has the routing of experts.
 absl::StatusOr<ModelSpec> Build(const ModelConfig& config, const Family& family, MoeSpec moe) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
   moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
@@ -92,7 +92,7 @@ absl::StatusOr<ModelSpec> Build(const ModelConfig& config, const Family& family,
   for (LayerSpec& layer : spec.layers) {
     layer.attention = AttentionKind::kMla;
     layer.heads = AttentionSpec{};
-    layer.mla = Latent(config);
+    layer.mla = BuildMla(config);
   }
   AssignCacheGroups(&spec);
   return spec;

@@ -79,7 +79,7 @@ constexpr TensorNames GgufNames() {
   return names;
 }
 
-// What both share.
+// Builds the spec that Gemma 2 and Gemma 3 share.
 absl::StatusOr<ModelSpec> SandwichSpec(const ModelConfig& config, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
   const NormSpec norm = RmsNormSpec(config, /*weight_offset=*/1);

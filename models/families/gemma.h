@@ -1,12 +1,12 @@
 #pragma once
 
-// Gemma 2, and Gemma 3 for text: by itself, or inside a model with a vision tower.
+// Gemma 2 and the text model of Gemma 3, alone or inside a model with a vision tower.
 //
-// Norms before and after attention and MLP, of 1 + weight; embeddings times sqrt(hidden_size);
-// scores times query_pre_attn_scalar^-0.5; GELU by tanh (hidden_act is not read, hidden_activation
-// is). Gemma 2 caps scores and logits and has windows in every second layer. Gemma 3 norms each
-// head of q and k, has windows in all layers but every sixth and a rope table of their own for
-// them. Source: modeling_gemma2.py and modeling_gemma3.py of Hugging Face transformers.
+// Sandwich norms multiply by 1 + weight. Embeddings are scaled by sqrt(hidden_size), scores by
+// query_pre_attn_scalar^-0.5. The activation is tanh GELU: hidden_activation is read and hidden_act
+// is not. Gemma 2 caps scores and logits and has windows in every second layer. Gemma 3 normalizes
+// each head of q and k; all layers but every sixth have windows and their own rope table. Source:
+// modeling_gemma2.py and modeling_gemma3.py of Hugging Face transformers.
 
 #include "models/families/registry.h"
 
@@ -14,8 +14,8 @@ namespace quire::models {
 
 const Family& Gemma2Family();
 const Family& Gemma3Family();
-// The text model inside a Gemma 3 with a vision tower (4B and larger), which is let be: images are
-// not read.
+// The text model of a Gemma 3 with a vision tower (4B and larger). The tower is ignored, so image
+// input is not supported.
 const Family& Gemma3TextOfVisionFamily();
 
 }  // namespace quire::models

@@ -25,7 +25,7 @@ constexpr absl::string_view kEmbedding = "token_embd.weight";
 constexpr absl::string_view kTokens = "tokenizer.ggml.tokens";
 constexpr double kMaxFactor = 1e6;
 
-// Keys of the architecture that are read, or that do not matter to generation.
+// Keys of the architecture that are read or that have no effect on generation.
 constexpr absl::string_view kKnownKeys[] = {"context_length",
                                             "embedding_length",
                                             "block_count",
@@ -46,7 +46,7 @@ constexpr absl::string_view kKnownKeys[] = {"context_length",
                                             "rope.scaling.yarn_beta_slow",
                                             "rope.scaling.finetuned"};
 
-// Keys that would change the mathematics, and the values that do not.
+// Keys that change the computation, and their neutral values.
 struct ForeignKey {
   absl::string_view key;
   double neutral;
@@ -144,7 +144,7 @@ class GgufConfigReader {
                      ", a model in several GGUF files is not supported; merge them"));
   }
 
-  // A number or a bool as a number; nothing for what is neither.
+  // Returns a number or a bool as a number, nullopt for other types.
   absl::StatusOr<std::optional<double>> AnyNumber(absl::string_view key) const {
     switch (gguf_.TypeOf(key)) {
       case formats::GgufType::kString:
@@ -230,7 +230,7 @@ class GgufConfigReader {
     return MustBeHeadSize("attention.value_length");
   }
 
-  // A key that may differ from the head size in files, but not in what is computed.
+  // Checks a key that must equal the head size in supported models.
   absl::Status MustBeHeadSize(absl::string_view suffix) const {
     const std::string key = Key(suffix);
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
@@ -262,7 +262,7 @@ class GgufConfigReader {
     }
     config_.vocab_size = static_cast<std::uint32_t>(rows);
     if (!gguf_.Has(kTokens) || gguf_.TypeOf(kTokens) != formats::GgufType::kArray) {
-      return absl::OkStatus();  // the tokenizer says what is wrong
+      return absl::OkStatus();  // the tokenizer reports the error
     }
     const std::uint64_t tokens = gguf_.ArrayCount(kTokens);
     if (tokens == config_.vocab_size) return absl::OkStatus();
@@ -280,7 +280,7 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // A positive number, or `absent`.
+  // Reads a positive number; the default is `absent`.
   absl::StatusOr<double> Positive(absl::string_view suffix, double absent) const {
     const std::string key = Key(suffix);
     QUIRE_ASSIGN_OR_RETURN(const std::optional<double> number, gguf_.OptionalNumber(key));
@@ -291,7 +291,7 @@ class GgufConfigReader {
     return number.value_or(absent);
   }
 
-  // Where a family may rotate a part of each head, rope.dimension_count says how much.
+  // Reads rope.dimension_count, the rotated columns, in families with partial rope.
   absl::Status ReadRotarySize() {
     config_.rotary_size = config_.head_dim;
     constexpr absl::string_view kSuffix = "rope.dimension_count";
@@ -339,7 +339,7 @@ class GgufConfigReader {
                      "\" together with tensor rope_freqs.weight is not supported"));
   }
 
-  // A tensor of factors with one for each pair of columns that rotates; empty when there is none.
+  // Reads a tensor with one factor per pair of rotated columns; empty if there is no such tensor.
   absl::StatusOr<std::vector<float>> FactorsOf(absl::string_view name) const {
     QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, formats::ReadRopeFactors(opened_, name));
     if (factors.empty() || factors.size() == config_.rotary_size / 2) return factors;
@@ -375,7 +375,7 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // Files do not say that weights are divided by their sum: all that are read do so.
+  // GGUF files have no key for norm_topk_prob; all supported architectures normalize.
   absl::Status ReadExperts() {
     if (!FamilyReads("expert_count")) return absl::OkStatus();
     MoeConfig& moe = config_.moe;
@@ -394,7 +394,7 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // By the family's rule; the files say the width only.
+  // GGUF files state the window only; the family's rule selects the layers.
   absl::Status ReadWindows() {
     if (!FamilyReads("attention.sliding_window")) return absl::OkStatus();
     QUIRE_ASSIGN_OR_RETURN(
@@ -424,7 +424,7 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // What multiplies and caps scores and logits.
+  // Reads the factors and caps of scores and logits.
   absl::Status ReadScores() {
     const ConfigDefaults& absent = family_->defaults;
     if (FamilyReads("attn_logit_softcapping")) {
@@ -446,7 +446,7 @@ class GgufConfigReader {
   absl::Status ReadRopeScaling(RopeConfig* rope) {
     const std::string key = Key("rope.scaling.type");
     QUIRE_ASSIGN_OR_RETURN(const std::optional<absl::string_view> type, gguf_.OptionalString(key));
-    // Files older than the type hold the factor alone, in the one or the other key.
+    // Older files have the factor without the type, in one of two keys.
     QUIRE_ASSIGN_OR_RETURN(const double old_factor, Positive("rope.scale_linear", 1));
     QUIRE_ASSIGN_OR_RETURN(const double factor, Positive("rope.scaling.factor", old_factor));
     const absl::string_view kind = type.value_or(factor == 1 ? "none" : "linear");
@@ -464,7 +464,7 @@ class GgufConfigReader {
         gguf_.OptionalInteger(Key("rope.scaling.original_context_length"), 1, kMaxPositions));
     rope->original_max_position =
         static_cast<std::uint32_t>(length.value_or(config_.max_position_embeddings));
-    // Files do not say how the ramp is rounded.
+    // GGUF files have no key for truncate.
     if (family_->default_rope != nullptr) rope->truncate = family_->default_rope->truncate;
     QUIRE_ASSIGN_OR_RETURN(rope->beta_fast, Positive("rope.scaling.yarn_beta_fast", 32));
     QUIRE_ASSIGN_OR_RETURN(rope->beta_slow, Positive("rope.scaling.yarn_beta_slow", 1));
@@ -487,7 +487,7 @@ class GgufConfigReader {
   absl::Status ReadIds() {
     QUIRE_ASSIGN_OR_RETURN(config_.bos_id, Id("bos_token_id"));
     QUIRE_ASSIGN_OR_RETURN(config_.pad_id, Id("padding_token_id"));
-    // The end of a text, of a turn and of a message: each ends what is generated.
+    // Generation ends at the end of the text, of a turn or of a message.
     for (const char* name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {
       QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int32_t> id, Id(name));
       std::vector<std::int32_t>& ids = config_.eos_ids;
@@ -496,7 +496,7 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // What the tensor table says by what it holds.
+  // Sets the fields that follow from the presence and the types of tensors.
   void ReadPresence() {
     const TensorNames& names = family_->gguf_names;
     const auto has_bias = [&](absl::string_view part) {

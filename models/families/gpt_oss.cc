@@ -27,7 +27,8 @@ constexpr TensorNames kNames{.sinks = "self_attn.sinks",
                              .stacked_gate_up = "gate_up_proj",
                              .stacked_down = "down_proj"};
 
-// No key states the clamp and the slope of the products: they are those of the published models.
+// GGUF files have no keys for swiglu_limit and swiglu_alpha. The values are those of the published
+// models.
 constexpr absl::string_view kGgufKeys[] = {
     "expert_count", "expert_used_count", "expert_feed_forward_length", "attention.sliding_window"};
 constexpr TensorNames GgufNames() {
@@ -56,7 +57,7 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   return spec;
 }
 
-// What files without rope settings mean.
+// Rope settings of files without rope_scaling.
 RopeConfig DefaultRope() {
   RopeConfig rope;
   rope.kind = RopeKind::kYarn;

@@ -2,9 +2,9 @@
 
 // Granite 3, dense.
 //
-// As Llama with four factors: on the embedding, on what attention and MLP add to the stream, on the
-// scores in place of d^-0.5, and a divisor of the logits. Absent, each is 1, that on the scores,
-// too. Source: modeling_granite.py of Hugging Face transformers.
+// The Llama architecture with four factors: on the embedding, on the outputs of attention and MLP,
+// on the scores instead of d^-0.5, and a divisor of the logits. The default of each is 1, also of
+// the factor on the scores. Source: modeling_granite.py of Hugging Face transformers.
 
 #include "models/families/registry.h"
 

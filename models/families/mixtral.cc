@@ -18,7 +18,7 @@ constexpr ConfigDefaults kDefaults{.rope_theta = 1e6,
                                    .num_key_value_heads = 8,
                                    .num_experts = 8,
                                    .experts_per_token = 2};
-// transformers 5 calls the block mlp in memory and saves it under the old name.
+// transformers 5 names the block mlp in memory and saves it as block_sparse_moe.
 constexpr TensorNames kNames{.moe = "block_sparse_moe",
                              .moe_alias = "mlp",
                              .expert_gate = "w1",

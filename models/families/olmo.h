@@ -2,8 +2,8 @@
 
 // OLMo 2.
 //
-// Norms after attention and MLP and none before: the stream enters the projections as it is. q and
-// k are normed as a whole, over all heads at once. Source: modeling_olmo2.py of Hugging Face
+// Norms follow attention and MLP, and none precedes them: the projections read the residual stream
+// itself. q and k are normalized over all heads at once. Source: modeling_olmo2.py of Hugging Face
 // transformers.
 
 #include "models/families/registry.h"

@@ -29,7 +29,7 @@ std::optional<std::uint32_t> Phi3GgufWindow(std::uint32_t context_length,
                                             std::uint32_t block_count) {
   constexpr std::uint32_t kShortContext = 4096, kLongContext = 131072;
   constexpr std::uint32_t kShortWindow = 2047;
-  // Windows of the long ones are as long as their context, or longer.
+  // Models with long context have windows that are at least as long as the context.
   if (context_length == kLongContext) return 0;
   const bool is_published = block_count == 32 || block_count == 40;
   if (context_length == kShortContext && is_published) return kShortWindow;

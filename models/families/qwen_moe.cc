@@ -9,7 +9,7 @@ namespace {
 
 constexpr absl::string_view kArchitectures[] = {"Qwen3MoeForCausalLM"};
 constexpr absl::string_view kModelTypes[] = {"qwen3_moe"};
-// num_experts is num_local_experts in files that transformers 5 saved.
+// transformers 5 saves num_experts as num_local_experts.
 constexpr absl::string_view kKeys[] = {
     "attention_bias",      "num_experts",         "num_local_experts",     "n_routed_experts",
     "experts_per_token",   "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",

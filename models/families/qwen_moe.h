@@ -1,11 +1,11 @@
 #pragma once
 
-// Qwen3 with mixtures of experts (30B-A3B, 235B-A22B).
+// Qwen3 MoE (30B-A3B, 235B-A22B).
 //
-// Qwen3 with a mixture in place of the MLP, layer by layer: dense where mlp_only_layers or
-// decoder_sparse_step say so. Softmax over all experts, the best num_experts_per_tok of them, their
-// weights divided by their sum if norm_topk_prob. Source: modeling_qwen3_moe.py of Hugging Face
-// transformers.
+// Qwen3 with an MoE instead of the MLP, except in the layers that mlp_only_layers or
+// decoder_sparse_step make dense. Routing is a softmax over all experts, of which the best
+// num_experts_per_tok are chosen. With norm_topk_prob their weights are divided by their sum.
+// Source: modeling_qwen3_moe.py of Hugging Face transformers.
 
 #include "models/families/registry.h"
 

@@ -55,8 +55,8 @@ absl::Status NoConfig(const formats::ModelFiles& files) {
   return absl::NotFoundError(absl::StrCat(files.LabelOf("config.json"), ": no such file", hint));
 }
 
-// The family of an architecture: by its name, or of a decoder without its head or with another one
-// by the name of the whole.
+// Finds the family of an architecture. "...Model" and "...ForSequenceClassification" belong to the
+// family of "...ForCausalLM".
 const Family* FamilyOf(const std::string& architecture, ModelOutput* output) {
   if (const Family* family = FindFamilyByArchitecture(architecture)) return family;
   constexpr std::pair<absl::string_view, ModelOutput> kOthers[] = {
@@ -70,8 +70,8 @@ const Family* FamilyOf(const std::string& architecture, ModelOutput* output) {
   return nullptr;
 }
 
-// Of a classifier: the names that id2label has, or as many numbers as num_labels says; transformers
-// takes two where a file says neither.
+// Reads the labels of a classifier: the names in id2label, or else num_labels numbers. The default
+// is two, as in transformers.
 absl::Status ReadLabels(const ConfigReader& reader, ModelConfig* config) {
   constexpr std::int64_t kMaxLabels = 1 << 16;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
@@ -138,7 +138,7 @@ absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConf
   return family;
 }
 
-// A count that is absent, null or set: what each of the three means.
+// Reads a count. `absent` and `null` are its values for an absent key and for null.
 absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_view key,
                                       std::uint32_t most, std::uint32_t absent,
                                       std::uint32_t null) {
@@ -148,7 +148,7 @@ absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_v
   return reader.IsNull(key) || absent == 0 ? null : absent;
 }
 
-// A count that must be there, unless the family knows what it is.
+// Reads a count that is required unless the family has a default.
 absl::StatusOr<std::uint32_t> RequiredCount(const ConfigReader& reader, absl::string_view key,
                                             std::uint32_t most, std::uint32_t absent) {
   return reader.Has(key) || absent == 0 ? reader.Count(key, 1, most) : absent;
@@ -160,7 +160,7 @@ absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelCo
       RequiredCount(reader, "num_attention_heads", kMaxHeads, family.defaults.num_attention_heads));
   const std::uint32_t heads = config->num_attention_heads;
   if (Reads(family, "kv_lora_rank")) {
-    // Heads have sizes of their own, whatever head_dim and num_key_value_heads say.
+    // MLA has its own head sizes, so head_dim and num_key_value_heads are not read.
     QUIRE_ASSIGN_OR_RETURN(config->mla, ReadMla(reader));
     config->num_key_value_heads = heads;
     config->head_dim = config->mla.qk_rope_head_dim;
@@ -210,8 +210,8 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
   return absl::OkStatus();
 }
 
-// hidden_act and hidden_activation are two names of one key, but where a family reads the latter
-// only: files then hold whatever in the former.
+// hidden_act and hidden_activation are synonyms, except in families that read hidden_activation
+// only. Their files have arbitrary values of hidden_act.
 absl::Status ReadActivation(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   if (Reads(family, "hidden_activation")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> only,
@@ -252,15 +252,16 @@ absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelCo
   return absl::OkStatus();
 }
 
-// A number of a family that reads it; absent it is what the family says.
+// A number that some families read, and its default.
 struct NumberKey {
   absl::string_view key;
   double* value;
   double absent;
-  bool null_is_off;  // null means 0; else it is refused
+  bool null_is_off;  // null means 0; otherwise null is refused
 };
 
-// All are factors, divisors or limits, which a float holds whichever way they are used.
+// All are factors, divisors or limits. The range ensures that a float holds them and their
+// inverses.
 absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   constexpr double kMin = 1e-6;
   constexpr double kMax = 1e6;
@@ -292,8 +293,8 @@ absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, Model
   return absl::OkStatus();
 }
 
-// no_rope_layers has a 1 where a layer does rotate; absent, every no_rope_layer_interval-th does
-// not.
+// no_rope_layers has a 1 for each layer with rope. Without the key every no_rope_layer_interval-th
+// layer has no rope.
 absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   if (!Reads(family, "no_rope_layers")) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> flags,
@@ -345,7 +346,7 @@ absl::Status ReadIds(const ConfigReader& reader, ModelConfig* config) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> bos,
                          reader.OptionalIds("bos_token_id"));
   if (bos && bos->size() == 1) config->bos_id = bos->front();
-  // Early files write -1 for "no padding".
+  // Early files have -1 for "no padding".
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> pad,
                          reader.OptionalInteger("pad_token_id", -1, (std::int64_t{1} << 31) - 1));
   if (pad)
@@ -353,7 +354,7 @@ absl::Status ReadIds(const ConfigReader& reader, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-// A sampling default in [low, high], or (low, high] with `open`.
+// Reads a sampling default in [low, high], or in (low, high] if `open` is true.
 absl::Status ReadSampling(const ConfigReader& reader, absl::string_view key, double low,
                           double high, bool open, std::optional<float>* result) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, reader.OptionalNumber(key));
@@ -408,8 +409,8 @@ void WarnAboutIds(ModelConfig* config) {
   }
 }
 
-// Where a family's keys lie in text_config: these, and those of the top that are not about other
-// kinds of input. Else nothing.
+// For families with text_config, merges its keys with the top-level keys, except those for inputs
+// other than text. Returns nullopt for other families.
 absl::StatusOr<std::optional<formats::JsonDocument>> TextConfig(const ConfigReader& top,
                                                                 const formats::JsonValue& root,
                                                                 const Family& family) {

@@ -1,13 +1,13 @@
 #pragma once
 
-// config.json and generation_config.json, read strictly: every value has the right type and range,
-// and an error names file, key, value and limit.
+// Reads config.json and generation_config.json strictly: types and ranges are checked, and an error
+// names file, key, value and limit.
 //
-// Absent, null and zero are three things: an absent key takes the family's default, null the
-// documented fallback, zero is a value. Both forms of rope settings are read (rope_theta with
-// rope_scaling, and rope_parameters); generation_config.json wins over config.json key by key. Keys
-// that would change the mathematics in another family are refused when set; other unknown keys
-// become one warning.
+// Absent, null and zero differ: an absent key has the family's default, null the documented
+// fallback, and zero is a value. Both forms of rope settings are supported: rope_theta with
+// rope_scaling, and rope_parameters. Keys of generation_config.json take precedence over those of
+// config.json. Keys that change the computation of other families are refused; unknown keys are
+// named in one warning.
 
 #include "absl/status/statusor.h"
 #include "models/config/model_config.h"
@@ -18,9 +18,9 @@ class ModelFiles;
 
 namespace quire::models {
 
-// Reads config.json and, if there is one, generation_config.json; or the metadata of a GGUF file
-// (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT or UNIMPLEMENTED (a
-// family, method or value that this version lacks) otherwise.
+// Reads config.json and, if it exists, generation_config.json; or the metadata of a GGUF file
+// (gguf_config.h). Returns NOT_FOUND without config.json, INVALID_ARGUMENT for invalid values, and
+// UNIMPLEMENTED for an unsupported family, method or value.
 absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files);
 
 }  // namespace quire::models

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which families of models this version knows: everything that is special to one is an entry here
-// and a file beside this one. docs/adding_a_model.md walks through a new entry.
+// The supported families of models. A family is an entry of this registry and a file in this
+// folder. docs/adding_a_model.md explains how to add one.
 
 #include <span>
 #include <string>
@@ -11,18 +11,19 @@
 
 namespace quire::models {
 
-// All families, in the order of the documentation.
+// Returns all families, in the order of the documentation.
 std::span<const Family* const> AllFamilies();
-// Null when no family has it.
+// Both return null if no family has the name.
 const Family* FindFamilyByArchitecture(absl::string_view architecture);
 const Family* FindFamilyByModelType(absl::string_view model_type);
-// Of two families with one GGUF architecture the one that has experts, or has none.
+// Two families may share a GGUF architecture; `has_experts` selects between MoE and dense. Returns
+// null if no family has the architecture.
 const Family* FindFamilyByGgufArchitecture(absl::string_view architecture, bool has_experts);
-// By ModelConfig::family. REQUIRES: the family exists.
+// Returns the family with this ModelConfig::family. REQUIRES: the family exists.
 const Family& FamilyNamed(absl::string_view name);
-// Names of the tensors in the files that a configuration comes from.
+// Returns the tensor names of the files that the configuration was read from.
 const TensorNames& TensorNamesOf(const ModelConfig& config);
-// "LlamaForCausalLM, ...", for messages.
+// Lists for messages: "LlamaForCausalLM, ...".
 std::string SupportedArchitectures();
 std::string SupportedModelTypes();
 std::string SupportedGgufArchitectures();

@@ -1,9 +1,9 @@
 #pragma once
 
-// SmolLM 3. Its predecessors publish themselves as Llama.
+// SmolLM 3. Its predecessors have the Llama architecture.
 //
-// As Llama, but every fourth layer does not rotate: no_rope_layers holds a 1 where a layer does use
-// rope, whatever its name says. With use_sliding_window the layers without rope have windows.
+// The Llama architecture, without rope in every fourth layer. Despite its name, no_rope_layers has
+// a 1 for each layer with rope. With use_sliding_window the layers without rope have windows.
 // Source: modeling_smollm3.py of Hugging Face transformers.
 
 #include "models/families/registry.h"

@@ -23,7 +23,7 @@ namespace {
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
 
-// Tensor name -> file name, as the index says.
+// File names by tensor name, from the index.
 using WeightMap = std::map<std::string, std::string>;
 
 struct ShardIndex {
@@ -71,7 +71,7 @@ absl::StatusOr<ShardIndex> ReadIndex(const formats::ModelFile& file) {
   return index;
 }
 
-// What to say when no safetensors file is there.
+// Returns the error for a model without safetensors files, with a hint about the files it has.
 absl::Status NoWeights(const formats::ModelFiles& files) {
   for (const std::string& name : files.names()) {
     const bool pickled = absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pth") ||
@@ -101,7 +101,7 @@ absl::Status NoWeights(const formats::ModelFiles& files) {
 }
 
 bool LiesIn(std::span<const std::byte> part, std::span<const std::byte> whole) {
-  const std::less_equal<> before;  // of any pointers
+  const std::less_equal<> before;  // total order, also for unrelated pointers
   return before(whole.data(), part.data()) &&
          before(part.data() + part.size(), whole.data() + whole.size());
 }

@@ -14,33 +14,32 @@
 
 namespace quire::models {
 
-// All tensors of a model by name, whatever files they lie in.
+// All tensors of a model by name, from one or several files.
 //
 // Place:      between the file readers and Weights.
-// Invariants: names are unique. The headers of the files decide where a tensor is; the index of a
-//             sharded checkpoint only names the files, and a tensor that it promises must be in one
-//             of them.
+// Invariants: names are unique. Headers of the files determine where a tensor is. The index of a
+//             sharded checkpoint only names the files; every tensor that it lists must be in one.
 // Threads:    immutable.
-// Lifetime:   keeps the files open (mapped); tensor bytes are valid as long as it lives.
+// Lifetime:   owns the mapped files, so tensor bytes are valid until it is destroyed.
 class Checkpoint {
  public:
   // Reads the GGUF file if files.gguf() names one, else model.safetensors, else
-  // model.safetensors.index.json and its shards; matrices that are quantised are joined from their
-  // parts (join_quantized.h). Returns NOT_FOUND or INVALID_ARGUMENT, with a hint when the directory
-  // holds weights of a format that is not read.
+  // model.safetensors.index.json and its shards. Quantized matrices are assembled from their parts
+  // (join_quantized.h). Returns NOT_FOUND or INVALID_ARGUMENT, with a hint if the directory has
+  // weights in an unsupported format.
   static absl::StatusOr<Checkpoint> Open(const formats::ModelFiles& files,
                                          const formats::StoredQuantization& quantization = {});
 
-  // Tensors whose bytes lie in `memory`. REQUIRES: names are unique.
+  // Makes a checkpoint of tensors whose bytes are in `memory`. REQUIRES: names are unique.
   static Checkpoint FromTensors(std::vector<formats::StoredTensor> tensors,
                                 std::shared_ptr<const void> memory);
 
   // Sorted by name.
   const std::vector<formats::StoredTensor>& tensors() const { return tensors_; }
-  // Null when there is none.
+  // Returns null if there is no such tensor.
   const formats::StoredTensor* Find(absl::string_view name) const;
   std::int64_t total_bytes() const { return total_bytes_; }
-  // For the load log.
+  // Warnings for the load log.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:

@@ -11,11 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
+#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {
 
-// What of a dimension a rank has.
+// The elements of a dimension that a rank holds.
 struct Range {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -23,23 +24,19 @@ struct Range {
 };
 
 absl::Status CheckDivided(std::size_t layer, const LayerSpec& spec) {
-  const struct {
-    bool is_set;
-    absl::string_view what;
-  } refused[] = {
-      {spec.attention != AttentionKind::kHeads, "attention other than over heads"},
-      {spec.mlp != MlpKind::kDense, "mlp of experts"},
-      {spec.heads.has_sinks, "heads.has_sinks"},
-      {spec.heads.qk_norm.kind != NormKind::kNone &&
-           spec.heads.qk_norm_scope != QkNormScope::kPerHead,
-       "heads.qk_norm over all heads"},
-  };
-  for (const auto& field : refused) {
-    if (!field.is_set) continue;
-    return absl::UnimplementedError(
-        absl::StrCat("layer ", layer, ": ", field.what, " is not divided among devices"));
+  absl::string_view refused;
+  if (spec.attention != AttentionKind::kHeads) {
+    refused = "attention other than over heads";
+  } else if (spec.mlp != MlpKind::kDense) {
+    refused = "mlp of experts";
+  } else {
+    ForEachTensor(spec, [&](BlockKind, const TensorInfo& info) {
+      if (refused.empty()) refused = info.undivided;
+    });
   }
-  return absl::OkStatus();
+  if (refused.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("layer ", layer, ": ", refused, " is not divided among devices"));
 }
 
 absl::Status DoesNotDivide(std::size_t layer, absl::string_view field, std::uint32_t value,
@@ -48,18 +45,19 @@ absl::Status DoesNotDivide(std::size_t layer, absl::string_view field, std::uint
                                                  " cannot be divided among ", size, " devices"));
 }
 
-// Elements [first, first + count) of what has `all`, each of `width` rows or columns.
-Range RangeOf(std::uint32_t first, std::uint32_t count, std::uint32_t all, std::uint32_t width) {
-  const std::int64_t unit = width;
-  return {first * unit, (std::int64_t{first} + count) * unit, all * unit};
+// Returns the elements of a dimension that a rank holds, given the sizes in the whole model and in
+// the rank's part. If the parts of all ranks exceed the whole, ranks share KV heads.
+Range RangeOf(std::int64_t whole, std::int64_t own, RankPart part) {
+  const std::int64_t begin = part.rank * whole / part.size / own * own;
+  return {begin, begin + own, whole};
 }
 
-// Cuts the tensors of one checkpoint.
+// Cuts the tensors of a checkpoint to the part of a rank.
 class Cutter {
  public:
   Cutter(const Checkpoint& whole, RankPart part) : part_(part), tensors_(whole.tensors()) {}
 
-  // The rows of NAME.weight and, where it is there, the elements of NAME.bias.
+  // Keeps rows of NAME.weight and, if it exists, elements of NAME.bias.
   absl::Status KeepRows(const std::string& name, const Range& rows) {
     QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor * weight, Find(name, ".weight", 0, rows));
     CutRows(weight, rows);
@@ -70,7 +68,7 @@ class Cutter {
     return absl::OkStatus();
   }
 
-  // The columns of NAME.weight; NAME.bias on rank 0 only.
+  // Keeps columns of NAME.weight, and NAME.bias on rank 0 only.
   absl::Status KeepColumns(const std::string& name, const Range& columns) {
     QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor * weight, Find(name, ".weight", 1, columns));
     CutColumns(weight, columns);
@@ -117,7 +115,7 @@ class Cutter {
     return absl::OkStatus();
   }
 
-  // Of a vector, elements.
+  // Rows of a vector are its elements.
   static void CutRows(formats::StoredTensor* tensor, const Range& rows) {
     const auto row_bytes = static_cast<std::int64_t>(tensor->bytes.size()) / rows.whole;
     tensor->bytes =
@@ -182,32 +180,29 @@ absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part) {
 absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const ModelSpec& spec,
                                             const TensorNames& names, RankPart part) {
   QUIRE_ASSIGN_OR_RETURN(const ModelSpec own, SpecOfPart(spec, part));
-  if (!names.qkv.empty() || !names.gate_up.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("tensors ", names.qkv.empty() ? names.gate_up : names.qkv,
-                     " hold several matrices each and are not divided among devices"));
-  }
   Cutter cutter(whole, part);
+  absl::Status status;
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    const AttentionSpec& all = spec.layers[i].heads;
-    const AttentionSpec& held = own.layers[i].heads;
-    const std::uint32_t inner = own.layers[i].dense.intermediate;
-    const Range q =
-        RangeOf(part.rank * held.num_heads, held.num_heads, all.num_heads, all.head_size);
-    const Range kv = RangeOf(part.rank * all.num_kv_heads / part.size, held.num_kv_heads,
-                             all.num_kv_heads, all.head_size);
-    const Range mlp = RangeOf(part.rank * inner, inner, spec.layers[i].dense.intermediate, 1);
-    const auto name = [&](absl::string_view slot) {
-      return absl::StrCat(names.layer_prefix, i, ".", slot);
-    };
-    QUIRE_RETURN_IF_ERROR(cutter.KeepRows(name(names.q), q));
-    QUIRE_RETURN_IF_ERROR(cutter.KeepRows(name(names.k), kv));
-    QUIRE_RETURN_IF_ERROR(cutter.KeepRows(name(names.v), kv));
-    QUIRE_RETURN_IF_ERROR(cutter.KeepColumns(name(names.o), q));
-    QUIRE_RETURN_IF_ERROR(cutter.KeepRows(name(names.gate), mlp));
-    QUIRE_RETURN_IF_ERROR(cutter.KeepRows(name(names.up), mlp));
-    QUIRE_RETURN_IF_ERROR(cutter.KeepColumns(name(names.down), mlp));
+    ForEachTensor(spec.layers[i], [&](BlockKind block, const TensorInfo& info) {
+      if (!status.ok() || info.split == Split::kReplicated) return;
+      const auto range = [&](Dim dim) {
+        return RangeOf(ExtentOf(dim, spec.hidden, spec.layers[i]).size,
+                       ExtentOf(dim, spec.hidden, own.layers[i]).size, part);
+      };
+      for (const PartInfo& tensor : info.PartsIn(names)) {
+        if (&tensor == &info.fused) {
+          status = absl::UnimplementedError(
+              absl::StrCat("tensors ", names.*tensor.name,
+                           " hold several matrices each and are not divided among devices"));
+          return;
+        }
+        const std::string name = PartName(names, info, tensor, BlockPrefix(names, block, i));
+        status.Update(info.split == Split::kRows ? cutter.KeepRows(name, range(tensor.rows))
+                                                 : cutter.KeepColumns(name, range(info.columns)));
+      }
+    });
   }
+  QUIRE_RETURN_IF_ERROR(status);
   return cutter.Take();
 }
 

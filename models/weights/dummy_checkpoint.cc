@@ -5,15 +5,17 @@
 #include <memory>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/device_buffer.h"
 #include "base/split_mix.h"
 #include "base/status.h"
+#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {
 
-// Tensors start at one of these many elements of the block.
+// Number of different offsets in the block at which tensors start.
 constexpr std::uint64_t kOffsets = std::uint64_t{1} << 16;
 constexpr float kLargest = 0.035f;
 
@@ -23,176 +25,104 @@ struct Wanted {
   bool is_norm = false;
 };
 
-// Collects the tensors of one model by the names that FindWeights looks for.
+// Collects the tensors of one model, under the names that FindWeights looks for.
 class WantedList {
  public:
   WantedList(const ModelSpec& spec, const TensorNames& names) : spec_(spec), names_(names) {}
 
   std::vector<Wanted> Take() {
-    Matrix(names_.embedding, spec_.vocab_size, spec_.hidden, false);
+    Add(absl::StrCat(names_.embedding, ".weight"), {spec_.vocab_size, spec_.hidden});
     for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
-      prefix_ = absl::StrCat(names_.layer_prefix, i, ".");
-      if (spec_.layers[i].attention == AttentionKind::kMla) {
-        Latent(spec_.layers[i]);
-      } else {
-        Attention(spec_.layers[i]);
-      }
-      Mlp(spec_.layers[i]);
+      layer_ = &spec_.layers[i];
+      ForEachTensor(*layer_, [&](BlockKind block, const TensorInfo& info) {
+        AddTensor(info, BlockPrefix(names_, block, i));
+      });
     }
-    prefix_.clear();
-    Norm(names_.final_norm, spec_.final_norm, spec_.hidden);
-    if (spec_.num_labels > 0) Matrix("score", spec_.num_labels, spec_.hidden, false);
-    if (spec_.has_head && !spec_.tie_embeddings)
-      Matrix(names_.head, spec_.vocab_size, spec_.hidden, false);
+    if (spec_.final_norm.kind != NormKind::kNone) {
+      Add(absl::StrCat(names_.final_norm, ".weight"), {spec_.hidden}, /*is_norm=*/true);
+    }
+    if (spec_.num_labels > 0) Add("score.weight", {spec_.num_labels, spec_.hidden});
+    if (spec_.has_head && !spec_.tie_embeddings) {
+      Add(absl::StrCat(names_.head, ".weight"), {spec_.vocab_size, spec_.hidden});
+    }
     return std::move(wanted_);
   }
 
  private:
-  void Matrix(absl::string_view name, std::int64_t rows, std::int64_t columns, bool bias) {
-    wanted_.push_back({absl::StrCat(prefix_, name, ".weight"), {rows, columns}});
-    if (bias) wanted_.push_back({absl::StrCat(prefix_, name, ".bias"), {rows}});
-  }
-  void Norm(absl::string_view name, const NormSpec& norm, std::int64_t elements) {
-    if (norm.kind == NormKind::kNone) return;
-    wanted_.push_back({absl::StrCat(prefix_, name, ".weight"), {elements}, true});
+  // Rows of a table may be cut from one tensor, which is added once.
+  void Add(std::string name, std::vector<std::int64_t> shape, bool is_norm = false) {
+    if (!added_.insert(name).second) return;
+    wanted_.push_back({std::move(name), std::move(shape), is_norm});
   }
 
-  void Latent(const LayerSpec& layer) {
-    const MlaSpec& mla = layer.mla;
-    const std::int64_t heads = mla.num_heads;
-    const std::int64_t queries = heads * (mla.nope_size + mla.rope_size);
-    const std::int64_t rank = mla.kv_lora_rank;
-    NormSpec norm;
-    norm.kind = NormKind::kRms;
-    Norm(names_.attn_in, layer.attn_in, spec_.hidden);
-    if (mla.q_lora_rank == 0) {
-      Matrix(names_.q, queries, spec_.hidden, false);
-    } else {
-      Matrix(names_.q_a, mla.q_lora_rank, spec_.hidden, mla.qa_bias);
-      Norm(names_.q_a_norm, norm, mla.q_lora_rank);
-      Matrix(names_.q_b, queries, mla.q_lora_rank, false);
-    }
-    Matrix(names_.kv_a, rank + mla.rope_size, spec_.hidden, mla.kva_bias);
-    Norm(names_.kv_a_norm, norm, rank);
-    Matrix(names_.kv_b, heads * (mla.nope_size + mla.v_size), rank, false);
-    Matrix(names_.o, spec_.hidden, heads * mla.v_size, mla.o_bias);
-    Norm(names_.attn_out, layer.attn_out, spec_.hidden);
-  }
+  std::int64_t SizeOf(Dim dim) const { return ExtentOf(dim, spec_.hidden, *layer_).size; }
 
-  void Attention(const LayerSpec& layer) {
-    const AttentionSpec& heads = layer.heads;
-    const std::int64_t size = heads.head_size;
-    const std::int64_t q = heads.num_heads * size;
-    const std::int64_t kv = heads.num_kv_heads * size;
-    Norm(names_.attn_in, layer.attn_in, spec_.hidden);
-    if (names_.qkv.empty()) {
-      Matrix(names_.q, q, spec_.hidden, heads.q_bias);
-      Matrix(names_.k, kv, spec_.hidden, heads.k_bias);
-      Matrix(names_.v, kv, spec_.hidden, heads.v_bias);
-    } else {
-      Matrix(names_.qkv, q + 2 * kv, spec_.hidden, heads.q_bias);
-    }
-    const bool whole = heads.qk_norm_scope == QkNormScope::kWhole;
-    Norm(names_.q_norm, heads.qk_norm, whole ? q : size);
-    Norm(names_.k_norm, heads.qk_norm, whole ? kv : size);
-    if (heads.has_sinks) {
-      wanted_.push_back({absl::StrCat(prefix_, names_.sinks), {std::int64_t{heads.num_heads}}});
-    }
-    Matrix(names_.o, spec_.hidden, q, heads.o_bias);
-    Norm(names_.attn_out, layer.attn_out, spec_.hidden);
-  }
-
-  void Mlp(const LayerSpec& layer) {
-    Norm(names_.mlp_in, layer.mlp_in, spec_.hidden);
-    if (layer.mlp == MlpKind::kMoe) {
-      Moe(layer.moe);
-    } else {
-      Dense(layer.dense);
-    }
-    Norm(names_.mlp_out, layer.mlp_out, spec_.hidden);
-  }
-
-  void Dense(const MlpSpec& mlp) {
-    const std::int64_t inner = mlp.intermediate;
-    if (names_.gate_up.empty()) {
-      Matrix(names_.gate, inner, spec_.hidden, mlp.gate_bias);
-      Matrix(names_.up, inner, spec_.hidden, mlp.up_bias);
-    } else {
-      Matrix(names_.gate_up, 2 * inner, spec_.hidden, mlp.gate_bias);
-    }
-    Matrix(names_.down, spec_.hidden, inner, mlp.down_bias);
-  }
-
-  void Moe(const MoeSpec& moe) {
-    const std::string root = names_.moe.empty() ? "" : absl::StrCat(names_.moe, ".");
-    Matrix(absl::StrCat(root, names_.router), moe.num_experts, spec_.hidden, moe.router_bias);
-    if (moe.choice_bias) {
-      wanted_.push_back(
-          {absl::StrCat(prefix_, root, names_.choice_bias), {std::int64_t{moe.num_experts}}});
-    }
-    if (!names_.split_gate.empty()) {
-      SplitExperts(root, moe);
-    } else if (!names_.stacked_gate_up.empty()) {
-      StackedExperts(absl::StrCat(root, "experts."), moe);
-    } else {
-      for (std::uint32_t e = 0; e < moe.num_experts; ++e) {
-        Expert(absl::StrCat(root, "experts.", e, "."), moe.expert);
+  void AddTensor(const TensorInfo& info, const std::string& prefix) {
+    for (const PartInfo& part : info.PartsIn(names_)) {
+      const bool has_bias = part.has_bias != nullptr && part.has_bias(*layer_);
+      const std::string name = PartName(names_, info, part, prefix);
+      switch (info.kind) {
+        case TensorKind::kNorm:
+          Add(absl::StrCat(name, ".weight"), {SizeOf(part.rows)}, /*is_norm=*/true);
+          break;
+        case TensorKind::kVector:
+          Add(name, {SizeOf(part.rows)});
+          break;
+        case TensorKind::kExpertMatrices:
+          AddExperts(info, part, has_bias, prefix);
+          break;
+        default:
+          AddMatrix(name, SizeOf(part.rows), SizeOf(info.columns), has_bias);
       }
     }
-    if (!moe.shared) return;
-    Expert(absl::StrCat(root, names_.shared, "."), *moe.shared);
-    if (moe.shared_gate) Matrix(absl::StrCat(root, names_.shared_gate), 1, spec_.hidden, false);
   }
 
-  void SplitExperts(const std::string& root, const MoeSpec& moe) {
-    const std::int64_t experts = moe.num_experts, inner = moe.expert.intermediate;
-    const std::int64_t hidden = spec_.hidden;
-    const struct {
-      absl::string_view name;
-      std::int64_t rows, columns;
-      bool has_bias;
-    } stacks[] = {{names_.split_gate, inner, hidden, moe.expert.gate_bias},
-                  {names_.split_up, inner, hidden, moe.expert.up_bias},
-                  {names_.split_down, hidden, inner, moe.expert.down_bias}};
-    for (const auto& stack : stacks) {
-      const std::string name = absl::StrCat(prefix_, root, stack.name);
-      wanted_.push_back({absl::StrCat(name, ".weight"), {experts, stack.rows, stack.columns}});
-      if (stack.has_bias) wanted_.push_back({absl::StrCat(name, ".bias"), {experts, stack.rows}});
+  void AddMatrix(const std::string& name, std::int64_t rows, std::int64_t columns, bool has_bias) {
+    Add(absl::StrCat(name, ".weight"), {rows, columns});
+    if (has_bias) Add(absl::StrCat(name, ".bias"), {rows});
+  }
+
+  void AddExperts(const TensorInfo& info, const PartInfo& part, bool has_bias,
+                  const std::string& prefix) {
+    const std::int64_t experts = layer_->moe.num_experts;
+    const std::int64_t rows = SizeOf(part.rows), columns = SizeOf(info.columns);
+    switch (ExpertStorageOf(names_)) {
+      case ExpertStorage::kPerExpert:
+        for (std::int64_t e = 0; e < experts; ++e) {
+          AddMatrix(absl::StrCat(prefix, "experts.", e, ".", names_.*part.name), rows, columns,
+                    has_bias);
+        }
+        break;
+      case ExpertStorage::kStacks: {
+        const std::string name = absl::StrCat(prefix, names_.*part.split_name);
+        Add(absl::StrCat(name, ".weight"), {experts, rows, columns});
+        if (has_bias) Add(absl::StrCat(name, ".bias"), {experts, rows});
+        break;
+      }
+      case ExpertStorage::kTransposedStacks: {
+        const std::string name = absl::StrCat(prefix, "experts.", names_.*part.name);
+        Add(name, {experts, columns, rows});
+        if (has_bias) Add(absl::StrCat(name, "_bias"), {experts, rows});
+        break;
+      }
     }
-  }
-
-  void StackedExperts(const std::string& root, const MoeSpec& moe) {
-    const std::int64_t experts = moe.num_experts, inner = moe.expert.intermediate;
-    const std::int64_t hidden = spec_.hidden;
-    const std::string gate_up = absl::StrCat(prefix_, root, names_.stacked_gate_up);
-    const std::string down = absl::StrCat(prefix_, root, names_.stacked_down);
-    wanted_.push_back({gate_up, {experts, hidden, 2 * inner}});
-    wanted_.push_back({down, {experts, inner, hidden}});
-    if (moe.expert.gate_bias) wanted_.push_back({gate_up + "_bias", {experts, 2 * inner}});
-    if (moe.expert.down_bias) wanted_.push_back({down + "_bias", {experts, hidden}});
-  }
-
-  void Expert(const std::string& name, const MlpSpec& mlp) {
-    const std::int64_t inner = mlp.intermediate;
-    Matrix(absl::StrCat(name, names_.expert_gate), inner, spec_.hidden, mlp.gate_bias);
-    Matrix(absl::StrCat(name, names_.expert_up), inner, spec_.hidden, mlp.up_bias);
-    Matrix(absl::StrCat(name, names_.expert_down), spec_.hidden, inner, mlp.down_bias);
   }
 
   const ModelSpec& spec_;
   const TensorNames& names_;
-  std::string prefix_;  // of the layer
+  const LayerSpec* layer_ = nullptr;
   std::vector<Wanted> wanted_;
+  absl::flat_hash_set<std::string> added_;
 };
 
-// FNV-1a.
+// Computes the FNV-1a hash.
 std::uint64_t NameHash(absl::string_view name) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return hash;
 }
 
-// Within +-kLargest.
+// Returns a value in +-kLargest.
 float ValueAt(std::uint64_t i) {
   const std::uint64_t bits = SplitMix(i * kSplitMixStep);
   return (static_cast<float>(bits >> 40) / static_cast<float>(1 << 23) - 1.0f) * kLargest;
@@ -207,7 +137,7 @@ void FillWith(std::byte* block, std::int64_t ones, std::int64_t values, FromFloa
   }
 }
 
-// `ones` ones, then `values` values.
+// Writes `ones` ones, then `values` values.
 void Fill(std::byte* block, DType dtype, std::int64_t ones, std::int64_t values) {
   if (dtype == DType::kF32) {
     FillWith<float>(block, ones, values, [](float x) { return x; });

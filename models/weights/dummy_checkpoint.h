@@ -1,6 +1,6 @@
 #pragma once
 
-// A checkpoint without files, for measurements with models that are not at hand.
+// A checkpoint without files, for measurements without the weights of a model.
 
 #include "absl/status/statusor.h"
 #include "models/config/layer_spec.h"
@@ -10,11 +10,11 @@
 
 namespace quire::models {
 
-// Every tensor of the spec, in the type that config.json names (bf16 otherwise). Norm weights are
-// 1; element i of any other tensor is u(h(name) + i), u being spread evenly over +-0.035, so that
-// activations keep their size through the layers: the same values in every process. All tensors lie
-// in one block as large as the largest of them; without `with_values` the block is untouched and
-// for shapes only. Returns RESOURCE_EXHAUSTED without memory.
+// Makes every tensor of the spec, in the dtype of config.json or else bf16. Norm weights are 1.
+// Element i of any other tensor is u(h(name) + i), where u is uniform over +-0.035, so that
+// activations keep their magnitude through the layers. Values are the same in every process. All
+// tensors overlap in one block of about the size of the largest. Without `with_values` the block is
+// not written, and only shapes are valid. Returns RESOURCE_EXHAUSTED if memory cannot be allocated.
 absl::StatusOr<Checkpoint> DummyCheckpoint(const ModelConfig& config, const ModelSpec& spec,
                                            const TensorNames& names, bool with_values);
 

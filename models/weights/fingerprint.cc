@@ -17,14 +17,15 @@
 namespace quire::models {
 namespace {
 
-// A name for content, not a secret: the key is fixed so that two processes agree.
+// The key is fixed, not secret, so that all processes compute the same fingerprints.
 constexpr HashKey kFingerprintKey{{0x7175697265206d6f, 0x64656c2066696e67, 0x65727072696e7420, 1}};
 
 constexpr std::int64_t kWholeBytes = std::int64_t{64} << 20;
 constexpr std::size_t kSampleBytes = 4096;
 constexpr std::size_t kSamples = 16;
 
-// What is hashed, in order. Views, but for what would not live until all of it is there.
+// The hashed bytes, in order. Holds views, and owns values that would otherwise be destroyed before
+// Hash is called.
 class Contents {
  public:
   void Add(std::span<const std::byte> bytes) { fragments_.push_back(bytes); }
@@ -59,7 +60,7 @@ class Contents {
 
  private:
   std::vector<std::span<const std::byte>> fragments_;
-  // Of these, elements stay where they are.
+  // Deques, since views of elements must stay valid.
   std::deque<std::uint64_t> lengths_;
   std::deque<std::vector<float>> factors_;
   std::deque<formats::ModelFile> files_;
@@ -96,14 +97,15 @@ absl::StatusOr<std::string> Fingerprint(const formats::ModelFiles& files,
   Contents contents;
   std::optional<formats::OpenedGguf> opened;
   if (!files.gguf().empty()) {
-    // The header, which configuration and tokenizer come from, and what no tensor below holds.
+    // The header, with configuration and tokenizer, and the rope factors, which are not in the
+    // checkpoint's tensors.
     QUIRE_ASSIGN_OR_RETURN(opened, formats::OpenGguf(files));
     const std::span<const std::byte> file = opened->file.bytes();
     contents.AddField(file.first(std::min<std::uint64_t>(opened->gguf.data_offset(), file.size())));
     for (const absl::string_view name :
          {formats::kRopeFactors, formats::kLongRopeFactors, formats::kShortRopeFactors}) {
       QUIRE_ASSIGN_OR_RETURN(std::vector<float> factors, formats::ReadRopeFactors(*opened, name));
-      // Most files have none, and those of longrope came later: their absence adds nothing.
+      // Absent factors of longrope are not hashed, so that older fingerprints stay valid.
       if (factors.empty() && name != formats::kRopeFactors) continue;
       contents.AddFactors(std::move(factors));
     }

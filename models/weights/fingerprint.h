@@ -1,7 +1,7 @@
 #pragma once
 
-// The identity of a model: equal fingerprints mean the same weights, configuration and tokenizer,
-// so that cached pages of one may serve the other.
+// The fingerprint of a model. Equal fingerprints mean equal weights, configuration and tokenizer,
+// so cached pages of one model are valid for the other.
 
 #include <string>
 
@@ -12,12 +12,13 @@
 
 namespace quire::models {
 
-// 32 hex digits over config.json and the tokenizer's file if there is one, or a GGUF file's header
-// and its rope factors, and over every tensor's name, type, shape and bytes; how tensors are spread
-// over files does not count. Of a checkpoint above 64 MiB each tensor gives its first and last 4
-// KiB and 14 places between, so that start-up does not read all of a large model: a change that
-// misses all of them is not seen. `choices` is what was chosen when the model was loaded and
-// changes what it computes; empty: nothing.
+// Returns 32 hex digits, a hash of config.json and the tokenizer's file if it exists, or of a GGUF
+// file's header and its rope factors, and of every tensor's name, type, shape and bytes. The
+// distribution of tensors over files has no effect.
+//
+// For checkpoints above 64 MiB only 16 samples of 4 KiB per tensor are hashed, so that start-up
+// does not read a large model completely. A change outside the samples is not detected. `choices`
+// is text about load options that change the computation; it may be empty.
 absl::StatusOr<std::string> Fingerprint(const formats::ModelFiles& files,
                                         const Checkpoint& checkpoint,
                                         absl::string_view choices = "");

@@ -49,8 +49,7 @@ absl::Status CheckType(const formats::StoredTensor& tensor,
                    " is not supported (supported: ", absl::StrJoin(types, ", "), ")"));
 }
 
-// The suffix of the tensor that holds the codes of a matrix; of compressed-tensors and fp8 without
-// packing the matrix itself.
+// Returns the suffix of the tensor with the quantized weights of a matrix.
 absl::string_view CodesSuffix(const formats::StoredQuantization& quantization) {
   switch (quantization.method) {
     case formats::StoredMethod::kGptq:
@@ -73,16 +72,16 @@ bool HoldsCodes(const formats::StoredQuantization& quantization,
   return !is_plain_name || tensor.dtype == DType::kF8E4M3 || tensor.dtype == DType::kI8;
 }
 
-// Names of parts that are of no use without codes.
+// Suffixes of parts of quantized matrices.
 constexpr absl::string_view kPartSuffixes[] = {
     ".qweight",       ".qzeros",       ".scales",           ".g_idx",
     ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_zero_point",
     ".weight_shape",  ".weight_g_idx", "_blocks",           "_scales"};
-// Of activations.
+// Parameters of static activation quantization.
 constexpr absl::string_view kUnusedSuffixes[] = {".input_scale", ".activation_scale",
                                                  ".input_zero_point"};
 
-// Joins the parts of one checkpoint.
+// Assembles the quantized matrices of a checkpoint.
 class Joiner {
  public:
   Joiner(const formats::StoredQuantization& quantization,
@@ -119,7 +118,7 @@ class Joiner {
   }
 
  private:
-  // Null when there is none.
+  // Returns null if there is no such tensor.
   const formats::StoredTensor* Find(const std::string& name) const {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? nullptr : &tensors_[found->second];
@@ -141,12 +140,13 @@ class Joiner {
   }
 
   absl::StatusOr<formats::StoredTensor> JoinMatrix(const formats::StoredTensor& codes);
-  // Each fills parts for the codes X + CodesSuffix.
+  // Each finds the parts of the matrix `stem`, whose quantized weights are stem + CodesSuffix.
   absl::Status JoinGptq(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status JoinPacked(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status JoinBytes(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status JoinE2M1(const std::string& stem, formats::QuantizedParts* parts);
-  // Of N outputs and K inputs in parts; scales are [N, groups] or what the scope makes of it.
+  // Sets the groups of the scales and checks their shape. Scales are [outputs, groups] if
+  // `outputs_first` is true, else [groups, outputs].
   absl::Status SetScope(formats::QuantizedParts* parts, bool outputs_first) const;
   absl::Status SetCompressedZeros(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status SetOrder(const std::string& name, formats::QuantizedParts* parts);
@@ -383,13 +383,13 @@ absl::Status Joiner::JoinE2M1(const std::string& stem, formats::QuantizedParts* 
   return absl::OkStatus();
 }
 
-// True when `module` is `entry`, or lies in it, or ends with it.
+// True if `module` is `entry`, is inside `entry`, or ends with it.
 bool IsNamedBy(absl::string_view module, absl::string_view entry) {
   return module == entry || absl::StartsWith(module, absl::StrCat(entry, ".")) ||
          absl::EndsWith(module, absl::StrCat(".", entry));
 }
 
-// Entries that are patterns are not looked at: the tensors decide anyway.
+// Entries that are patterns are not checked: the tensors determine what is quantized.
 bool IsPattern(absl::string_view entry) {
   return std::any_of(entry.begin(), entry.end(), [](char c) {
     return absl::string_view("*?+^$[](){}|\\:").find(c) != absl::string_view::npos;
@@ -407,7 +407,7 @@ absl::Status Joiner::CheckNotConverted(const std::vector<formats::StoredTensor>&
       return Refuse(matrix.quantized->parts().codes, "is quantised, but quantization_config says ",
                     "that ", entry, " is not");
     }
-    // A tied head has no tensors of its own.
+    // A tied head has no tensors.
     const bool is_there = std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& tensor) {
       return IsNamedBy(tensor.name.substr(0, tensor.name.rfind('.')), entry);
     });
@@ -421,7 +421,7 @@ absl::Status Joiner::CheckNotConverted(const std::vector<formats::StoredTensor>&
   return absl::OkStatus();
 }
 
-// Parts whose codes are not there, or that nothing announced.
+// Refuses parts without quantized weights, and quantized tensors without quantization_config.
 absl::Status CheckLeftOver(const formats::StoredQuantization& quantization,
                            const std::vector<formats::StoredTensor>& tensors) {
   for (const formats::StoredTensor& tensor : tensors) {

@@ -44,14 +44,14 @@ std::string FormName(const MatrixForm& form) {
   return name;
 }
 
-std::optional<MatrixForm> ConvertedForm(Quantization quantization, bool is_head) {
+std::optional<MatrixForm> ConvertedForm(Quantization quantization, MatrixRole role) {
   const MatrixForm int8_g32{.format = WeightFormat::kInt8, .group = 32};
   switch (quantization) {
     case Quantization::kAuto:
     case Quantization::kNone:
       return std::nullopt;
     default:
-      if (is_head) return int8_g32;
+      if (role == MatrixRole::kHead) return int8_g32;
   }
   switch (quantization) {
     case Quantization::kInt8:

@@ -1,7 +1,7 @@
 #pragma once
 
-// How weights are held: what model.quantization asks for, and the form of one matrix that follows
-// from it.
+// The formats of weights in memory: the values of model.quantization, and the resulting form of a
+// matrix.
 
 #include <cstdint>
 #include <optional>
@@ -15,13 +15,13 @@
 
 namespace quire::models {
 
-// The values of model.quantization. All but the first two convert the matrices of the layers while
-// loading, and the output head to int8_g32; the embedding, norms and biases are not converted.
+// The values of model.quantization. All but the first two quantize the matrices of the layers at
+// load time, and the output head to int8_g32. The embedding, norms and biases are not converted.
 enum class Quantization : std::uint8_t {
-  // As the files say: blocks of GGUF files and integer codes as integers, e4m3 codes as such, e2m1
-  // codes as such on GPUs and as integers on CPUs, other types unquantised.
+  // As stored: GGML blocks and integers as integers, e4m3 as e4m3, e2m1 as e2m1 on GPUs and as
+  // integers on CPUs, other dtypes unquantized.
   kAuto,
-  kNone,  // unquantised, blocks and codes as f32, or as bf16 where that holds all values
+  kNone,  // unquantized; quantized weights become f32, or bf16 if that is lossless
   kInt8,  // one scale per output feature
   kInt8G32,
   kInt8G64,
@@ -35,20 +35,20 @@ inline constexpr Quantization kAllQuantizations[] = {
     Quantization::kInt8G32, Quantization::kInt8G64, Quantization::kInt8G128,
     Quantization::kInt4G32, Quantization::kInt4G64, Quantization::kInt4G128};
 
-// "auto", "int8_g32": the spelling of configuration and messages.
+// Returns the name in configuration and messages: "auto", "int8_g32".
 absl::string_view QuantizationName(Quantization quantization);
 std::optional<Quantization> QuantizationFromName(absl::string_view name);
 
-// How one matrix lies in memory.
+// The format of a matrix in memory.
 struct MatrixForm {
   WeightFormat format = WeightFormat::kPlain;
-  DType dtype = DType::kInvalid;  // kPlain
+  DType dtype = DType::kInvalid;  // with kPlain
   std::uint32_t group = 0;        // inputs that share a scale; 0: one scale per output feature
   bool has_min = false;           // a weight is scale * q + min
   bool min_in_steps = false;      // a weight is scale * (q + min); only with has_min
-  bool has_order = false;         // groups are of inputs in an order of their own
-  bool rounds_rows = false;       // is_fp8(): x is rounded to e4m3 row by row
-  bool by_rows = false;           // as of QuantizedShape
+  bool has_order = false;         // has an act-order permutation of its inputs
+  bool rounds_rows = false;       // with is_fp8(): activations are quantized to e4m3
+  bool by_rows = false;           // QuantizedShape::by_rows
 
   bool is_plain() const { return format == WeightFormat::kPlain; }
   bool is_fp8() const { return format == WeightFormat::kFp8E4M3; }
@@ -57,7 +57,7 @@ struct MatrixForm {
   Fp8Shape Fp8ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.n = n, .k = k, .group = group == 0 ? k : group, .rounds_rows = rounds_rows};
   }
-  // REQUIRES: is_integer(), or not is_plain() for a GPU.
+  // REQUIRES: is_integer(), or on a GPU not is_plain().
   QuantizedShape ShapeOf(std::uint32_t n, std::uint32_t k) const {
     return {.format = format,
             .n = n,
@@ -72,11 +72,15 @@ struct MatrixForm {
   friend bool operator==(const MatrixForm&, const MatrixForm&) = default;
 };
 
-// "bf16", "fp8_e4m3", "fp8_e4m3_g128", "fp4_e2m1_g32", "int8", "int4_g32", "int4_g32_min", with
-// min_in_steps "int4_g32_zero", with has_order "int4_g32_order" or "int4_g32_zero_order".
+// Returns a name such as "bf16", "fp8_e4m3", "fp8_e4m3_g128", "fp4_e2m1_g32", "int8", "int4_g32" or
+// "int4_g32_min". min_in_steps gives "int4_g32_zero", has_order "int4_g32_order" or
+// "int4_g32_zero_order".
 std::string FormName(const MatrixForm& form);
 
-// What matrices are converted to; nothing: they stay as stored.
-std::optional<MatrixForm> ConvertedForm(Quantization quantization, bool is_head);
+// The output head is converted differently from the matrices of layers.
+enum class MatrixRole : std::uint8_t { kLayer, kHead };
+
+// Returns the form that matrices are converted to, or nullopt if they stay as stored.
+std::optional<MatrixForm> ConvertedForm(Quantization quantization, MatrixRole role);
 
 }  // namespace quire::models

@@ -1,6 +1,7 @@
 #include "models/weights/slot_finder.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -13,7 +14,7 @@
 namespace quire::models {
 namespace {
 
-// Sums of products of an integer matrix on CPUs fit 32 bits up to here; see QuantizedShape.
+// Sums of integer products on CPUs fit 32 bits up to this number of inputs (QuantizedShape).
 constexpr std::int64_t kMaxIntegerInputs = 65536;
 
 bool IsWeightType(DType dtype) {
@@ -59,22 +60,22 @@ const formats::StoredTensor* SlotFinder::AddPiece(formats::StoredTensor piece) {
 }
 
 absl::StatusOr<MatrixForm> FormChooser::FormOf(const formats::StoredTensor& tensor,
-                                               bool is_head) const {
-  const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, is_head);
+                                               MatrixRole role) const {
+  const std::optional<MatrixForm> converted = ConvertedForm(target_.quantization, role);
   if (!converted && !tensor.is_coded()) return StoredForm(tensor);
   if (!converted && target_.quantization == Quantization::kNone) return PlainForm(tensor);
   if (!converted && target_.cuda) return CudaStoredForm(tensor);
   const MatrixForm form = converted ? *converted : StoredForm(tensor);
   if (!form.is_integer()) return form;
-  QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, is_head));
+  QUIRE_RETURN_IF_ERROR(CheckInputs(tensor, form, role));
   return form;
 }
 
 absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
-    const std::vector<const formats::StoredTensor*>& parts, bool is_head) const {
+    const std::vector<const formats::StoredTensor*>& parts, MatrixRole role) const {
   std::vector<MatrixSlot> matrices;
   for (const formats::StoredTensor* part : parts) {
-    QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, is_head));
+    QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, role));
     const bool both_plain = !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
     const bool is_like = !matrices.empty() && matrices.back().form == form &&
                          (!form.has_order || SameOrder(*matrices.back().parts[0], *part));
@@ -92,7 +93,7 @@ absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
 }
 
 absl::Status FormChooser::CheckInputs(const formats::StoredTensor& tensor, const MatrixForm& form,
-                                      bool is_head) const {
+                                      MatrixRole role) const {
   const std::int64_t k = tensor.shape[1];
   std::string needs;
   if (form.group != 0 && k % form.group != 0) {
@@ -104,16 +105,18 @@ absl::Status FormChooser::CheckInputs(const formats::StoredTensor& tensor, const
   } else {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      tensor.file, ": tensor ", tensor.name, ": model.quantization ",
-      QuantizationName(target_.quantization),
-      is_head ? absl::StrCat(" holds the output head as ", FormName(form), ", which") : "",
-      " needs ", needs, " inputs, this matrix has ", k));
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensor.file, ": tensor ", tensor.name, ": model.quantization ",
+                   QuantizationName(target_.quantization),
+                   role == MatrixRole::kHead
+                       ? absl::StrCat(" holds the output head as ", FormName(form), ", which")
+                       : "",
+                   " needs ", needs, " inputs, this matrix has ", k));
 }
 
 absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& chooser,
                                       const std::vector<Part>& parts, const Extent& columns,
-                                      bool is_head) {
+                                      MatrixRole role) {
   LinearSlot slot;
   slot.k = static_cast<std::uint32_t>(columns.size);
   std::vector<const formats::StoredTensor*> weights;
@@ -127,7 +130,7 @@ absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& cho
                            finder.Find(absl::StrCat(part.name, ".bias"), {part.rows}));
     slot.biases.push_back(bias);
   }
-  QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser.Matrices(weights, is_head));
+  QUIRE_ASSIGN_OR_RETURN(slot.matrices, chooser.Matrices(weights, role));
   return slot;
 }
 

@@ -1,18 +1,17 @@
 #pragma once
 
-// How the slots of a model are filled from a checkpoint: tensors by name with the shape that the
-// configuration asks for, and the form in which each matrix will be held.
+// Finds the tensors of a model in a checkpoint, checks their shapes, and chooses the form in which
+// each matrix is held.
 //
-// Place:      under FindWeights (weights.h).
+// Place:      below FindWeights (weights.h).
 // Invariants: a tensor that was returned counts as used.
 // Threads:    one.
-// Lifetime:   of the checkpoint and, FormChooser, of the target; tensors cut out of larger ones
-//             live as long as what TakePieces returned.
+// Lifetime:   must not outlive the checkpoint; FormChooser must not outlive the target. Tensors cut
+//             from larger ones live as long as the vector that TakePieces returned.
 
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,16 +20,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "models/config/layer_spec.h"
+#include "models/config/tensor_table.h"
 #include "models/weights/checkpoint.h"
+#include "models/weights/quantization.h"
 #include "models/weights/weights.h"
 
 namespace quire::models {
-
-// An extent that a tensor must have, and the keys of config.json that it comes from.
-struct Extent {
-  std::int64_t size;
-  absl::string_view keys;
-};
 
 // A part of a fused matrix.
 struct Part {
@@ -39,19 +34,19 @@ struct Part {
   bool has_bias;
 };
 
-// Looks tensors up, checks them, and remembers which ones were asked for.
+// Looks up tensors by name, checks them and records which ones were used.
 class SlotFinder {
  public:
   explicit SlotFinder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Returns INVALID_ARGUMENT when the tensor is missing or has another shape, with both shapes and
-  // the keys; UNIMPLEMENTED for a type that is not read.
+  // Returns INVALID_ARGUMENT if the tensor is missing or has another shape, with both shapes and
+  // the keys of config.json; UNIMPLEMENTED for an unsupported dtype.
   absl::StatusOr<const formats::StoredTensor*> Find(const std::string& name,
                                                     std::initializer_list<Extent> extents);
-  // Null when there is none; the tensor does not count as used.
+  // Returns null if there is no such tensor. Does not mark the tensor as used.
   const formats::StoredTensor* Peek(absl::string_view name) const { return checkpoint_.Find(name); }
 
-  // A tensor that is part of one that was found.
+  // Takes ownership of a tensor that is a part of one that was found.
   const formats::StoredTensor* AddPiece(formats::StoredTensor piece);
   std::vector<std::shared_ptr<const formats::StoredTensor>> TakePieces() {
     return std::move(pieces_);
@@ -72,27 +67,27 @@ class FormChooser {
  public:
   explicit FormChooser(const WeightTarget& target) : target_(target) {}
 
-  // Of one tensor by itself. Returns INVALID_ARGUMENT for inputs that the form cannot hold.
-  absl::StatusOr<MatrixForm> FormOf(const formats::StoredTensor& tensor, bool is_head) const;
+  // Returns the form of a single tensor, or INVALID_ARGUMENT if the form cannot hold its inputs.
+  absl::StatusOr<MatrixForm> FormOf(const formats::StoredTensor& tensor, MatrixRole role) const;
 
-  // Parts of one input. Neighbours of one form, and one order of inputs if they have their own,
-  // share a matrix; plain ones of different types share one in f32.
+  // Adjacent tensors with the same form and act-order permutation are fused into one matrix.
+  // Adjacent unquantized tensors of different dtypes are fused as f32.
   absl::StatusOr<std::vector<MatrixSlot>> Matrices(
-      const std::vector<const formats::StoredTensor*>& parts, bool is_head) const;
+      const std::vector<const formats::StoredTensor*>& parts, MatrixRole role) const;
 
  private:
   absl::Status CheckInputs(const formats::StoredTensor& tensor, const MatrixForm& form,
-                           bool is_head) const;
+                           MatrixRole role) const;
 
   const WeightTarget& target_;
 };
 
-// The matrices NAME.weight of the parts one below the other, and their biases NAME.bias.
+// Finds NAME.weight and NAME.bias of the parts, whose rows lie one below the other.
 absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& chooser,
                                       const std::vector<Part>& parts, const Extent& columns,
-                                      bool is_head = false);
+                                      MatrixRole role = MatrixRole::kLayer);
 
-// NAME.weight with the norm's offset; nothing when the spec has no such norm.
+// Finds NAME.weight of a norm. Returns an empty slot if the spec has no such norm.
 absl::StatusOr<VectorSlot> FindNorm(SlotFinder& finder, const NormSpec& norm,
                                     const std::string& name, const Extent& elements);
 

@@ -13,7 +13,7 @@
 namespace quire::models {
 namespace {
 
-// Elements of one unit of the search for values that are not finite.
+// Elements per work item of the scan for non-finite values.
 constexpr std::int64_t kScanElements = std::int64_t{1} << 16;
 
 bool IsBlocks(const formats::StoredTensor& tensor) {
@@ -32,14 +32,14 @@ std::span<const std::byte> RowBytes(const formats::StoredTensor& tensor, std::in
                               static_cast<std::size_t>(bytes));
 }
 
-// Where row `row` of a matrix, or element `row` of a vector, is stored among the others.
+// Returns the stored index of row `row` of a matrix, or of element `row` of a vector.
 std::int64_t StoredPlace(const formats::StoredTensor& tensor, std::int64_t row) {
   if (!tensor.is_interleaved) return row;
   const std::int64_t half = tensor.shape[0] / 2;
   return row < half ? 2 * row : 2 * (row - half) + 1;
 }
 
-// F16::ToFloat without its branches, so that compilers use vectors. Of finite values.
+// F16::ToFloat for finite values, without branches so that compilers vectorize it.
 float FiniteF16(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const float magnitude =
@@ -47,7 +47,7 @@ float FiniteF16(std::uint16_t bits) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | sign);
 }
 
-// Element i of a stored tensor of a plain type; the bytes need not be aligned.
+// Returns element i of an unquantized tensor. The bytes need not be aligned.
 float Element(const formats::StoredTensor& tensor, std::int64_t i) {
   const std::byte* at = tensor.bytes.data() + i * DTypeSize(tensor.dtype);
   if (tensor.dtype == DType::kF32) {
@@ -60,7 +60,7 @@ float Element(const formats::StoredTensor& tensor, std::int64_t i) {
   return tensor.dtype == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
 }
 
-// True when one of `count` values has an exponent of all ones: NaN or an infinity.
+// True if one of `count` values is NaN or infinite: its exponent has all bits set.
 template <typename Bits, Bits kExponent>
 bool AnyNotFinite(const std::byte* values, std::int64_t count) {
   Bits found = 0;
@@ -84,7 +84,7 @@ bool AnyNotFinite(const formats::StoredTensor& tensor, std::int64_t begin, std::
   }
 }
 
-// The first of `units` for which is_bad(unit) is true, or `units`.
+// Returns the first of `units` for which is_bad(unit) is true, or `units`.
 template <typename IsBad>
 std::int64_t FirstBad(const kernels::Backend& backend, std::int64_t units, double work,
                       IsBad&& is_bad) {
@@ -107,7 +107,7 @@ absl::Status NotFinite(const formats::StoredTensor& tensor, std::int64_t element
                    tensor.num_elements(), " is ", value, ", weights must be finite"));
 }
 
-// REQUIRES: the row has such an element.
+// Error for a row with an element beyond f16. REQUIRES: the row has such an element.
 absl::Status BeyondF16(const formats::StoredTensor& tensor, std::int64_t row) {
   std::vector<float> wide(static_cast<std::size_t>(RowElements(tensor)));
   WidenRow(tensor, row, wide);
@@ -241,7 +241,7 @@ absl::StatusOr<MatrixForm> CudaStoredForm(const formats::StoredTensor& tensor) {
   const MatrixForm held = tensor.quantized->is_e2m1()
                               ? MatrixForm{.format = WeightFormat::kFp4E2M1, .group = 32}
                               : form;
-  // What QuantizedTensor has no form for.
+  // Reasons for which QuantizedTensor has no integer or fp8 form.
   std::string why =
       "groups of different sizes, scales beyond f16, more than 65536 inputs, or blocks of e4m3 "
       "whose inputs are no multiple of 4";

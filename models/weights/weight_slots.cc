@@ -9,8 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "models/weights/mla_slots.h"
-#include "models/weights/moe_slots.h"
+#include "models/weights/layer_slots.h"
 #include "models/weights/slot_finder.h"
 #include "models/weights/stored_rows.h"
 #include "models/weights/weights.h"
@@ -18,96 +17,7 @@
 namespace quire::models {
 namespace {
 
-// The weights of q's or k's norm.
-absl::StatusOr<VectorSlot> FindHeadNorm(SlotFinder& finder, const AttentionSpec& heads,
-                                        const std::string& name, const Extent& whole) {
-  if (heads.qk_norm_scope == QkNormScope::kWhole) {
-    return FindNorm(finder, heads.qk_norm, name, whole);
-  }
-  return FindNorm(finder, heads.qk_norm, name, {heads.head_size, "head_dim"});
-}
-
-absl::Status FindAttention(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
-                           const AttentionSpec& heads, const TensorNames& names,
-                           const std::string& prefix, LayerSlots* slots) {
-  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
-  const Extent hidden{spec.hidden, "hidden_size"};
-  const Extent q_rows{std::int64_t{heads.num_heads} * heads.head_size,
-                      "num_attention_heads * head_dim"};
-  const Extent kv_rows{std::int64_t{heads.num_kv_heads} * heads.head_size,
-                       "num_key_value_heads * head_dim"};
-  const Extent qkv_rows{q_rows.size + 2 * kv_rows.size,
-                        "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
-  const std::vector<Part> parts =
-      names.qkv.empty() ? std::vector<Part>{{name(names.q), q_rows, heads.q_bias},
-                                            {name(names.k), kv_rows, heads.k_bias},
-                                            {name(names.v), kv_rows, heads.v_bias}}
-                        : std::vector<Part>{{name(names.qkv), qkv_rows, heads.q_bias}};
-  QUIRE_ASSIGN_OR_RETURN(slots->qkv, FindLinear(finder, chooser, parts, hidden));
-  QUIRE_ASSIGN_OR_RETURN(slots->q_norm, FindHeadNorm(finder, heads, name(names.q_norm), q_rows));
-  QUIRE_ASSIGN_OR_RETURN(slots->k_norm, FindHeadNorm(finder, heads, name(names.k_norm), kv_rows));
-  if (heads.has_sinks) {
-    QUIRE_ASSIGN_OR_RETURN(
-        slots->sinks.tensor,
-        finder.Find(name(names.sinks), {{heads.num_heads, "num_attention_heads"}}));
-  }
-  QUIRE_ASSIGN_OR_RETURN(
-      slots->o, FindLinear(finder, chooser, {{name(names.o), hidden, heads.o_bias}}, q_rows));
-  return absl::OkStatus();
-}
-
-absl::Status FindMlp(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
-                     const MlpSpec& mlp, const TensorNames& names, const std::string& prefix,
-                     LayerSlots* slots) {
-  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
-  const Extent hidden{spec.hidden, "hidden_size"};
-  const Extent inner{mlp.intermediate, "intermediate_size"};
-  const Extent both{2 * inner.size, "2 * intermediate_size"};
-  const std::vector<Part> parts =
-      names.gate_up.empty() ? std::vector<Part>{{name(names.gate), inner, mlp.gate_bias},
-                                                {name(names.up), inner, mlp.up_bias}}
-                            : std::vector<Part>{{name(names.gate_up), both, mlp.gate_bias}};
-  QUIRE_ASSIGN_OR_RETURN(slots->gate_up, FindLinear(finder, chooser, parts, hidden));
-  QUIRE_ASSIGN_OR_RETURN(
-      slots->down, FindLinear(finder, chooser, {{name(names.down), hidden, mlp.down_bias}}, inner));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<LayerSlots> FindLayer(SlotFinder& finder, const FormChooser& chooser,
-                                     const ModelSpec& spec, const TensorNames& names,
-                                     std::size_t index) {
-  const LayerSpec& layer = spec.layers[index];
-  const std::string prefix = absl::StrCat(names.layer_prefix, index, ".");
-  const auto name = [&](absl::string_view part) { return absl::StrCat(prefix, part); };
-  const Extent hidden{spec.hidden, "hidden_size"};
-  LayerSlots slots;
-  QUIRE_ASSIGN_OR_RETURN(slots.attn_in,
-                         FindNorm(finder, layer.attn_in, name(names.attn_in), hidden));
-  if (layer.attention == AttentionKind::kMla) {
-    const MlaSpec& mla = layer.mla;
-    QUIRE_ASSIGN_OR_RETURN(slots.mla, FindMla(finder, chooser, spec.hidden, mla, names, prefix));
-    const Extent values{std::int64_t{mla.num_heads} * mla.v_size,
-                        "num_attention_heads * v_head_dim"};
-    QUIRE_ASSIGN_OR_RETURN(
-        slots.o, FindLinear(finder, chooser, {{name(names.o), hidden, mla.o_bias}}, values));
-  } else {
-    QUIRE_RETURN_IF_ERROR(FindAttention(finder, chooser, spec, layer.heads, names, prefix, &slots));
-  }
-  QUIRE_ASSIGN_OR_RETURN(slots.attn_out,
-                         FindNorm(finder, layer.attn_out, name(names.attn_out), hidden));
-  QUIRE_ASSIGN_OR_RETURN(slots.mlp_in, FindNorm(finder, layer.mlp_in, name(names.mlp_in), hidden));
-  if (layer.mlp == MlpKind::kMoe) {
-    QUIRE_ASSIGN_OR_RETURN(slots.moe,
-                           FindMoe(finder, chooser, spec.hidden, layer.moe, names, prefix));
-  } else {
-    QUIRE_RETURN_IF_ERROR(FindMlp(finder, chooser, spec, layer.dense, names, prefix, &slots));
-  }
-  QUIRE_ASSIGN_OR_RETURN(slots.mlp_out,
-                         FindNorm(finder, layer.mlp_out, name(names.mlp_out), hidden));
-  return slots;
-}
-
-// The number behind the prefix of a layer's tensor, or -1.
+// Returns the layer number of a tensor's name, or -1 if it has none.
 std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
   if (!absl::StartsWith(name, prefix)) return -1;
   name.remove_prefix(prefix.size());
@@ -117,8 +27,8 @@ std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
   return number;
 }
 
-// Tensors that publishers leave in files and that no family computes with: buffers, and layers
-// behind the last one, which hold heads for predicting several tokens.
+// True for tensors in files that no family uses: buffers, and layers after the last one, which are
+// heads for multi-token prediction.
 bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
          absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
@@ -128,7 +38,7 @@ bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::str
                      [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
 }
 
-// Old programs write a bias of zeros for every matrix that they quantise.
+// Old programs write a bias of zeros for every quantized matrix.
 bool IsZeroBias(const Checkpoint& checkpoint, const formats::StoredTensor& tensor) {
   constexpr absl::string_view kBias = ".bias";
   if (!absl::EndsWith(tensor.name, kBias)) return false;
@@ -172,11 +82,11 @@ absl::Status FindHead(SlotFinder& finder, const FormChooser& chooser, const Mode
     QUIRE_ASSIGN_OR_RETURN(
         slots->head, FindLinear(finder, chooser,
                                 {{std::string(names.head), {spec.vocab_size, "vocab_size"}, false}},
-                                {spec.hidden, "hidden_size"}, /*is_head=*/true));
+                                {spec.hidden, "hidden_size"}, MatrixRole::kHead));
     return absl::OkStatus();
   }
   QUIRE_ASSIGN_OR_RETURN(slots->head.matrices,
-                         chooser.Matrices({slots->embedding}, /*is_head=*/true));
+                         chooser.Matrices({slots->embedding}, MatrixRole::kHead));
   slots->head.n = spec.vocab_size;
   slots->head.k = spec.hidden;
   const formats::StoredTensor* stored = checkpoint.Find(weight_name);
@@ -219,7 +129,7 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
   slots->stored_dtype = kTypes[most];
 }
 
-// The form of codes of most of the layers' weights that have one; empty when none has.
+// Returns the form of most quantized weights of the layers; empty if none is quantized.
 std::string MaxCodedForm(const WeightSlots& slots) {
   std::map<std::string, std::int64_t> elements;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool is_head) {
@@ -232,12 +142,21 @@ std::string MaxCodedForm(const WeightSlots& slots) {
       ->first;
 }
 
-// Which matrix of a slot differs from its like in another one, as a GPU would hold them; null:
-// none.
+// Returns the lists of matrices that have an element per expert.
+template <typename Layer>
+auto ExpertsOf(Layer& layer) {
+  std::vector<std::remove_reference_t<decltype((layer.moe.gate_up))>*> experts;
+  ForEachRow(layer, [&](BlockKind, const auto& row, auto& block) {
+    if (row.info.kind == TensorKind::kExpertMatrices) experts.push_back(&(block.*row.linears));
+  });
+  return experts;
+}
+
+// Returns the first matrix of a slot whose form on a GPU differs from that of `like`, or null.
 const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
                             const WeightTarget& target) {
   const auto held = [&target](MatrixForm form) {
-    // CudaPacking: plain elements have the type of activations.
+    // GPUs hold unquantized weights in the dtype of activations (CudaPacking).
     if (form.is_plain() && target.activation == DType::kBF16) form.dtype = DType::kBF16;
     return form;
   };
@@ -251,10 +170,10 @@ const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
   return nullptr;
 }
 
-// A GPU computes all experts of a layer at once, as matrices of one form.
+// GPUs compute all experts of a layer in one launch, so the experts must have the same form.
 absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slots) {
   for (const LayerSlots& layer : slots.layers) {
-    for (const std::vector<LinearSlot>* experts : {&layer.moe.gate_up, &layer.moe.down}) {
+    for (const std::vector<LinearSlot>* experts : ExpertsOf(layer)) {
       for (const LinearSlot& expert : *experts) {
         const LinearSlot& first = experts->front();
         const MatrixSlot* const other = OtherForm(expert, first, target);
@@ -270,7 +189,7 @@ absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slo
   return absl::OkStatus();
 }
 
-// Codes that no kernel multiplies with take more memory than the file.
+// Warns about quantized weights that no kernel supports. They take more memory than in the file.
 void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
   if (target.quantization != Quantization::kAuto) return;
   const formats::StoredTensor* wide = nullptr;
@@ -319,8 +238,8 @@ absl::Status NoFp8Error(const WeightTarget& target) {
                    "of this model is: ", why));
 }
 
-// Matrices of e4m3 codes have rows of x rounded to such codes, too. Those of experts, which
-// GroupedLinear multiplies, are widened all the same.
+// Turns on dynamic activation quantization for fp8 matrices. The matrices of experts are not
+// row-major, since GroupedLinear does not run on fp8 tensor cores.
 absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   bool has_fp8 = false;
   const bool by_rows = target.cuda && target.activation == DType::kBF16;
@@ -345,7 +264,7 @@ absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   }
   QUIRE_RETURN_IF_ERROR(round(&slots->head));
   for (LayerSlots& layer : slots->layers) {
-    for (std::vector<LinearSlot>* const experts : {&layer.moe.gate_up, &layer.moe.down}) {
+    for (std::vector<LinearSlot>* const experts : ExpertsOf(layer)) {
       for (LinearSlot& expert : *experts) {
         for (MatrixSlot& matrix : expert.matrices) matrix.form.by_rows = false;
       }
@@ -399,19 +318,15 @@ void ForEachVector(const WeightSlots& slots, Fn&& fn) {
     if (slot.tensor != nullptr) fn(slot.tensor->num_elements());
   };
   for (const LayerSlots& layer : slots.layers) {
-    for (const VectorSlot* slot :
-         {&layer.attn_in, &layer.q_norm, &layer.k_norm, &layer.sinks, &layer.attn_out,
-          &layer.mlp_in, &layer.mlp_out, &layer.moe.choice_bias, &layer.mla.q_a_norm,
-          &layer.mla.kv_a_norm}) {
-      vector(*slot);
-    }
+    for (const VectorSlot* slot : VectorsOf(layer)) vector(*slot);
     for (const auto& [name, slot] : LinearsOf(layer)) linear(*slot);
   }
   vector(slots.final_norm);
   linear(slots.head);
 }
 
-// Files of a bare ...Model, and of embedders made from one, have no "model." before their names.
+// Names in files of a bare "...Model", and of embedding models made from one, have no prefix
+// "model.".
 TensorNames NamesIn(const Checkpoint& checkpoint, TensorNames names) {
   constexpr absl::string_view kPrefix = "model.";
   if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr) return names;

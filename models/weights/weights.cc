@@ -23,8 +23,8 @@
 namespace quire::models {
 namespace {
 
-// Says in the log how far loading is, about once a second. Any thread may add; on a GPU the
-// uploader's lines say it.
+// Logs the progress of loading about once a second. Add is thread-safe. On a GPU nothing is logged,
+// since the uploader logs its progress.
 class Progress {
  public:
   Progress(const WeightSlots& slots, bool is_cpu)
@@ -79,7 +79,7 @@ class Progress {
   std::atomic<std::int64_t> next_line_;
 };
 
-// Memory of the backend with the bytes at `from` in it.
+// Allocates memory of the backend and copies the bytes at `from` into it.
 absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
                                    const kernels::Backend& backend) {
   const bool cuda = backend.cuda() != nullptr;
@@ -94,15 +94,19 @@ absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
   return buffer;
 }
 
-// A slot and what becomes of it.
+// A slot and the weights that are made of it.
 using LinearPair = std::pair<const LinearSlot*, LinearWeights*>;
 
-// Those of a layer.
+// Returns the pairs of a layer. Gives the layer as many experts and heads as the slots have.
 std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
-  layer->moe.gate_up.resize(slots.moe.gate_up.size());
-  layer->moe.down.resize(slots.moe.down.size());
-  layer->mla.to_latent.resize(slots.mla.to_latent.size());
-  layer->mla.from_latent.resize(slots.mla.from_latent.size());
+  std::vector<std::size_t> sizes;
+  ForEachRow(slots, [&](BlockKind, const auto& row, const auto& block) {
+    if (row.linears != nullptr) sizes.push_back((block.*row.linears).size());
+  });
+  auto size = sizes.begin();
+  ForEachRow(*layer, [&](BlockKind, const auto& row, auto& block) {
+    if (row.linears != nullptr) (block.*row.linears).resize(*size++);
+  });
   const auto from = LinearsOf(slots);
   const auto to = LinearsOf(*layer);
   std::vector<LinearPair> pairs;
@@ -110,14 +114,14 @@ std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
   return pairs;
 }
 
-// A vector in memory: its tensors one behind the other, what is added to them, who points to it.
+// A vector in memory: its concatenated tensors, the offset added to them, and the pointer to set.
 struct VectorPlace {
   std::span<const formats::StoredTensor* const> parts;
   float offset;
   const float** where;
 };
 
-// In the order in which they lie in memory.
+// Returns all vectors in the order in which they lie in memory.
 std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerWeights> layers,
                                       const float** final_norm, LinearWeights* head) {
   std::vector<VectorPlace> places;
@@ -130,16 +134,9 @@ std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerW
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     const LayerSlots& slot = slots.layers[i];
     LayerWeights& layer = layers[i];
-    vector(slot.attn_in, &layer.attn_in);
-    vector(slot.q_norm, &layer.q_norm);
-    vector(slot.k_norm, &layer.k_norm);
-    vector(slot.sinks, &layer.sinks);
-    vector(slot.mla.q_a_norm, &layer.mla.q_a_norm);
-    vector(slot.mla.kv_a_norm, &layer.mla.kv_a_norm);
-    vector(slot.attn_out, &layer.attn_out);
-    vector(slot.mlp_in, &layer.mlp_in);
-    vector(slot.mlp_out, &layer.mlp_out);
-    vector(slot.moe.choice_bias, &layer.moe.choice_bias);
+    const auto from = VectorsOf(slot);
+    const auto to = VectorsOf(layer);
+    for (std::size_t v = 0; v < from.size(); ++v) vector(*from[v], to[v]);
     for (const auto& [slot_of, weights] : Pairs(slot, &layer)) bias(*slot_of, weights);
   }
   vector(slots.final_norm, final_norm);
@@ -182,19 +179,19 @@ absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> plac
   return values;
 }
 
-// Of the inputs of an integer matrix; empty: theirs is that of x.
+// Returns the act-order permutation of a matrix, or an empty span.
 std::span<const std::uint32_t> OrderOf(const MatrixSlot& slot) {
   if (!slot.form.has_order) return {};
   return slot.parts.front()->quantized->order();
 }
 
-// Packs the matrices of one model.
+// Packs the matrices of a model.
 class Packer {
  public:
   Packer(const kernels::Backend& backend, const WeightTarget& target, Progress* progress)
       : backend_(backend), target_(target), progress_(progress) {}
 
-  // Returns the memory that the matrices share: on a GPU one allocation, on the CPU none.
+  // Packs the matrices. On a GPU they share the memory that is returned; on the CPU it is empty.
   absl::StatusOr<DeviceBuffer> Load(std::span<const LinearPair> linears) {
     if (!target_.cuda) {
       for (const auto& [slot, weights] : linears) {
@@ -212,7 +209,7 @@ class Packer {
     return memory.block();
   }
 
-  // Rows of the embedding, as stored or, of blocks, in the type given.
+  // Loads the embedding as stored, or converted to `dtype` if it is quantized.
   absl::StatusOr<DeviceBuffer> LoadEmbedding(const formats::StoredTensor& tensor, DType dtype) {
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer rows, ReadEmbedding(tensor, dtype));
     Forget(tensor);
@@ -233,11 +230,11 @@ class Packer {
     return absl::OkStatus();
   }
 
-  // Files need no memory beside the weights that were made of them.
+  // Releases the file's pages: they are not needed any more once weights were made of them.
   static void Forget(const formats::StoredTensor& tensor) {
     if (!tensor.is_mapped) return;
     MappedFile::Forget(tensor.bytes);
-    // The scales of a stack serve its other matrices too.
+    // The other matrices of a stack still need its scales.
     if (tensor.quantized == nullptr || tensor.bytes.size() != tensor.quantized->codes_bytes()) {
       return;
     }
@@ -275,12 +272,11 @@ class Packer {
     return buffer;
   }
 
-  // Of blocks on their way to a GPU.
+  // Size of the staging buffer for dequantized rows.
   static constexpr std::int64_t kStagingBytes = std::int64_t{8} << 20;
 
-  // On the CPU nothing is held beside the result but the rows of a panel for each thread. On a GPU
-  // a matrix that is not of the type wanted, or whose rows lie otherwise, is laid out as a whole
-  // before it is uploaded.
+  // On the CPU the only temporary memory is the rows of one panel per thread. For a GPU a matrix
+  // with another dtype or row order is converted as a whole before it is uploaded.
   absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot,
                                                   kernels::WeightMemory* memory) {
     bool as_stored = true;
@@ -305,7 +301,7 @@ class Packer {
                                       {.activations = target_.activation, .memory = memory});
   }
 
-  // All rows of a tensor in host memory.
+  // Converts all rows of a tensor to host memory.
   absl::StatusOr<DeviceBuffer> PlainRows(const formats::StoredTensor& tensor, DType dtype,
                                          std::uint32_t k) {
     const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(dtype);
@@ -349,7 +345,7 @@ class Packer {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
     }
     const QuantizedShape shape = slot.form.ShapeOf(slot.n, slot.k);
-    // Lowest row with a scale or min that f16 cannot hold.
+    // Lowest row with a scale or minimum beyond f16.
     std::atomic<std::uint32_t> first_bad{slot.n};
     absl::StatusOr<kernels::PackedLinear> packed = kernels::PackQuantizedRows(
         backend_, shape,
@@ -410,8 +406,8 @@ absl::Status AllocateMatrices(const LinearSlot& slot, LinearWeights* weights) {
   return absl::OkStatus();
 }
 
-// The matrices of one kind as groups. REQUIRES: FindWeights saw one form, and the matrices of each
-// expert lie as those of the first do.
+// Returns the matrices of all experts as groups. REQUIRES: the matrices of all experts have the
+// same forms and the same relative addresses.
 std::vector<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& experts) {
   std::vector<kernels::LinearGroups> groups;
   if (experts.empty()) return groups;
@@ -475,7 +471,7 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
   weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, target.quantization);
   QUIRE_ASSIGN_OR_RETURN(weights.embedding_,
                          packer.LoadEmbedding(*slots.embedding, weights.embedding_dtype_));
-  // Sized once: vectors are pointed to from inside.
+  // Resized once, since Pairs and VectorPlaces point to elements.
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer block,

@@ -163,7 +163,7 @@ TEST(LayerSpecTest, KnobsOfTheCpuAloneAreRefusedOnAGpu) {
       {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
       {"more than 576 columns", [&](ModelSpec& s) { latent(s, sizes(520, 64, 64)); }},
       {"qk_rope_head_dim above 128", [&](ModelSpec& s) { latent(s, sizes(64, 136, 64)); }},
-      {"latent attention that is no multiple of 8",
+      {"an MLA rank or head dim that is no multiple of 8",
        [&](ModelSpec& s) { latent(s, sizes(512, 64, 60)); }},
   };
   for (const Knob& knob : knobs) {

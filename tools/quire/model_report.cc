@@ -23,6 +23,7 @@
 #include "models/config/config_keys.h"
 #include "models/config/config_reader.h"
 #include "models/config/layer_spec.h"
+#include "models/config/tensor_table.h"
 #include "models/families/registry.h"
 #include "models/weights/checkpoint.h"
 #include "runtime/model.h"
@@ -51,20 +52,37 @@ bool IsPartOfAny(absl::string_view name, std::initializer_list<absl::string_view
                      [name](absl::string_view slot) { return IsPartOf(name, slot); });
 }
 
-// Returns the group of a tensor of a mixture of experts, given its name within the MoE.
+// Returns the group of a tensor, given its name after the prefix of its MoE block.
 absl::string_view ExpertGroup(const models::TensorNames& names, absl::string_view name) {
   return IsPartOfAny(name, {names.router, names.choice_bias}) ? "router" : "experts";
 }
 
-absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view name) {
-  if (IsPartOfAny(name, {names.attn_in, names.attn_out, names.mlp_in, names.mlp_out}))
-    return "norms";
-  if (IsPartOfAny(name, {names.q, names.k, names.v, names.qkv, names.q_norm, names.k_norm,
-                         names.sinks, names.o, names.q_a, names.q_a_norm, names.q_b, names.kv_a,
-                         names.kv_a_norm, names.kv_b})) {
-    return "attention";
+// Returns the group of the tensors of a block kind. MoE tensors have a prefix of their own.
+absl::string_view BlockGroup(models::BlockKind block) {
+  switch (block) {
+    case models::BlockKind::kNorms:
+      return "norms";
+    case models::BlockKind::kAttention:
+    case models::BlockKind::kMla:
+      return "attention";
+    case models::BlockKind::kMlp:
+      return "mlp";
+    case models::BlockKind::kMoe:
+      break;
   }
-  if (IsPartOfAny(name, {names.gate, names.up, names.gate_up, names.down})) return "mlp";
+  return "";
+}
+
+absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view name) {
+  absl::string_view group;
+  models::ForEachTensor([&](models::BlockKind block, const models::TensorInfo& info) {
+    const absl::string_view of_block = BlockGroup(block);
+    if (!group.empty() || of_block.empty()) return;
+    for (const models::PartInfo& part : info.PartsIn(names)) {
+      if (IsPartOf(name, names.*part.name)) group = of_block;
+    }
+  });
+  if (!group.empty()) return group;
   for (const absl::string_view moe : {names.moe, names.moe_alias}) {
     absl::string_view rest = name;
     if (!moe.empty() && absl::ConsumePrefix(&rest, moe) && absl::ConsumePrefix(&rest, ".")) {

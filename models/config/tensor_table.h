@@ -1,0 +1,530 @@
+#pragma once
+
+// The tensors of a layer, one table per kind of block. A row states how the tensor is called in
+// checkpoints, its shape, how it is stored and how it is divided among devices. Finding and loading
+// weights, made-up and divided checkpoints, memory plans and reports iterate over these tables.
+//
+// A new tensor is added in this file and in the kernel call that reads it:
+//   1. a field of TensorNames: its name in checkpoints;
+//   2. a member of LayerTensors, MlaTensors or MoeTensors: its place in memory;
+//   3. a row of the block's table.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "models/config/layer_spec.h"
+
+namespace quire::models {
+
+// Names of a family's tensors; an empty name means that the family has no such tensor. Weights and
+// biases end in ".weight" and ".bias". Names of a layer follow `layer_prefix`, the layer's number
+// and a dot.
+struct TensorNames {
+  // Tensors with these prefixes are ignored, for example those of a vision tower.
+  std::span<const absl::string_view> skipped = {};
+  absl::string_view embedding = "model.embed_tokens";
+  absl::string_view final_norm = "model.norm";
+  absl::string_view head = "lm_head";
+  absl::string_view layer_prefix = "model.layers.";
+  absl::string_view attn_in = "input_layernorm";
+  absl::string_view attn_out = "";
+  absl::string_view mlp_in = "post_attention_layernorm";
+  absl::string_view mlp_out = "";
+  absl::string_view q = "self_attn.q_proj";
+  absl::string_view k = "self_attn.k_proj";
+  absl::string_view v = "self_attn.v_proj";
+  absl::string_view qkv = "";  // one tensor with the rows of q, k and v, instead of the three
+  absl::string_view q_norm = "";
+  absl::string_view k_norm = "";
+  absl::string_view sinks = "";  // without a ".weight" of its own
+  // MLA.
+  absl::string_view q_a = "self_attn.q_a_proj";
+  absl::string_view q_a_norm = "self_attn.q_a_layernorm";
+  absl::string_view q_b = "self_attn.q_b_proj";
+  absl::string_view kv_a = "self_attn.kv_a_proj_with_mqa";
+  absl::string_view kv_a_norm = "self_attn.kv_a_layernorm";
+  absl::string_view kv_b = "self_attn.kv_b_proj";
+  absl::string_view o = "self_attn.o_proj";
+  absl::string_view gate = "mlp.gate_proj";
+  absl::string_view up = "mlp.up_proj";
+  absl::string_view gate_up = "";  // one tensor with the rows of gate and up, instead of the two
+  absl::string_view down = "mlp.down_proj";
+  // MoE. Names below follow MOE and a dot, where MOE is `moe`, or `moe_alias` in files that have no
+  // router under `moe`. An empty `moe` adds nothing, not even the dot.
+  absl::string_view moe = "mlp";
+  absl::string_view moe_alias = "";
+  absl::string_view router = "gate";
+  absl::string_view choice_bias = "";  // without a ".weight" of its own
+  // One tensor per expert: experts.NUMBER.expert_gate.weight and so on.
+  absl::string_view expert_gate = "gate_proj";
+  absl::string_view expert_up = "up_proj";
+  absl::string_view expert_down = "down_proj";
+  // GGUF, instead of the tensors per expert: split_gate.weight [experts, outputs, inputs] and so
+  // on.
+  absl::string_view split_gate = "";
+  absl::string_view split_up = "";
+  absl::string_view split_down = "";
+  // Instead of the tensors per expert: experts.stacked_gate_up [experts, inputs, outputs], whose
+  // columns alternate between gate and up, and experts.stacked_down. Quantized tensors are
+  // [experts, outputs, inputs]. Biases end in "_bias".
+  absl::string_view stacked_gate_up = "";
+  absl::string_view stacked_down = "";
+  absl::string_view shared = "";  // the shared expert: SHARED.expert_gate.weight and so on
+  absl::string_view shared_gate = "";
+};
+
+// What a layer is built of. Every layer has the norms of its branches, a block of attention and a
+// block of an MLP.
+enum class BlockKind : std::uint8_t { kNorms, kAttention, kMla, kMlp, kMoe };
+inline constexpr int kNumBlockKinds = 5;
+
+// Returns the two blocks that a layer computes, in order. REQUIRES: CheckBuilt is OK.
+std::array<BlockKind, 2> BlocksOf(const LayerSpec& layer);
+bool HasBlock(const LayerSpec& layer, BlockKind block);
+
+// A dimension of a tensor.
+enum class Dim : std::uint8_t {
+  kNone,  // 0
+  kOne,
+  kHidden,
+  kHeads,
+  kHeadSize,
+  kQueries,  // query heads * head size
+  kKeys,     // KV heads * head size
+  kQkv,
+  kInner,  // intermediate size of the MLP
+  kTwoInner,
+  kMlaQueries,
+  kMlaQueryRank,
+  kMlaRank,
+  kMlaRow,  // rank and rotated columns: a cached row
+  kMlaNope,
+  kMlaValue,
+  kMlaKeysAndValues,  // of all heads
+  kMlaValues,         // of all heads
+  kExperts,
+  kExpertInner,
+  kTwoExpertInner,
+  kSharedInner,
+};
+
+// The size of a dimension, and the keys of config.json that it is computed from.
+struct Extent {
+  std::int64_t size;
+  absl::string_view keys;
+};
+Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer);
+
+enum class TensorKind : std::uint8_t {
+  kNorm,           // NAME.weight [rows], where the layer has the norm
+  kVector,         // NAME [rows]
+  kMatrix,         // NAME.weight [rows, columns], NAME.bias [rows]
+  kUnconverted,    // the same, and model.quantization does not apply to it
+  kHeadMatrices,   // NAME.weight [heads * rows of a head, columns], cut into one matrix per head
+  kExpertMatrices  // one matrix per expert, stored as TensorNames states
+};
+
+// How a tensor is divided among devices that share a model.
+enum class Split : std::uint8_t { kReplicated, kRows, kColumns };
+
+using LayerPredicate = bool (*)(const LayerSpec&);
+
+// A tensor in checkpoints.
+struct PartInfo {
+  absl::string_view TensorNames::*name = nullptr;  // null: no such part
+  Dim rows = Dim::kNone;
+  LayerPredicate has_bias = nullptr;  // null: it has none
+  absl::string_view TensorNames::*split_name =
+      nullptr;  // kExpertMatrices: the stack of all experts
+};
+
+// The rows that a kHeadMatrices row takes of each head.
+struct HeadRows {
+  absl::string_view piece = "";  // name of the part in messages
+  Dim first = Dim::kNone;
+  Dim rows = Dim::kNone;
+  bool is_transposed = false;
+};
+
+// A row of a table, without its place in memory.
+struct TensorInfo {
+  absl::string_view label = "";  // names the matrices in packed files; empty for vectors
+  TensorKind kind = TensorKind::kMatrix;
+  std::array<PartInfo, 3> parts = {};  // matrices that share an input lie one below the other
+  PartInfo fused = {};                 // replaces the parts in families that name it
+  Dim columns = Dim::kNone;
+  absl::string_view TensorNames::*scope = nullptr;  // names become SCOPE.NAME
+  HeadRows head = {};
+  Split split = Split::kReplicated;
+  NormSpec (*norm)(const LayerSpec&) = nullptr;  // kNorm
+  // Null: in every layer that has the block. A kVector is then in the families that name it.
+  LayerPredicate is_present = nullptr;
+  absl::string_view undivided = "";              // spec field that refuses to be divided
+
+  bool IsIn(const LayerSpec& layer) const;
+  // The tensors that a family's checkpoints hold. Of kExpertMatrices, `fused` is a stack of all
+  // experts.
+  std::span<const PartInfo> PartsIn(const TensorNames& names) const;
+  // Inputs of one matrix. REQUIRES: not a vector.
+  Dim inputs() const { return head.is_transposed ? head.rows : columns; }
+  bool is_vector() const { return kind == TensorKind::kNorm || kind == TensorKind::kVector; }
+};
+
+// A row of a table. One of the three members is set.
+template <typename Block>
+struct TensorRow {
+  TensorInfo info;
+  typename Block::Vector Block::*vector = nullptr;
+  typename Block::Linear Block::*linear = nullptr;
+  std::vector<typename Block::Linear> Block::*linears = nullptr;  // one per expert or head
+};
+
+// The tensors of a layer in memory. Members that a layer does not have are empty. A Vector is held
+// in f32; a Linear is one or more matrices that share their input, with their bias.
+
+// Multi-head latent attention.
+template <typename VectorType, typename LinearType>
+struct MlaTensors {
+  using Vector = VectorType;
+  using Linear = LinearType;
+  Linear q_a;                       // [q rank, hidden]; empty without a rank
+  Vector q_a_norm{};                // [q rank]
+  Linear q;                         // [heads * (nope + rope), q rank or hidden]
+  Linear kv_a;                      // [rank + rope, hidden]
+  Vector kv_a_norm{};               // [rank]
+  std::vector<Linear> to_latent;    // [rank, nope] per head
+  std::vector<Linear> from_latent;  // [v, rank] per head
+  Linear o;                         // [hidden, heads * v]
+};
+
+// Mixture of experts.
+template <typename VectorType, typename LinearType>
+struct MoeTensors {
+  using Vector = VectorType;
+  using Linear = LinearType;
+  Linear router;                // [experts, hidden]
+  Vector choice_bias{};         // [experts]
+  std::vector<Linear> gate_up;  // [2 * intermediate, hidden] per expert
+  std::vector<Linear> down;     // [hidden, intermediate] per expert
+  Linear shared_gate_up;        // [2 * shared intermediate, hidden]
+  Linear shared_down;           // [hidden, shared intermediate]
+  Linear shared_gate;           // [1, hidden]
+};
+
+template <typename VectorType, typename LinearType,
+          typename Moe = MoeTensors<VectorType, LinearType>>
+struct LayerTensors {
+  using Vector = VectorType;
+  using Linear = LinearType;
+  Vector attn_in{};   // [hidden]
+  Vector attn_out{};  // [hidden]
+  Vector mlp_in{};    // [hidden]
+  Vector mlp_out{};   // [hidden]
+  Linear qkv;         // [(heads + 2 kv_heads) * d, hidden]
+  Vector q_norm{};    // [d], or [heads * d] for QkNormScope::kWhole
+  Vector k_norm{};    // [d], or [kv_heads * d]
+  Vector sinks{};     // [heads]
+  Linear o;           // [hidden, heads * d]
+  Linear gate_up;     // [2 * intermediate, hidden]
+  Linear down;        // [hidden, intermediate]
+  MlaTensors<Vector, Linear> mla;
+  Moe moe;
+};
+
+template <typename Layer>
+inline constexpr TensorRow<Layer> kNormTable[] = {
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::attn_in, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.attn_in; }},
+     .vector = &Layer::attn_in},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::attn_out, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.attn_out; }},
+     .vector = &Layer::attn_out},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::mlp_in, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.mlp_in; }},
+     .vector = &Layer::mlp_in},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::mlp_out, .rows = Dim::kHidden}}},
+              .norm = [](const LayerSpec& layer) { return layer.mlp_out; }},
+     .vector = &Layer::mlp_out},
+};
+
+constexpr bool NormsWholeRows(const LayerSpec& layer) {
+  return layer.heads.qk_norm_scope == QkNormScope::kWhole;
+}
+constexpr bool NormsHeads(const LayerSpec& layer) {
+  return !NormsWholeRows(layer);
+}
+constexpr NormSpec QkNorm(const LayerSpec& layer) {
+  return layer.heads.qk_norm;
+}
+
+// The norms of q and k have a row for each scope.
+template <typename Layer>
+inline constexpr TensorRow<Layer> kAttentionTable[] = {
+    {.info = {.label = "qkv",
+              .parts = {{{.name = &TensorNames::q,
+                          .rows = Dim::kQueries,
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.q_bias; }},
+                         {.name = &TensorNames::k,
+                          .rows = Dim::kKeys,
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.k_bias; }},
+                         {.name = &TensorNames::v,
+                          .rows = Dim::kKeys,
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.v_bias; }}}},
+              .fused = {.name = &TensorNames::qkv,
+                        .rows = Dim::kQkv,
+                        .has_bias = [](const LayerSpec& layer) { return layer.heads.q_bias; }},
+              .columns = Dim::kHidden,
+              .split = Split::kRows},
+     .linear = &Layer::qkv},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::q_norm, .rows = Dim::kHeadSize}}},
+              .norm = QkNorm,
+              .is_present = NormsHeads},
+     .vector = &Layer::q_norm},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::q_norm, .rows = Dim::kQueries}}},
+              .norm = QkNorm,
+              .is_present = NormsWholeRows,
+              .undivided = "heads.qk_norm over all heads"},
+     .vector = &Layer::q_norm},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::k_norm, .rows = Dim::kHeadSize}}},
+              .norm = QkNorm,
+              .is_present = NormsHeads},
+     .vector = &Layer::k_norm},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::k_norm, .rows = Dim::kKeys}}},
+              .norm = QkNorm,
+              .is_present = NormsWholeRows,
+              .undivided = "heads.qk_norm over all heads"},
+     .vector = &Layer::k_norm},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::sinks, .rows = Dim::kHeads}}},
+              .is_present = [](const LayerSpec& layer) { return layer.heads.has_sinks; },
+              .undivided = "heads.has_sinks"},
+     .vector = &Layer::sinks},
+    {.info = {.label = "o",
+              .parts = {{{.name = &TensorNames::o,
+                          .rows = Dim::kHidden,
+                          .has_bias = [](const LayerSpec& layer) { return layer.heads.o_bias; }}}},
+              .columns = Dim::kQueries,
+              .split = Split::kColumns},
+     .linear = &Layer::o},
+};
+
+constexpr bool HasQueryRank(const LayerSpec& layer) {
+  return layer.mla.q_lora_rank != 0;
+}
+constexpr bool HasNoQueryRank(const LayerSpec& layer) {
+  return !HasQueryRank(layer);
+}
+// Checkpoints hold the weights of these norms even where latent_eps turns them off.
+constexpr NormSpec MlaNorm(const LayerSpec& layer) {
+  return {.kind = NormKind::kRms, .eps = layer.mla.latent_eps};
+}
+
+template <typename Block>
+inline constexpr TensorRow<Block> kMlaTable[] = {
+    {.info = {.label = "q_a",
+              .parts = {{{.name = &TensorNames::q_a,
+                          .rows = Dim::kMlaQueryRank,
+                          .has_bias = [](const LayerSpec& layer) { return layer.mla.qa_bias; }}}},
+              .columns = Dim::kHidden,
+              .is_present = HasQueryRank},
+     .linear = &Block::q_a},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::q_a_norm, .rows = Dim::kMlaQueryRank}}},
+              .norm = MlaNorm,
+              .is_present = HasQueryRank},
+     .vector = &Block::q_a_norm},
+    {.info = {.label = "q",
+              .parts = {{{.name = &TensorNames::q_b, .rows = Dim::kMlaQueries}}},
+              .columns = Dim::kMlaQueryRank,
+              .is_present = HasQueryRank},
+     .linear = &Block::q},
+    {.info = {.label = "q",
+              .parts = {{{.name = &TensorNames::q, .rows = Dim::kMlaQueries}}},
+              .columns = Dim::kHidden,
+              .is_present = HasNoQueryRank},
+     .linear = &Block::q},
+    {.info = {.label = "kv_a",
+              .parts = {{{.name = &TensorNames::kv_a,
+                          .rows = Dim::kMlaRow,
+                          .has_bias = [](const LayerSpec& layer) { return layer.mla.kva_bias; }}}},
+              .columns = Dim::kHidden},
+     .linear = &Block::kv_a},
+    {.info = {.kind = TensorKind::kNorm,
+              .parts = {{{.name = &TensorNames::kv_a_norm, .rows = Dim::kMlaRank}}},
+              .norm = MlaNorm},
+     .vector = &Block::kv_a_norm},
+    // The rows that make keys are transposed, so that they map a query into the latent space.
+    {.info = {.label = "to_latent",
+              .kind = TensorKind::kHeadMatrices,
+              .parts = {{{.name = &TensorNames::kv_b, .rows = Dim::kMlaKeysAndValues}}},
+              .columns = Dim::kMlaRank,
+              .head = {.piece = "keys", .rows = Dim::kMlaNope, .is_transposed = true}},
+     .linears = &Block::to_latent},
+    {.info = {.label = "from_latent",
+              .kind = TensorKind::kHeadMatrices,
+              .parts = {{{.name = &TensorNames::kv_b, .rows = Dim::kMlaKeysAndValues}}},
+              .columns = Dim::kMlaRank,
+              .head = {.piece = "values", .first = Dim::kMlaNope, .rows = Dim::kMlaValue}},
+     .linears = &Block::from_latent},
+    {.info = {.label = "o",
+              .parts = {{{.name = &TensorNames::o,
+                          .rows = Dim::kHidden,
+                          .has_bias = [](const LayerSpec& layer) { return layer.mla.o_bias; }}}},
+              .columns = Dim::kMlaValues},
+     .linear = &Block::o},
+};
+
+template <typename Layer>
+inline constexpr TensorRow<Layer> kMlpTable[] = {
+    {.info = {.label = "gate_up",
+              .parts = {{{.name = &TensorNames::gate,
+                          .rows = Dim::kInner,
+                          .has_bias = [](const LayerSpec& layer) { return layer.dense.gate_bias; }},
+                         {.name = &TensorNames::up,
+                          .rows = Dim::kInner,
+                          .has_bias = [](const LayerSpec& layer) { return layer.dense.up_bias; }}}},
+              .fused = {.name = &TensorNames::gate_up,
+                        .rows = Dim::kTwoInner,
+                        .has_bias = [](const LayerSpec& layer) { return layer.dense.gate_bias; }},
+              .columns = Dim::kHidden,
+              .split = Split::kRows},
+     .linear = &Layer::gate_up},
+    {.info = {.label = "down",
+              .parts = {{{.name = &TensorNames::down,
+                          .rows = Dim::kHidden,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.dense.down_bias; }}}},
+              .columns = Dim::kInner,
+              .split = Split::kColumns},
+     .linear = &Layer::down},
+};
+
+constexpr bool HasShared(const LayerSpec& layer) {
+  return layer.moe.shared.has_value();
+}
+
+template <typename Block>
+inline constexpr TensorRow<Block> kMoeTable[] = {
+    // Another choice of experts changes a token entirely, so the router keeps its stored type.
+    {.info = {.label = "router",
+              .kind = TensorKind::kUnconverted,
+              .parts = {{{.name = &TensorNames::router,
+                          .rows = Dim::kExperts,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.moe.router_bias; }}}},
+              .columns = Dim::kHidden},
+     .linear = &Block::router},
+    {.info = {.kind = TensorKind::kVector,
+              .parts = {{{.name = &TensorNames::choice_bias, .rows = Dim::kExperts}}},
+              .is_present = [](const LayerSpec& layer) { return layer.moe.choice_bias; }},
+     .vector = &Block::choice_bias},
+    {.info =
+         {.label = "gate_up",
+          .kind = TensorKind::kExpertMatrices,
+          .parts = {{{.name = &TensorNames::expert_gate,
+                      .rows = Dim::kExpertInner,
+                      .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.gate_bias; },
+                      .split_name = &TensorNames::split_gate},
+                     {.name = &TensorNames::expert_up,
+                      .rows = Dim::kExpertInner,
+                      .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.up_bias; },
+                      .split_name = &TensorNames::split_up}}},
+          .fused = {.name = &TensorNames::stacked_gate_up,
+                    .rows = Dim::kTwoExpertInner,
+                    .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.gate_bias; }},
+          .columns = Dim::kHidden},
+     .linears = &Block::gate_up},
+    {.info =
+         {.label = "down",
+          .kind = TensorKind::kExpertMatrices,
+          .parts = {{{.name = &TensorNames::expert_down,
+                      .rows = Dim::kHidden,
+                      .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; },
+                      .split_name = &TensorNames::split_down}}},
+          .fused = {.name = &TensorNames::stacked_down,
+                    .rows = Dim::kHidden,
+                    .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; }},
+          .columns = Dim::kExpertInner},
+     .linears = &Block::down},
+    {.info = {.label = "shared_gate_up",
+              .parts = {{{.name = &TensorNames::expert_gate,
+                          .rows = Dim::kSharedInner,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.moe.shared->gate_bias; }},
+                         {.name = &TensorNames::expert_up,
+                          .rows = Dim::kSharedInner,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.moe.shared->up_bias; }}}},
+              .columns = Dim::kHidden,
+              .scope = &TensorNames::shared,
+              .is_present = HasShared},
+     .linear = &Block::shared_gate_up},
+    {.info = {.label = "shared_down",
+              .parts = {{{.name = &TensorNames::expert_down,
+                          .rows = Dim::kHidden,
+                          .has_bias =
+                              [](const LayerSpec& layer) { return layer.moe.shared->down_bias; }}}},
+              .columns = Dim::kSharedInner,
+              .scope = &TensorNames::shared,
+              .is_present = HasShared},
+     .linear = &Block::shared_down},
+    {.info = {.label = "shared_gate",
+              .kind = TensorKind::kUnconverted,
+              .parts = {{{.name = &TensorNames::shared_gate, .rows = Dim::kOne}}},
+              .columns = Dim::kHidden,
+              .is_present =
+                  [](const LayerSpec& layer) { return layer.moe.shared && layer.moe.shared_gate; }},
+     .linear = &Block::shared_gate},
+};
+
+// Calls fn(block kind, row, block) for the rows of all tables, in the order in which tensors lie in
+// memory. `Layer` is a LayerTensors, const or not; `block` is the struct that the row's member
+// belongs to.
+template <typename Layer, typename Fn>
+void ForEachRow(Layer& layer, Fn&& fn) {
+  using Whole = std::remove_const_t<Layer>;
+  for (const auto& row : kNormTable<Whole>) fn(BlockKind::kNorms, row, layer);
+  for (const auto& row : kAttentionTable<Whole>) fn(BlockKind::kAttention, row, layer);
+  for (const auto& row : kMlaTable<decltype(Whole::mla)>) fn(BlockKind::kMla, row, layer.mla);
+  for (const auto& row : kMlpTable<Whole>) fn(BlockKind::kMlp, row, layer);
+  for (const auto& row : kMoeTable<decltype(Whole::moe)>) fn(BlockKind::kMoe, row, layer.moe);
+}
+
+// The same without memory, for the rows that a layer has.
+void ForEachTensor(const LayerSpec& layer,
+                   absl::FunctionRef<void(BlockKind, const TensorInfo&)> fn);
+// The same for all rows.
+void ForEachTensor(absl::FunctionRef<void(BlockKind, const TensorInfo&)> fn);
+
+// "model.layers.3."
+std::string LayerPrefix(const TensorNames& names, std::size_t layer);
+// What precedes the names of a block's tensors: the prefix of the layer, for MoE with names.moe.
+std::string BlockPrefix(const TensorNames& names, BlockKind block, std::size_t layer);
+// The name of a part, without ".weight".
+std::string PartName(const TensorNames& names, const TensorInfo& info, const PartInfo& part,
+                     absl::string_view block_prefix);
+
+// How checkpoints hold a kExpertMatrices row.
+enum class ExpertStorage : std::uint8_t {
+  kPerExpert,         // one tensor per part and expert
+  kStacks,            // PartInfo::split_name.weight [experts, rows, columns]
+  kTransposedStacks,  // TensorInfo::fused [experts, columns, rows]
+};
+ExpertStorage ExpertStorageOf(const TensorNames& names);
+
+}  // namespace quire::models
