@@ -35,11 +35,9 @@ class CacheGroupsTest : public CacheManagerTest {
   explicit CacheGroupsTest(CacheManagerOptions options = WithWindows(TinyOptions(40), {0, kWindow}))
       : CacheManagerTest(std::move(options)) {}
 
-  LookupTable& table(std::size_t group) const {
-    return CacheManagerPeer::state(*cache_).tables[group];
-  }
-  PrefixCache& prefixes() { return CacheManagerPeer::state(*cache_).prefixes; }
-  BlockPool& pool() { return CacheManagerPeer::state(*cache_).pool; }
+  LookupTable& table(std::size_t group) const { return CacheManagerPeer::table(*cache_, group); }
+  PrefixCache& prefixes() { return CacheManagerPeer::prefixes(*cache_); }
+  BlockPool& pool() { return CacheManagerPeer::pool(*cache_); }
   // Columns that the row holds in the last group.
   std::vector<std::uint32_t> HeldColumns(BatchRow row) const {
     std::vector<std::uint32_t> held;
@@ -389,7 +387,7 @@ TEST_F(WindowOnlyTest, MemoryForNodesFollowsFromWindowsAndRows) {
     CacheManagerOptions options = WithWindows(TinyOptions(41, max_rows, 100 * kP), windows);
     options.prefix_caching = prefix_caching;
     const auto cache = MakeCache(options);
-    return PrefixCachePeer::num_slots(CacheManagerPeer::state(*cache).prefixes);
+    return PrefixCachePeer::num_slots(CacheManagerPeer::prefixes(*cache));
   };
   EXPECT_EQ(slots({0}, 8), 80u);
   EXPECT_EQ(slots({0, kP}, 8), 80u);
@@ -489,7 +487,7 @@ TEST(CacheGroupsMatchTest, WindowsDecideWhichBoundariesAreHit) {
       ASSERT_TRUE(cache->Attach(kA, {}, kRoot).ok());
       ASSERT_TRUE(cache->Reserve(kA, kPages * kP).ok());
       cache->Publish(kA, tokens, &keys, kPages * kP);
-      BlockPool& pool = CacheManagerPeer::state(*cache).pool;
+      BlockPool& pool = CacheManagerPeer::pool(*cache);
       std::vector<BlockId> pages;
       for (std::uint32_t column = 0; column < kPages; ++column) {
         pages.push_back(CacheManagerPeer::page(*cache, kA, column));
@@ -554,10 +552,10 @@ TEST_F(CacheGroupsIntegrityTest, WindowGroupAheadOfTheOthers) {
 }
 
 TEST_F(CacheGroupsIntegrityTest, MorePublishedThanThereIs) {
-  CacheManagerPeer::state(*cache_).rows[0].num_published = 5;
+  CacheManagerPeer::publication(*cache_, 0).num_published = 5;
   ExpectReport("row 0 has published 5 columns of 4 in group 0");
-  CacheManagerPeer::state(*cache_).rows[1].num_published = 1;
-  CacheManagerPeer::state(*cache_).rows[0].num_published = 4;
+  CacheManagerPeer::publication(*cache_, 1).num_published = 1;
+  CacheManagerPeer::publication(*cache_, 0).num_published = 4;
   ExpectReport("row 1 has published 1 columns of 0 in group 0");
 }
 
@@ -584,20 +582,20 @@ TEST_F(WindowsIntegrityTest, GroupThatBeginsBeforeTheWidest) {
 }
 
 TEST_F(WindowsIntegrityTest, RowOfAnotherScopeWhoseBeginningIsGone) {
-  CacheManagerPeer::state(*cache_).rows[0].root = kOtherRoot;
+  CacheManagerPeer::publication(*cache_, 0).root = kOtherRoot;
   EXPECT_THAT(cache_->CheckIntegrity().message(),
               HasSubstr("row 0 column 5 does not continue the prefix before it"));
 }
 
 TEST_F(WindowsIntegrityTest, PagesInOtherColumnsThanTheirNodes) {
   for (const std::size_t group : {0u, 1u}) {
-    while (table(group).num_columns(kC) < 4) table(group).Skip(kC);
+    while (table(group).end_column(kC) < 4) table(group).Skip(kC);
     while (table(group).first_column(kA) < 5) pool().DropRequest(table(group).PopFront(kA));
     table(group).Append(kC, table(group).PopFront(kA));
   }
-  auto& rows = CacheManagerPeer::state(*cache_).rows;
-  rows[2] = rows[0];
-  rows[2].num_published = 0;
+  auto& copy = CacheManagerPeer::publication(*cache_, 2);
+  copy = CacheManagerPeer::publication(*cache_, 0);
+  copy.num_published = 0;
   EXPECT_THAT(cache_->CheckIntegrity().message(),
               HasSubstr("row 2 column 4 does not continue the prefix before it"));
 }
