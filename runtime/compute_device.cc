@@ -11,7 +11,7 @@
 #include "kernels/linear/cublaslt.h"
 #include "runtime/device_plan.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 absl::Status DeviceError(const absl::Status& status) {
@@ -136,4 +136,4 @@ DeviceDescription ComputeDevice::Describe() const {
   return description;
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

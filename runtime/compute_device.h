@@ -20,7 +20,7 @@
 #include "runtime/device_description.h"
 #include "runtime/runtime_options.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 class ComputeDevice {
  public:
@@ -56,4 +56,4 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
 // Makes the CPU kernels of this process run with device.cpu.isa, or says why not.
 absl::Status SelectIsa(const DeviceOptions& options);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

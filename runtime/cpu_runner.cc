@@ -24,8 +24,8 @@
 #include "runtime/step_batch_check.h"
 #include "runtime/step_order.h"
 
-namespace quire::models {
-struct ModelRunner::State : RunnerBase {
+namespace quire::runtime {
+struct CpuRunner::State : RunnerBase {
   State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
       : RunnerBase(m, b, p, o), limits(LimitsOf(o)), order(limits) {
     kv.reserve(layers.groups.size());
@@ -42,7 +42,7 @@ struct ModelRunner::State : RunnerBase {
   absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
   absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
 
-  const StepLimits limits;
+  const models::StepLimits limits;
   StepOrder order;
   std::int64_t scratch_bytes = 0;            // reserved in the backend
   std::vector<kernels::AnyKvCollection> kv;  // of the step, one per layer group over the one pool
@@ -54,7 +54,7 @@ struct ModelRunner::State : RunnerBase {
   absl::Status late_error;  // of the head that waited for late samples
 };
 
-absl::Status ModelRunner::State::MakeCollections(const StepBatch& batch) {
+absl::Status CpuRunner::State::MakeCollections(const StepBatch& batch) {
   kv.clear();
   for (const cache::KvStepInputs& inputs : batch.kv) {
     QUIRE_ASSIGN_OR_RETURN(
@@ -66,7 +66,7 @@ absl::Status ModelRunner::State::MakeCollections(const StepBatch& batch) {
 }
 
 // Whole pages, so those of any group are all groups'.
-absl::Status ModelRunner::State::PreparePages(const StepBatch& batch) {
+absl::Status CpuRunner::State::PreparePages(const StepBatch& batch) {
   for (const BlockId page : batch.clears) {
     QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv[0], page.value()));
   }
@@ -79,34 +79,34 @@ absl::Status ModelRunner::State::PreparePages(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::Forward(const StepBatch& batch) {
+absl::Status CpuRunner::State::Forward(const StepBatch& batch) {
   const std::uint32_t batch_size = order.Order(batch, {.tokens = buffers.tokens,
                                                        .positions = buffers.positions,
                                                        .row_offsets = buffers.row_offsets});
-  return DecoderForward(model.spec, *model.weights,
-                        {.backend = &backend,
-                         .kv = kv,
-                         .layers = &layers,
-                         .buffers = &buffers,
-                         .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
-                         .batch_size = batch_size,
-                         .heartbeat = batch.heartbeat,
-                         .hidden_out = batch.hidden_out,
-                         .batch_index = order.batch_index(),
-                         .comm = options.comm});
+  return models::DecoderForward(model.spec, *model.weights,
+                                {.backend = &backend,
+                                 .kv = kv,
+                                 .layers = &layers,
+                                 .buffers = &buffers,
+                                 .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
+                                 .batch_size = batch_size,
+                                 .heartbeat = batch.heartbeat,
+                                 .hidden_out = batch.hidden_out,
+                                 .batch_index = order.batch_index(),
+                                 .comm = options.comm});
 }
 
-absl::Status ModelRunner::State::Head(const StepBatch& batch) {
+absl::Status CpuRunner::State::Head(const StepBatch& batch) {
   const std::size_t vocab = model.spec.vocab_size;
   const std::uint32_t total = static_cast<std::uint32_t>(batch.logits_tokens.size());
   std::uint32_t* const tokens = buffers.head_tokens;
-  for (std::uint32_t begin = 0; begin < total; begin += kHeadRows) {
-    const std::uint32_t end = std::min(total, begin + kHeadRows);
+  for (std::uint32_t begin = 0; begin < total; begin += models::kHeadRows) {
+    const std::uint32_t end = std::min(total, begin + models::kHeadRows);
     for (std::uint32_t i = begin; i < end; ++i) {
       tokens[i - begin] = order.step_index()[batch.logits_tokens[i]];
     }
     QUIRE_RETURN_IF_ERROR(
-        DecoderHead(model.spec, *model.weights, backend, &buffers, tokens, end - begin));
+        models::DecoderHead(model.spec, *model.weights, backend, &buffers, tokens, end - begin));
     if (batch.logits_out != nullptr) {
       std::copy_n(buffers.logits, (end - begin) * vocab, batch.logits_out + begin * vocab);
     }
@@ -117,19 +117,20 @@ absl::Status ModelRunner::State::Head(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::Pools(const StepBatch& batch) {
+absl::Status CpuRunner::State::Pools(const StepBatch& batch) {
   for (std::size_t p = 0; p < batch.pools.size(); ++p) {
     const StepPool& pool = batch.pools[p];
     const std::size_t hidden = model.spec.hidden;
     float* const sum = pooled.data() + pool.batch_row.value() * hidden;
-    QUIRE_RETURN_IF_ERROR(AddPool(pool, order.step_index()[pool.first_token], kHeadRows, sum));
+    QUIRE_RETURN_IF_ERROR(
+        AddPool(pool, order.step_index()[pool.first_token], models::kHeadRows, sum));
     if (pool.ends) result.pools[p] = {sum, hidden};
   }
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::SampleBlock(const StepBatch& batch, std::uint32_t begin,
-                                             std::uint32_t end) {
+absl::Status CpuRunner::State::SampleBlock(const StepBatch& batch, std::uint32_t begin,
+                                           std::uint32_t end) {
   TakeSamples(batch, begin, end, SamplePass::kAll);
   if (sampling_rows.empty()) return absl::OkStatus();
   sampled.assign(sampling_rows.size(), {});
@@ -144,8 +145,8 @@ absl::Status ModelRunner::State::SampleBlock(const StepBatch& batch, std::uint32
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_t begin,
-                                            std::uint32_t end) {
+absl::Status CpuRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_t begin,
+                                          std::uint32_t end) {
   const std::size_t first = TakePromptLogprobs(batch, begin, end);
   if (logprob_tokens.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
@@ -161,15 +162,15 @@ absl::Status ModelRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_
   return absl::OkStatus();
 }
 
-ModelRunner::ModelRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
-ModelRunner::~ModelRunner() = default;
+CpuRunner::CpuRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CpuRunner::~CpuRunner() = default;
 
 namespace {
 
 // Inputs of the widest matrix.
-std::uint32_t MaxInputs(const ModelSpec& spec) {
+std::uint32_t MaxInputs(const models::ModelSpec& spec) {
   std::uint32_t inputs = spec.hidden;
-  for (const LayerSpec& layer : spec.layers) {
+  for (const models::LayerSpec& layer : spec.layers) {
     inputs = std::max({inputs, layer.heads.num_heads * layer.heads.head_size,
                        layer.dense.intermediate, layer.moe.expert.intermediate,
                        layer.moe.shared ? layer.moe.shared->intermediate : 0, layer.mla.q_lora_rank,
@@ -179,9 +180,9 @@ std::uint32_t MaxInputs(const ModelSpec& spec) {
   return inputs;
 }
 
-CodedMatrices CodedMatricesOf(const Weights& weights) {
-  CodedMatrices coded;
-  const auto add = [&](const LinearWeights& linear) {
+models::CodedMatrices CodedMatricesOf(const models::Weights& weights) {
+  models::CodedMatrices coded;
+  const auto add = [&](const models::LinearWeights& linear) {
     for (const kernels::PackedLinear& matrix : linear.matrices) {
       coded.integers |=
           matrix.format() == WeightFormat::kInt8 || matrix.format() == WeightFormat::kInt4;
@@ -190,14 +191,14 @@ CodedMatrices CodedMatricesOf(const Weights& weights) {
     }
   };
   add(weights.head());
-  for (const LayerWeights& layer : weights.layers()) {
-    for (const auto& named : LinearsOf(layer)) add(*named.linear);
+  for (const models::LayerWeights& layer : weights.layers()) {
+    for (const auto& named : models::LinearsOf(layer)) add(*named.linear);
   }
   return coded;
 }
 
 // Products of integers and of fp8 use the same memory, one after the other.
-std::int64_t LinearScratchBytes(const CodedMatrices& coded, std::uint32_t num_rows,
+std::int64_t LinearScratchBytes(const models::CodedMatrices& coded, std::uint32_t num_rows,
                                 std::uint32_t inputs) {
   std::int64_t bytes = 0;
   if (coded.integers) {
@@ -207,21 +208,21 @@ std::int64_t LinearScratchBytes(const CodedMatrices& coded, std::uint32_t num_ro
   return bytes;
 }
 
-std::int64_t PooledBytes(const ModelSpec& spec, const StepLimits& limits) {
+std::int64_t PooledBytes(const models::ModelSpec& spec, const models::StepLimits& limits) {
   return std::int64_t{limits.max_rows} * spec.hidden * std::int64_t{sizeof(float)};
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& model,
-                                                                 const kernels::Backend& backend,
-                                                                 cache::KvPool* pool,
-                                                                 const RunnerOptions& options) {
+absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const Model& model,
+                                                             const kernels::Backend& backend,
+                                                             cache::KvPool* pool,
+                                                             const RunnerOptions& options) {
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
   QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options, backend));
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
   auto state = std::make_unique<State>(model, backend, pool, options);
-  QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
+  QUIRE_ASSIGN_OR_RETURN(state->buffers, models::StepBuffers::Allocate(model.spec, state->limits));
   if (options.comm != nullptr) {
     options.comm->Reserve(std::size_t{state->limits.max_step_tokens} * model.spec.hidden);
   }
@@ -230,16 +231,16 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& mo
   state->result.prompt_logprobs.reserve(state->limits.max_step_tokens);
   state->result.pools.reserve(state->limits.max_rows);
   state->pooled.resize(std::size_t{state->limits.max_rows} * model.spec.hidden);
-  const CodedMatrices coded = CodedMatricesOf(*model.weights);
+  const models::CodedMatrices coded = CodedMatricesOf(*model.weights);
   state->scratch_bytes =
       LinearScratchBytes(coded, state->limits.max_step_tokens, MaxInputs(model.spec));
   if (state->scratch_bytes > 0) {
     backend.op_workspace().Reserve(static_cast<std::size_t>(state->scratch_bytes));
   }
-  return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
+  return std::unique_ptr<CpuRunner>(new CpuRunner(std::move(state)));
 }
 
-absl::Status ModelRunner::State::Step(const StepBatch& batch) {
+absl::Status CpuRunner::State::Step(const StepBatch& batch) {
   QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, model.spec, limits, pool->geometry(),
                                        static_cast<std::uint32_t>(layers.groups.size())));
   result.samples.assign(batch.samples.size(), StepToken{.unsampled = true, .top = {}});
@@ -255,7 +256,7 @@ absl::Status ModelRunner::State::Step(const StepBatch& batch) {
   return Pools(batch);
 }
 
-absl::Status ModelRunner::Run(const StepBatch& batch) {
+absl::Status CpuRunner::Run(const StepBatch& batch) {
   State& s = *state_;
   s.has_result = false;
   s.late_error = absl::OkStatus();
@@ -266,27 +267,27 @@ absl::Status ModelRunner::Run(const StepBatch& batch) {
   return done;
 }
 
-void ModelRunner::SampleLate(const StepBatch& batch) {
+void CpuRunner::SampleLate(const StepBatch& batch) {
   state_->late_error = state_->Head(batch);
 }
 
-absl::StatusOr<const StepResult*> ModelRunner::Collect() {
+absl::StatusOr<const StepResult*> CpuRunner::Collect() {
   if (!state_->has_result) return absl::FailedPreconditionError("no step was launched");
   state_->has_result = false;
   QUIRE_RETURN_IF_ERROR(state_->late_error);
   return &state_->result;
 }
 
-std::int64_t ModelRunner::workspace_bytes() const {
+std::int64_t CpuRunner::workspace_bytes() const {
   return state_->buffers.memory.size_bytes() + state_->scratch_bytes +
          PooledBytes(state_->model.spec, state_->limits);
 }
 
-std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                const CodedMatrices& coded) {
-  const StepLimits limits = LimitsOf(options);
-  return StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
+std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
+                                const models::CodedMatrices& coded) {
+  const models::StepLimits limits = LimitsOf(options);
+  return models::StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
          LinearScratchBytes(coded, limits.max_step_tokens, MaxInputs(spec));
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

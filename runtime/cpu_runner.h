@@ -12,7 +12,7 @@ namespace quire::cache {
 class KvPool;
 }
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct Model;
 
@@ -26,15 +26,15 @@ struct Model;
 //             state a step allocates nothing. A refused batch writes nothing.
 // Threads:    Create anywhere; then the engine thread only.
 // Lifetime:   model, backend and pool outlive it.
-class ModelRunner : public StepRunner {
+class CpuRunner : public StepRunner {
  public:
   // Returns INVALID_ARGUMENT when the pool's geometry is not the model's or an option is out of
   // range.
-  static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const Model& model,
-                                                             const kernels::Backend& backend,
-                                                             cache::KvPool* pool,
-                                                             const RunnerOptions& options);
-  ~ModelRunner() override;
+  static absl::StatusOr<std::unique_ptr<CpuRunner>> Create(const Model& model,
+                                                           const kernels::Backend& backend,
+                                                           cache::KvPool* pool,
+                                                           const RunnerOptions& options);
+  ~CpuRunner() override;
 
   // For every sample the runner sets row.logits, row.text_vocab and row.has_text.
   // With late samples the head of all rows waits for SampleLate.
@@ -48,8 +48,8 @@ class ModelRunner : public StepRunner {
 
  private:
   struct State;
-  explicit ModelRunner(std::unique_ptr<State> state);
+  explicit CpuRunner(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

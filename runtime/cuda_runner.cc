@@ -31,7 +31,7 @@
 #include "runtime/step_graphs.h"
 #include "runtime/step_order.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 // What is found while waiting happened on the device after a launch that it took: pages and sampler
@@ -140,10 +140,10 @@ absl::Status CudaRunner::State::CheckRoom() const {
 }
 
 absl::Status CudaRunner::State::Allocate() {
-  const ModelSpec& spec = model.spec;
+  const models::ModelSpec& spec = model.spec;
   memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms, backend.cuda()->determinism);
   QUIRE_RETURN_IF_ERROR(CheckRoom());
-  QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
+  QUIRE_ASSIGN_OR_RETURN(buffers, models::StepBuffers::Allocate(spec, sizes.buffers));
   QUIRE_ASSIGN_OR_RETURN(
       sampled, DeviceBuffer::Allocate(MemoryKind::kDevice,
                                       kSlots * sizes.sampled_stride *
@@ -158,7 +158,7 @@ absl::Status CudaRunner::State::Allocate() {
                            kernels::AttentionPlan::Create(backend, limits));
     plans.push_back(std::move(plan));
   }
-  for (const LayerGroup& group : layers.groups) {
+  for (const models::LayerGroup& group : layers.groups) {
     const auto plan = std::find_if(plans.begin(), plans.end(), [&](const auto& p) {
       return p->limits().window == group.window;
     });
@@ -208,7 +208,7 @@ absl::Status CudaRunner::State::MakeCollections() {
 
 absl::Status CudaRunner::State::UploadRopeTables() {
   float* to = buffers.inv_freq;
-  for (const RopeTable& table : model.spec.rope_tables) {
+  for (const models::RopeTable& table : model.spec.rope_tables) {
     const auto bytes = static_cast<std::int64_t>(table.inv_freq.size() * sizeof(float));
     QUIRE_RETURN_IF_ERROR(stream().Copy(to, table.inv_freq.data(), bytes));
     to += table.inv_freq.size();
@@ -274,16 +274,16 @@ absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_r
 absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
   QUIRE_RETURN_IF_ERROR(
       Plan(sizes.limits.max_rows, /*has_prompt_rows=*/false, /*has_generated_rows=*/true));
-  QUIRE_RETURN_IF_ERROR(DecoderForward(model.spec, *model.weights,
-                                       {.backend = &backend,
-                                        .kv = kv,
-                                        .layers = &layers,
-                                        .plans = group_plans,
-                                        .maps = maps.get(),
-                                        .buffers = &buffers,
-                                        .num_tokens = bucket,
-                                        .batch_size = sizes.limits.max_rows,
-                                        .comm = options.comm}));
+  QUIRE_RETURN_IF_ERROR(models::DecoderForward(model.spec, *model.weights,
+                                               {.backend = &backend,
+                                                .kv = kv,
+                                                .layers = &layers,
+                                                .plans = group_plans,
+                                                .maps = maps.get(),
+                                                .buffers = &buffers,
+                                                .num_tokens = bucket,
+                                                .batch_size = sizes.limits.max_rows,
+                                                .comm = options.comm}));
   return Head(0, bucket);
 }
 
@@ -300,23 +300,23 @@ absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
 
 absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep& step) {
   QUIRE_RETURN_IF_ERROR(Plan(step.batch_size, step.has_prompt_rows, step.has_generated_rows));
-  return DecoderForward(model.spec, *model.weights,
-                        {.backend = &backend,
-                         .kv = kv,
-                         .layers = &layers,
-                         .plans = group_plans,
-                         .maps = maps.get(),
-                         .buffers = &buffers,
-                         .num_tokens = step.num_tokens,
-                         .batch_size = step.batch_size,
-                         .hidden_out = batch.hidden_out,
-                         .batch_index = order.batch_index(),
-                         .comm = options.comm});
+  return models::DecoderForward(model.spec, *model.weights,
+                                {.backend = &backend,
+                                 .kv = kv,
+                                 .layers = &layers,
+                                 .plans = group_plans,
+                                 .maps = maps.get(),
+                                 .buffers = &buffers,
+                                 .num_tokens = step.num_tokens,
+                                 .batch_size = step.batch_size,
+                                 .hidden_out = batch.hidden_out,
+                                 .batch_index = order.batch_index(),
+                                 .comm = options.comm});
 }
 
 absl::Status CudaRunner::State::Head(std::uint32_t begin, std::uint32_t end) {
-  return DecoderHead(model.spec, *model.weights, backend, &buffers, buffers.head_tokens + begin,
-                     end - begin);
+  return models::DecoderHead(model.spec, *model.weights, backend, &buffers,
+                             buffers.head_tokens + begin, end - begin);
 }
 
 absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t begin,
@@ -451,8 +451,8 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   QUIRE_RETURN_IF_ERROR(state->MakeCollections());
   QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
   const DType pages = pool->geometry().dtype;
-  const LayerSpec& layer = model.spec.layers[0];
-  if (layer.attention == AttentionKind::kMla && pages != DType::kBF16 &&
+  const models::LayerSpec& layer = model.spec.layers[0];
+  if (layer.attention == models::AttentionKind::kMla && pages != DType::kBF16 &&
       layer.mla.kv_lora_rank + layer.mla.rope_size > 128) {
     log::Info("model", "latent attention runs without tensor cores",
               {{"kv_cache.dtype", DTypeName(pages)}, {"why", "its kernel reads bf16 pages"}});
@@ -549,4 +549,4 @@ std::uint32_t CudaRunner::num_graphs() const {
   return state_->graphs.size();
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

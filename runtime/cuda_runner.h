@@ -14,7 +14,7 @@ namespace quire::cache {
 class KvPool;
 }
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct Model;
 
@@ -32,7 +32,7 @@ struct Model;
 // one per bucket of rows (1, 2, 4, 8, 16, 24, ...), captured after the first step of that size has
 // run without one.
 //
-// Place:      under the engine, which knows only StepRunner; beside ModelRunner; above blocks/ and
+// Place:      under the engine, which knows only StepRunner; beside CpuRunner; above blocks/ and
 //             kernels/.
 // Invariants: a row's results depend on its own tokens, their class, its pages and samples only:
 //             never on the other rows, the chunking of its prompt, graphs, or how many steps are in
@@ -71,4 +71,4 @@ class CudaRunner : public StepRunner {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

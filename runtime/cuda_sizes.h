@@ -14,7 +14,7 @@
 #include "runtime/memory_plan.h"
 #include "runtime/runner_options.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // Rows of the largest step that runs as a graph.
 inline constexpr std::uint32_t kMaxGraphRows = 256;
@@ -26,8 +26,8 @@ constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
 }
 
 struct CudaSizes {
-  StepLimits limits;                 // of a step's batch
-  StepLimits buffers;                // the same, with room for the padding of graphs
+  models::StepLimits limits;         // of a step's batch
+  models::StepLimits buffers;        // the same, with room for the padding of graphs
   std::uint32_t max_context = 0;     // tokens of a sequence
   std::uint32_t max_graph_rows = 0;  // 0: no graphs
   std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
@@ -38,14 +38,14 @@ struct CudaSizes {
 };
 
 // REQUIRES: CheckRunnerOptions(spec, options) is OK.
-CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
+CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
                        const RunnerOptions& options);
 
 // With what the backend holds for matrix products.
-RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms,
-                             kernels::Determinism determinism);
+RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& sizes,
+                             std::uint32_t num_sms, kernels::Determinism determinism);
 
 // Returns INVALID_ARGUMENT unless activations and pages go together.
 absl::Status CheckActivation(DType activation, DType kv_dtype);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

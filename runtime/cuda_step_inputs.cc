@@ -7,14 +7,14 @@
 #include "base/status.h"
 #include "kernels/elementwise/step_inputs.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
 // The largest step: tokens and head tokens, rows, one range a row and group with all its entries;
 // whole units of 256 bytes.
-std::int64_t BlockWords(const StepLimits& limits) {
+std::int64_t BlockWords(const models::StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
   const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 +
                              limits.num_groups * rows * (3 + limits.lookup_stride);
@@ -23,16 +23,16 @@ std::int64_t BlockWords(const StepLimits& limits) {
 
 }  // namespace
 
-std::int64_t CudaStepInputs::DeviceBytesFor(const StepLimits& limits) {
+std::int64_t CudaStepInputs::DeviceBytesFor(const models::StepLimits& limits) {
   return BlockWords(limits) * static_cast<std::int64_t>(sizeof(std::uint32_t));
 }
 
-std::int64_t CudaStepInputs::PinnedBytesFor(const StepLimits& limits) {
+std::int64_t CudaStepInputs::PinnedBytesFor(const models::StepLimits& limits) {
   return kSlots * DeviceBytesFor(limits);
 }
 
 absl::StatusOr<CudaStepInputs> CudaStepInputs::Create(const kernels::Backend& backend,
-                                                      const StepLimits& limits,
+                                                      const models::StepLimits& limits,
                                                       std::uint32_t page_size) {
   CudaStepInputs inputs(limits);
   inputs.backend_ = &backend;
@@ -118,7 +118,7 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
 
 absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
                                     const StepPadding& padding, const std::int32_t* previous_tokens,
-                                    std::uint32_t num_previous, StepBuffers* buffers) {
+                                    std::uint32_t num_previous, models::StepBuffers* buffers) {
   const auto bytes = step.words * static_cast<std::int64_t>(sizeof(std::uint32_t));
   const std::byte* const block =
       static_cast<const std::byte*>(pinned_.data()) + slot * DeviceBytesFor(limits_);
@@ -147,4 +147,4 @@ absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint3
   return absl::OkStatus();
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

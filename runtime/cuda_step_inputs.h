@@ -12,7 +12,7 @@
 #include "runtime/step/step_batch.h"
 #include "runtime/step_order.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // A step as it was packed.
 struct PackedStep {
@@ -46,11 +46,12 @@ class CudaStepInputs {
   static constexpr int kSlots = 2;
 
   // Bytes that Create takes, on the device and pinned.
-  static std::int64_t DeviceBytesFor(const StepLimits& limits);
-  static std::int64_t PinnedBytesFor(const StepLimits& limits);
+  static std::int64_t DeviceBytesFor(const models::StepLimits& limits);
+  static std::int64_t PinnedBytesFor(const models::StepLimits& limits);
 
   static absl::StatusOr<CudaStepInputs> Create(const kernels::Backend& backend,
-                                               const StepLimits& limits, std::uint32_t page_size);
+                                               const models::StepLimits& limits,
+                                               std::uint32_t page_size);
 
   // REQUIRES: CheckStepBatch(batch) is OK; the step that used `slot` before has ended.
   PackedStep Pack(const StepBatch& batch, int slot, StepOrder* order);
@@ -59,13 +60,13 @@ class CudaStepInputs {
   // for.
   absl::Status Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
                       const StepPadding& padding, const std::int32_t* previous_tokens,
-                      std::uint32_t num_previous, StepBuffers* buffers);
+                      std::uint32_t num_previous, models::StepBuffers* buffers);
 
   // After an error: what the device has is not known.
   void Forget();
 
  private:
-  explicit CudaStepInputs(const StepLimits& limits) : limits_(limits) {}
+  explicit CudaStepInputs(const models::StepLimits& limits) : limits_(limits) {}
 
   // Appends the changed part of a row of a group's table to the block at `words`, whose ranges
   // begin at `ranges`.
@@ -73,7 +74,7 @@ class CudaStepInputs {
                std::uint32_t* block, std::uint32_t* ranges, PackedStep* step);
 
   const kernels::Backend* backend_ = nullptr;
-  StepLimits limits_;
+  models::StepLimits limits_;
   std::uint32_t page_size_ = 0;
   DeviceBuffer pinned_;
   DeviceBuffer device_;
@@ -81,4 +82,4 @@ class CudaStepInputs {
   std::vector<std::uint32_t> mirror_used_;  // [num_groups, max_rows] entries that may not be 0
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

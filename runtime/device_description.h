@@ -4,7 +4,7 @@
 
 #include "base/device.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // What clients are told about the device that computes the model.
 struct DeviceDescription {
@@ -14,4 +14,4 @@ struct DeviceDescription {
   bool unproven_kernels = false;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 // model.max_context_tokens, or the model's own context. Returns INVALID_ARGUMENT when the first is
@@ -33,8 +33,8 @@ absl::Status CheckContextFits(const ModelOptions& options, std::int64_t longest)
 
 // What a sequence asks of a pool with these layer groups: less than its tokens where windows let
 // pages go.
-cache::PageDemand PageDemandFor(const RuntimeOptions& options, const LayerGroups& layers) {
-  return {options.pool.page_size, CacheGroupsOf(layers), options.steps.max_overlap_tokens};
+cache::PageDemand PageDemandFor(const RuntimeOptions& options, const models::LayerGroups& layers) {
+  return {options.pool.page_size, models::CacheGroupsOf(layers), options.steps.max_overlap_tokens};
 }
 
 // Pages, the null page included, of the whole histories of max_running_sequences sequences of this
@@ -64,7 +64,7 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
 
 // The pool that the configuration asks for; 0: as large as memory allows.
 absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
-                                               const ModelSpec& spec) {
+                                               const models::ModelSpec& spec) {
   if (!options.pool.capacity_bytes) return 0;
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
@@ -82,7 +82,7 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
       static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
   absl::StatusOr<std::uint32_t> fit = NumBlocksWithIndex(
       {.geometry = pool.geometry,
-       .groups = CacheGroupsOf(pool.layers),
+       .groups = models::CacheGroupsOf(pool.layers),
        .max_rows = options.steps.max_rows,
        .max_context_tokens = static_cast<std::uint32_t>(pool.wanted_context_tokens),
        .prefix_caching = options.pool.prefix_caching},
@@ -198,7 +198,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
   return plan;
 }
 
-absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const ModelSpec& spec,
+absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes) {
   CpuPool pool;
   const auto own = static_cast<std::int32_t>(spec.max_position);
@@ -206,7 +206,7 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const ModelSp
   QUIRE_ASSIGN_OR_RETURN(pool.geometry,
                          KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
                                        /*num_blocks=*/2));
-  pool.layers = PlanLayerGroups(spec);
+  pool.layers = models::PlanLayerGroups(spec);
   const cache::PageDemand demand = PageDemandFor(options, pool.layers);
   QUIRE_ASSIGN_OR_RETURN(pool.geometry.num_blocks, ConfiguredBlocks(options, spec));
   if (!options.pool.capacity_bytes) {
@@ -232,7 +232,7 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
     num_blocks = pool.geometry.num_blocks;
     plan.context_tokens = pool.context_tokens;
   }
-  const cache::PageDemand demand = PageDemandFor(options, PlanLayerGroups(model.spec));
+  const cache::PageDemand demand = PageDemandFor(options, models::PlanLayerGroups(model.spec));
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
   runner.has_text.assign(model.config.vocab_size, 1);
@@ -259,4 +259,4 @@ std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& pl
       {"pinned", runner.pinned_bytes},          {"prefix_index", plan.memory.prefix_index_bytes}};
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -27,7 +27,7 @@
 #include "runtime/runner_options.h"
 #include "runtime/runtime_options.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct DevicePlan {
   DeviceMemoryPlan memory;         // its limit is the memory beyond the reserve
@@ -58,7 +58,7 @@ struct CpuPlan {
 // The pool of a host.
 struct CpuPool {
   cache::KvGeometry geometry;
-  LayerGroups layers;
+  models::LayerGroups layers;
   std::int32_t context_tokens = 0;         // longest sequence
   std::int32_t wanted_context_tokens = 0;  // before it was cut to what the pool holds
 };
@@ -66,7 +66,7 @@ struct CpuPool {
 // Plans it for a host of which `free_bytes` are unused, weights loaded: kv_cache.capacity_bytes of
 // pages, else pages and their prefix index in device.cpu.kv_memory_share of what is free. Returns
 // RESOURCE_EXHAUSTED when that is not enough for two pages; INVALID_ARGUMENT as PlanDevice.
-absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const ModelSpec& spec,
+absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes);
 
 // As PlanDevice for the CPU, with as many pages as kv_cache.capacity_bytes holds; without that key
@@ -97,4 +97,4 @@ absl::Status CheckHoldsAnything(const RuntimeOptions& options, const cache::Page
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
                              std::int32_t most);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

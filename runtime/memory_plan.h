@@ -20,15 +20,18 @@
 #include "runtime/runner_options.h"
 
 namespace quire::models {
-
 struct CodedMatrices;  // weights.h
+}  // namespace quire::models
+
+namespace quire::runtime {
 
 // The pages of a model, with as many layers as PlanLayerGroups puts into one. int8 and fp8_e4m3
 // pages have one f32 scale per token and head. num_blocks counts pages with the null page. Returns
 // UNIMPLEMENTED that names the layer when rows differ, INVALID_ARGUMENT from KvGeometry::Validate
 // otherwise.
-absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
-                                                DType kv_dtype, std::uint32_t num_blocks);
+absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
+                                                std::uint32_t page_size, DType kv_dtype,
+                                                std::uint32_t num_blocks);
 
 // The most pages, the null page included, whose bytes stay within `bytes` and whose rows stay
 // within the limits of a view; geometry.num_blocks is ignored. Returns INVALID_ARGUMENT with the
@@ -41,16 +44,16 @@ absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometr
 absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions options,
                                                  std::int64_t bytes);
 
-// Bytes of a ModelRunner's buffers and, with weights held as codes, of the scratch memory that it
+// Bytes of a CpuRunner's buffers and, with weights held as codes, of the scratch memory that it
 // reserves for their products; equals workspace_bytes() of a runner made with these options.
 // Scratch that attention and sampling grow inside the Backend is not part of it.
-std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                const CodedMatrices& coded);
+std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
+                                const models::CodedMatrices& coded);
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
   std::string weight_format;      // Model::quantization
-  LayerGroups layer_groups;
+  models::LayerGroups layer_groups;
   std::int64_t page_bytes = 0;          // of one page
   std::int64_t pool_bytes = 0;          // of all pages, the null page included
   std::int64_t prefix_index_bytes = 0;  // an upper bound, CacheManager::PrefixIndexBytes
@@ -66,7 +69,7 @@ struct HostPlanOptions {
   std::uint32_t num_blocks = 0;  // pages with the null page
   bool prefix_caching = true;
   LoadMode load_mode = LoadMode::kReal;
-  Quantization quantization = Quantization::kAuto;
+  models::Quantization quantization = models::Quantization::kAuto;
   bool fp8_activations = false;
   RunnerOptions runner;
 };
@@ -98,14 +101,14 @@ struct DevicePlanOptions {
   std::uint32_t num_sms = 132;
   kernels::Determinism determinism = kernels::Determinism::kBatchInvariant;
   LoadMode load_mode = LoadMode::kReal;
-  Quantization quantization = Quantization::kAuto;
+  models::Quantization quantization = models::Quantization::kAuto;
   RunnerOptions runner;
 };
 
 struct DeviceMemoryPlan {
   std::int64_t device_memory_bytes = 0;  // the limit
   std::int64_t weight_bytes = 0;         // equals Model::weight_bytes after loading
-  LayerGroups layer_groups;
+  models::LayerGroups layer_groups;
   std::int64_t page_bytes = 0;          // of one page
   std::uint32_t num_blocks = 0;         // pages with the null page
   std::int64_t pool_bytes = 0;          // all pages and the guards around them
@@ -122,4 +125,4 @@ struct DeviceMemoryPlan {
 absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& files,
                                                   const DevicePlanOptions& options);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

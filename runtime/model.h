@@ -9,7 +9,7 @@
 //   QUIRE_ASSIGN_OR_RETURN(auto model, LoadModel(files, backend, {}));
 //   QUIRE_ASSIGN_OR_RETURN(auto geometry, KvGeometryFor(model->spec, {...}));     memory_plan.h
 //   ... KvPool and CacheManager from geometry ...
-//   QUIRE_ASSIGN_OR_RETURN(auto runner, ModelRunner::Create(*model, backend, &kv_pool, {...}));
+//   QUIRE_ASSIGN_OR_RETURN(auto runner, CpuRunner::Create(*model, backend, &kv_pool, {...}));
 
 #include <cstdint>
 #include <memory>
@@ -28,8 +28,10 @@
 #include "models/weights/quantization.h"
 
 namespace quire::models {
-
 class Weights;
+}  // namespace quire::models
+
+namespace quire::runtime {
 
 enum class LoadMode : std::uint8_t {
   kReal,
@@ -43,7 +45,7 @@ struct LoadOptions {
   // The RunnerOptions::activation that the model will run with; the CPU has f32 only.
   DType activation = DType::kF32;
   // How matrices are held.
-  Quantization quantization = Quantization::kAuto;
+  models::Quantization quantization = models::Quantization::kAuto;
   // Rows that meet weights held as fp8_e4m3 are rounded to e4m3 with a scale a row.
   bool fp8_activations = false;
   // Where packed weights are kept between starts; empty: nowhere. The CPU's only.
@@ -54,41 +56,41 @@ struct LoadOptions {
   // tables of a longrope model (rope_table.h). 0: its own max_position_embeddings.
   std::uint32_t max_context_tokens = 0;
   // Which part of the model is loaded, where several ranks share it.
-  RankPart part = {};
+  models::RankPart part = {};
 };
 
-// Place:      between the files of a model and ModelRunner; the server shows its fields to clients.
+// Place:      between the files of a model and CpuRunner; the server shows its fields to clients.
 // Invariants: spec passed ValidateSpec and CheckBuilt; every weight is finite and has the spec's
 //             shape.
 // Threads:    immutable after LoadModel.
-// Lifetime:   outlives every ModelRunner made from it. The files may go: nothing refers to them.
+// Lifetime:   outlives every CpuRunner made from it. The files may go: nothing refers to them.
 struct Model {
   Model();
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  ModelConfig config;
-  RankPart part;  // what spec, weights and the counts of both are of
-  ModelSpec spec;
-  std::unique_ptr<Weights> weights;
-  std::vector<float> label_weights;      // [labels, hidden] of a classifier, else empty
-  GenerationDefaults generation;         // config.generation
-  std::string source;                    // the path, or "embedded model"
-  std::string architecture;              // "LlamaForCausalLM"
-  std::string fingerprint;               // 32 hex digits: weights, configuration, tokenizer, and
-                                         // the table that a longrope model was loaded with
-  std::int64_t parameter_count = 0;      // a tied matrix counts once
-  std::int64_t weight_bytes = 0;         // as held in memory
-  DType stored_dtype = DType::kInvalid;  // of most parameters; kInvalid: blocks of a GGUF file
-  std::string quantization;              // "none", or the form of most weights: "int4_g32"
-  std::vector<std::string> warnings;     // for the load log
+  models::ModelConfig config;
+  models::RankPart part;  // what spec, weights and the counts of both are of
+  models::ModelSpec spec;
+  std::unique_ptr<models::Weights> weights;
+  std::vector<float> label_weights;       // [labels, hidden] of a classifier, else empty
+  models::GenerationDefaults generation;  // config.generation
+  std::string source;                     // the path, or "embedded model"
+  std::string architecture;               // "LlamaForCausalLM"
+  std::string fingerprint;                // 32 hex digits: weights, configuration, tokenizer, and
+                                          // the table that a longrope model was loaded with
+  std::int64_t parameter_count = 0;       // a tied matrix counts once
+  std::int64_t weight_bytes = 0;          // as held in memory
+  DType stored_dtype = DType::kInvalid;   // of most parameters; kInvalid: blocks of a GGUF file
+  std::string quantization;               // "none", or the form of most weights: "int4_g32"
+  std::vector<std::string> warnings;      // for the load log
 };
 
 // A configuration and what it means, before any weight is read.
 struct CheckedSpec {
-  ModelConfig config;
-  ModelSpec spec;  // passed ValidateSpec and CheckBuilt
+  models::ModelConfig config;
+  models::ModelSpec spec;  // passed ValidateSpec and CheckBuilt
 };
 // What `device` will be asked to compute; max_context_tokens as LoadOptions. Errors as LoadModel.
 absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, DeviceKind device,
@@ -106,4 +108,4 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view path,
                                                  const kernels::Backend& backend,
                                                  const LoadOptions& options);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

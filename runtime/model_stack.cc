@@ -24,7 +24,7 @@
 #include "runtime/step/step_batch.h"
 #include "text/tokenizer/gguf_vocabulary.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 constexpr char kContextCut[] = "context cut to what the KV pool can hold";
@@ -103,12 +103,13 @@ void LogPlan(const DevicePlan& plan) {
 }
 
 // Layers that share pages, where some of them let pages go.
-void LogLayerGroups(const LayerGroups& layers) {
-  const bool has_windows = std::any_of(layers.groups.begin(), layers.groups.end(),
-                                       [](const LayerGroup& group) { return group.window > 0; });
+void LogLayerGroups(const models::LayerGroups& layers) {
+  const bool has_windows =
+      std::any_of(layers.groups.begin(), layers.groups.end(),
+                  [](const models::LayerGroup& group) { return group.window > 0; });
   if (!has_windows) return;
   log::Info("model", "layer groups",
-            {{"groups", layers.groups.size()}, {"text", DescribeLayerGroups(layers)}});
+            {{"groups", layers.groups.size()}, {"text", models::DescribeLayerGroups(layers)}});
 }
 
 bool IsFinite(const StepResult& result) {
@@ -184,7 +185,7 @@ absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOption
 
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
                        const CheckedSpec& model, DeviceKind device) {
-  LogLayerGroups(PlanLayerGroups(model.spec));
+  LogLayerGroups(models::PlanLayerGroups(model.spec));
   if (device == DeviceKind::kCpu) {
     return PlanCpuPool(options, model.spec, FreeMemoryBytes()).status();
   }
@@ -262,8 +263,8 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   pool_.emplace(std::move(pool));
   RunnerOptions runner = RunnerOptionsFor(options, context_tokens_);
   CompleteRunnerOptions(*tokenizer_, *model_, &runner);
-  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<ModelRunner> created,
-                         ModelRunner::Create(*model_, device_->backend(), &*pool_, runner));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CpuRunner> created,
+                         CpuRunner::Create(*model_, device_->backend(), &*pool_, runner));
   workspace_bytes_ = created->workspace_bytes();
   runner_ = std::move(created);
   const std::int64_t index_bytes = cache::CacheManager::PrefixIndexBytes(CacheOptionsFor(options));
@@ -297,7 +298,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
   }
   activation_ = CudaActivationType(options);
   QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, plan.memory.weight_bytes));
-  layers_ = PlanLayerGroups(model_->spec);
+  layers_ = models::PlanLayerGroups(model_->spec);
   LogLayerGroups(layers_);
   QUIRE_ASSIGN_OR_RETURN(
       const cache::KvGeometry geometry,
@@ -327,7 +328,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
 
 cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& options) const {
   return {.geometry = pool_->geometry(),
-          .groups = CacheGroupsOf(layers_),
+          .groups = models::CacheGroupsOf(layers_),
           .max_rows = options.steps.max_rows,
           .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
           .max_row_overlap_tokens = options.steps.max_overlap_tokens,
@@ -336,4 +337,4 @@ cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& opt
           .hash_key = RandomHashKey()};
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -32,7 +32,7 @@
 #include "runtime/step/step_runner.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // How long the parts of loading took.
 struct LoadTimes {
@@ -60,7 +60,7 @@ class ModelStack {
   // Of a sequence, at most.
   std::int32_t context_tokens() const { return context_tokens_; }
   DType activation() const { return activation_; }
-  const LayerGroups& layers() const { return layers_; }
+  const models::LayerGroups& layers() const { return layers_; }
   const cache::KvPool& pool() const { return *pool_; }
   StepRunner* runner() const { return runner_.get(); }
   // The cache manager of the pool, which has run a step of this runner already; once.
@@ -87,7 +87,7 @@ class ModelStack {
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::int32_t context_tokens_ = 0;
   DType activation_ = DType::kF32;
-  LayerGroups layers_;
+  models::LayerGroups layers_;
   std::optional<cache::KvPool> pool_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<cache::CacheManager> cache_;
@@ -103,4 +103,4 @@ absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOption
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
                        const CheckedSpec& model, DeviceKind device);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -20,7 +20,7 @@
 #include "base/logging.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 constexpr absl::string_view kMagic = "quirepk1";
@@ -98,12 +98,12 @@ std::int64_t Aligned(std::int64_t offset) {
   return (offset + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-Layout LayOut(const PackedFileKey& key, std::span<const Weights::Section> sections) {
+Layout LayOut(const PackedFileKey& key, std::span<const models::Weights::Section> sections) {
   Layout layout;
   layout.text = absl::StrCat("version ", kPackedFileVersion, "\nfingerprint ", key.fingerprint,
                              "\nquantization ", key.quantization, "\n");
   std::size_t pieces = 0;
-  for (const Weights::Section& section : sections) {
+  for (const models::Weights::Section& section : sections) {
     absl::StrAppend(&layout.text, section.label, ", ", section.bytes.size(), " bytes\n");
     pieces += (section.bytes.size() + kPieceBytes - 1) / kPieceBytes;
   }
@@ -234,7 +234,7 @@ std::string PackedFilePath(absl::string_view directory, const PackedFileKey& key
 }
 
 absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
-                            std::span<const Weights::Section> sections,
+                            std::span<const models::Weights::Section> sections,
                             const kernels::Backend& backend) {
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (file.fd < 0) return SystemError("open", path);
@@ -260,7 +260,7 @@ absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
 }
 
 absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
-                             std::span<const Weights::Section> sections,
+                             std::span<const models::Weights::Section> sections,
                              const kernels::Backend& backend) {
   const Layout layout = LayOut(key, sections);
   const std::string temporary = path + ".tmp";
@@ -283,4 +283,4 @@ absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
   return absl::OkStatus();
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

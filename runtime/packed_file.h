@@ -29,7 +29,7 @@
 #include "kernels/backend/backend.h"
 #include "models/weights/weights.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // Of the text, of the packed forms in it and of how weights are rounded to them. Grows when one of
 // them changes.
@@ -47,14 +47,14 @@ std::string PackedFilePath(absl::string_view directory, const PackedFileKey& key
 // Fills the sections. Returns NOT_FOUND when there is no such file, DATA_LOSS with the reason when
 // it is another model's, another version's or damaged; then the sections hold rubbish.
 absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
-                            std::span<const Weights::Section> sections,
+                            std::span<const models::Weights::Section> sections,
                             const kernels::Backend& backend);
 
 // Writes or replaces the file. Returns the system's error with the path, or ABORTED when another
 // process is writing it; then nothing has changed. A folder that cannot be synchronised is a
 // warning: the file is there, and may be gone after the machine crashes.
 absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
-                             std::span<const Weights::Section> sections,
+                             std::span<const models::Weights::Section> sections,
                              const kernels::Backend& backend);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -16,7 +16,7 @@ namespace quire::cache {
 class KvPool;
 }
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct Model;
 
@@ -51,10 +51,10 @@ struct RunnerBase {
   const kernels::Backend& backend;
   cache::KvPool* const pool;
   const RunnerOptions options;
-  const LayerGroups layers;
+  const models::LayerGroups layers;
   const std::uint32_t text_vocab;
   const std::uint8_t* const has_text;  // null: every id below text_vocab
-  StepBuffers buffers;
+  models::StepBuffers buffers;
 
   // Of one block of logits.
   std::vector<kernels::SamplingRow> sampling_rows;
@@ -72,4 +72,4 @@ struct RunnerBase {
 StepToken ToStepToken(const kernels::SampledRow& row);
 StepToken ToStepToken(const kernels::TokenLogprob& token);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

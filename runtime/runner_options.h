@@ -17,7 +17,7 @@ class Backend;
 class Communicator;
 }  // namespace quire::kernels
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct RunnerOptions {
   std::uint32_t max_rows = 0;         // rows of a step, and the cache manager's rows
@@ -48,17 +48,17 @@ struct RunnerOptions {
 };
 
 // The sizes in `options`, defaults filled in.
-StepLimits LimitsOf(const RunnerOptions& options);
+models::StepLimits LimitsOf(const RunnerOptions& options);
 
 // Returns INVALID_ARGUMENT that names the option, its value and the limits.
-absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options);
+absl::Status CheckRunnerOptions(const models::ModelSpec& spec, const RunnerOptions& options);
 
 // Returns INVALID_ARGUMENT unless the communicator is that of the rank whose part the model is, and
 // exchanges what lies where the backend computes.
-absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options,
+absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& options,
                                const kernels::Backend& backend);
 
 // Returns INVALID_ARGUMENT when a pool of this geometry cannot hold the model's K and V.
-absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool);
+absl::Status CheckPoolGeometry(const models::ModelSpec& spec, const cache::KvGeometry& pool);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

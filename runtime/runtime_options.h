@@ -14,7 +14,7 @@
 #include "base/dtype.h"
 #include "models/weights/quantization.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
 
@@ -34,7 +34,7 @@ struct DeviceOptions {
 struct ModelOptions {
   std::string path;            // a directory or a GGUF file; "embedded": the model in the binary
   std::optional<DType> dtype;  // of activations, kBF16 or kF32; absent: the device's own
-  Quantization quantization = Quantization::kAuto;
+  models::Quantization quantization = models::Quantization::kAuto;
   bool fp8_activations = false;  // rows that meet fp8 weights are rounded to e4m3
   std::string packed_dir;        // of packed weights; empty: none
   bool dummy_weights = false;    // random numbers instead of the files'
@@ -67,4 +67,4 @@ struct RuntimeOptions {
   StepSizes steps;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

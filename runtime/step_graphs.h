@@ -8,7 +8,7 @@
 #include "base/device_graph.h"
 #include "base/stream.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // The captured decode steps of a runner, by bucket of rows.
 //
@@ -41,4 +41,4 @@ class StepGraphs {
   std::map<std::uint32_t, DeviceGraph> graphs_;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

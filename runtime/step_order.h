@@ -7,7 +7,7 @@
 #include "models/blocks/step_buffers.h"
 #include "runtime/step/step_batch.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // Host arrays that StepOrder fills; the last three may be null.
 struct StepArrays {
@@ -26,7 +26,7 @@ struct StepArrays {
 // Threads:    the engine thread. Lifetime: none; allocates in the constructor only.
 class StepOrder {
  public:
-  explicit StepOrder(const StepLimits& limits);
+  explicit StepOrder(const models::StepLimits& limits);
 
   // Returns the batch size: 1 + the last scheduled batch row. REQUIRES: CheckStepBatch(batch) is
   // OK.
@@ -42,4 +42,4 @@ class StepOrder {
   std::vector<std::uint32_t> step_index_;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -375,7 +375,7 @@ void Daemon::Impl::OnFatal(const absl::Status& status) {
 void Daemon::Impl::Fail(const absl::Status& status) {
   exit_code_ = kExitConfig;
   if (absl::IsInternal(status)) exit_code_ = kExitEngine;
-  if (models::IsDeviceError(status)) exit_code_ = kExitDevice;
+  if (runtime::IsDeviceError(status)) exit_code_ = kExitDevice;
   stop_ = true;
   changed_.NotifyAll();
 }

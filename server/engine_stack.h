@@ -38,7 +38,7 @@ class EngineStack {
   absl::Status Follow(LiveConfig* live);
 
   const ServedModel& served() const { return *served_; }
-  const models::ModelStack& loaded() const { return *loaded_; }
+  const runtime::ModelStack& loaded() const { return *loaded_; }
 
  private:
   EngineStack() = default;
@@ -47,7 +47,7 @@ class EngineStack {
   absl::StatusOr<TranslatorOptions> TranslationFor(const DaemonOptions& options) const;
   ModelDescription Describe(const DaemonOptions& options) const;
 
-  std::unique_ptr<models::ModelStack> loaded_;
+  std::unique_ptr<runtime::ModelStack> loaded_;
   std::unique_ptr<engine::ConstraintCompiler> constraints_;  // null: no structured output
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<ServedModel> served_;

@@ -23,7 +23,7 @@
 #include "cache_manager/views/kv_step_inputs.h"
 #include "kernels/sampling/sampling.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct StepRow {
   BatchRow batch_row;
@@ -135,4 +135,4 @@ struct StepResult {
   std::vector<std::span<const float>> pools;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -1,13 +1,13 @@
 #pragma once
 
 // The only way from the engine to the model, and virtual because there are several implementations:
-// ModelRunner computes on a device, the tests' fakes compute a known function.
+// CpuRunner computes on a device, the tests' fakes compute a known function.
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/step/step_batch.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // Threads: all calls from the engine thread. On the CPU backend Run computes before it returns.
 class StepRunner {
@@ -40,4 +40,4 @@ class StepRunner {
   virtual bool can_pool() const { return false; }
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

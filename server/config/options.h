@@ -98,8 +98,8 @@ struct DaemonOptions {
   absl::Duration engine_stall_timeout;
   std::optional<std::string> model_id;  // absent: name of the directory
   std::vector<std::string> model_aliases;
-  models::ModelOptions model;
-  models::PoolOptions pool;
+  runtime::ModelOptions model;
+  runtime::PoolOptions pool;
   // scheduler, limits, stream, tokenizer, structured.mask_threads; what depends on the model is
   // filled in by the daemon.
   engine::EngineOptions engine;
@@ -110,7 +110,7 @@ struct DaemonOptions {
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context
   std::int32_t default_max_tokens = 0;
   std::int32_t stream_interval_tokens = 0;
-  models::DeviceOptions device;
+  runtime::DeviceOptions device;
   SamplingDefaults sampling;
   ChatTemplateOptions chat;
   ShutdownOptions shutdown;

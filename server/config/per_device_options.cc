@@ -19,7 +19,7 @@ engine::EngineOptions EngineOptionsOn(engine::EngineOptions engine, DeviceKind d
   return engine;
 }
 
-models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device) {
+runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device) {
   const engine::EngineOptions engine = EngineOptionsOn(options.engine, device);
   const std::uint32_t page_size = options.pool.page_size;
   // The CPU has no steps under way beside the one that it computes.

@@ -16,6 +16,6 @@ namespace quire::server {
 // What the engine is given: on a GPU nothing bounds the prompt tokens of a step but its own size.
 engine::EngineOptions EngineOptionsOn(engine::EngineOptions engine, DeviceKind device);
 
-models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
+runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
 
 }  // namespace quire::server
