@@ -25,149 +25,9 @@
 #include "runtime/step_order.h"
 
 namespace quire::runtime {
-struct CpuRunner::State : RunnerBase {
-  State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
-      : RunnerBase(m, b, p, o), limits(LimitsOf(o)), order(limits) {
-    kv.reserve(layers.groups.size());
-  }
-
-  // Run, and what it does, in order.
-  absl::Status Step(const StepBatch& batch);
-  absl::Status MakeCollections(const StepBatch& batch);
-  absl::Status PreparePages(const StepBatch& batch);
-  absl::Status Forward(const StepBatch& batch);
-  absl::Status Head(const StepBatch& batch);
-  absl::Status Pools(const StepBatch& batch);
-  // Samples and prompt logprobs whose logits lie in rows [begin, end) of logits_tokens.
-  absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
-  absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
-
-  const models::StepLimits limits;
-  StepOrder order;
-  std::int64_t scratch_bytes = 0;            // reserved in the backend
-  std::vector<kernels::AnyKvCollection> kv;  // of the step, one per layer group over the one pool
-
-  std::vector<kernels::SampledRow> sampled;  // of one block of logits
-  std::vector<float> pooled;  // [max_rows, hidden]: of each batch row, the sum so far
-  StepResult result;
-  bool has_result = false;
-  absl::Status late_error;  // of the head that waited for late samples
-};
-
-absl::Status CpuRunner::State::MakeCollections(const StepBatch& batch) {
-  kv.clear();
-  for (const cache::KvStepInputs& inputs : batch.kv) {
-    QUIRE_ASSIGN_OR_RETURN(
-        kernels::AnyKvCollection collection,
-        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
-    kv.push_back(std::move(collection));
-  }
-  return absl::OkStatus();
-}
-
-// Whole pages, so those of any group are all groups'.
-absl::Status CpuRunner::State::PreparePages(const StepBatch& batch) {
-  for (const BlockId page : batch.clears) {
-    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv[0], page.value()));
-  }
-  for (const cache::PageCopy& copy : batch.copies) {
-    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv[0],
-                                                      .source = copy.source.value(),
-                                                      .destination = copy.target.value(),
-                                                      .num_rows = copy.num_rows}));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CpuRunner::State::Forward(const StepBatch& batch) {
-  const std::uint32_t batch_size = order.Order(batch, {.tokens = buffers.tokens,
-                                                       .positions = buffers.positions,
-                                                       .row_offsets = buffers.row_offsets});
-  return models::DecoderForward(model.spec, *model.weights,
-                                {.backend = &backend,
-                                 .kv = kv,
-                                 .layers = &layers,
-                                 .buffers = &buffers,
-                                 .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
-                                 .batch_size = batch_size,
-                                 .heartbeat = batch.heartbeat,
-                                 .hidden_out = batch.hidden_out,
-                                 .batch_index = order.batch_index(),
-                                 .comm = options.comm});
-}
-
-absl::Status CpuRunner::State::Head(const StepBatch& batch) {
-  const std::size_t vocab = model.spec.vocab_size;
-  const std::uint32_t total = static_cast<std::uint32_t>(batch.logits_tokens.size());
-  std::uint32_t* const tokens = buffers.head_tokens;
-  for (std::uint32_t begin = 0; begin < total; begin += models::kHeadRows) {
-    const std::uint32_t end = std::min(total, begin + models::kHeadRows);
-    for (std::uint32_t i = begin; i < end; ++i) {
-      tokens[i - begin] = order.step_index()[batch.logits_tokens[i]];
-    }
-    QUIRE_RETURN_IF_ERROR(
-        models::DecoderHead(model.spec, *model.weights, backend, &buffers, tokens, end - begin));
-    if (batch.logits_out != nullptr) {
-      std::copy_n(buffers.logits, (end - begin) * vocab, batch.logits_out + begin * vocab);
-    }
-    QUIRE_RETURN_IF_ERROR(SampleBlock(batch, begin, end));
-    QUIRE_RETURN_IF_ERROR(ScoreBlock(batch, begin, end));
-    if (batch.heartbeat != nullptr) batch.heartbeat->Beat();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CpuRunner::State::Pools(const StepBatch& batch) {
-  for (std::size_t p = 0; p < batch.pools.size(); ++p) {
-    const StepPool& pool = batch.pools[p];
-    const std::size_t hidden = model.spec.hidden;
-    float* const sum = pooled.data() + pool.batch_row.value() * hidden;
-    QUIRE_RETURN_IF_ERROR(
-        AddPool(pool, order.step_index()[pool.first_token], models::kHeadRows, sum));
-    if (pool.ends) result.pools[p] = {sum, hidden};
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CpuRunner::State::SampleBlock(const StepBatch& batch, std::uint32_t begin,
-                                           std::uint32_t end) {
-  TakeSamples(batch, begin, end, SamplePass::kAll);
-  if (sampling_rows.empty()) return absl::OkStatus();
-  sampled.assign(sampling_rows.size(), {});
-  for (std::size_t i = 0; i < sampled.size(); ++i) {
-    sampled[i].top = buffers.sample_top + std::size_t{sample_indices[i]} * limits.max_logprobs;
-  }
-  QUIRE_RETURN_IF_ERROR(kernels::Sample(
-      backend, {.rows = sampling_rows, .sampled = sampled, .vocab = model.spec.vocab_size}));
-  for (std::size_t i = 0; i < sampled.size(); ++i) {
-    result.samples[sample_indices[i]] = ToStepToken(sampled[i]);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CpuRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_t begin,
-                                          std::uint32_t end) {
-  const std::size_t first = TakePromptLogprobs(batch, begin, end);
-  if (logprob_tokens.empty()) return absl::OkStatus();
-  for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
-    logprob_tokens[i].top = buffers.prompt_logprob_top + (first + i) * limits.max_logprobs;
-  }
-  QUIRE_RETURN_IF_ERROR(kernels::ComputeLogprobs(backend, {.tokens = logprob_tokens,
-                                                           .vocab = model.spec.vocab_size,
-                                                           .text_vocab = text_vocab,
-                                                           .has_text = has_text}));
-  for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
-    result.prompt_logprobs[first + i] = ToStepToken(logprob_tokens[i]);
-  }
-  return absl::OkStatus();
-}
-
-CpuRunner::CpuRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
-CpuRunner::~CpuRunner() = default;
-
 namespace {
 
-// Inputs of the widest matrix.
+// Returns the number of inputs of the widest matrix.
 std::uint32_t MaxInputs(const models::ModelSpec& spec) {
   std::uint32_t inputs = spec.hidden;
   for (const models::LayerSpec& layer : spec.layers) {
@@ -197,7 +57,7 @@ models::CodedMatrices CodedMatricesOf(const models::Weights& weights) {
   return coded;
 }
 
-// Products of integers and of fp8 use the same memory, one after the other.
+// Integer and fp8 products share this memory, because they run one after the other.
 std::int64_t LinearScratchBytes(const models::CodedMatrices& coded, std::uint32_t num_rows,
                                 std::uint32_t inputs) {
   std::int64_t bytes = 0;
@@ -214,6 +74,12 @@ std::int64_t PooledBytes(const models::ModelSpec& spec, const models::StepLimits
 
 }  // namespace
 
+CpuRunner::CpuRunner(const Model& model, const kernels::Backend& backend, cache::KvPool* pool,
+                     const RunnerOptions& options)
+    : RunnerBase(model, backend, pool, options), limits_(LimitsOf(options)), order_(limits_) {
+  kv_.reserve(layers.groups.size());
+}
+
 absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const Model& model,
                                                              const kernels::Backend& backend,
                                                              cache::KvPool* pool,
@@ -221,31 +87,142 @@ absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const Model& model,
   QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
   QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options, backend));
   QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
-  auto state = std::make_unique<State>(model, backend, pool, options);
-  QUIRE_ASSIGN_OR_RETURN(state->buffers, models::StepBuffers::Allocate(model.spec, state->limits));
-  if (options.comm != nullptr) {
-    options.comm->Reserve(std::size_t{state->limits.max_step_tokens} * model.spec.hidden);
-  }
-  state->sampled.reserve(state->limits.max_step_samples);
-  state->result.samples.reserve(state->limits.max_step_samples);
-  state->result.prompt_logprobs.reserve(state->limits.max_step_tokens);
-  state->result.pools.reserve(state->limits.max_rows);
-  state->pooled.resize(std::size_t{state->limits.max_rows} * model.spec.hidden);
-  const models::CodedMatrices coded = CodedMatricesOf(*model.weights);
-  state->scratch_bytes =
-      LinearScratchBytes(coded, state->limits.max_step_tokens, MaxInputs(model.spec));
-  if (state->scratch_bytes > 0) {
-    backend.op_workspace().Reserve(static_cast<std::size_t>(state->scratch_bytes));
-  }
-  return std::unique_ptr<CpuRunner>(new CpuRunner(std::move(state)));
+  std::unique_ptr<CpuRunner> runner(new CpuRunner(model, backend, pool, options));
+  QUIRE_RETURN_IF_ERROR(runner->Allocate());
+  return runner;
 }
 
-absl::Status CpuRunner::State::Step(const StepBatch& batch) {
-  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, model.spec, limits, pool->geometry(),
+absl::Status CpuRunner::Allocate() {
+  QUIRE_ASSIGN_OR_RETURN(buffers, models::StepBuffers::Allocate(model.spec, limits_));
+  if (options.comm != nullptr) {
+    options.comm->Reserve(std::size_t{limits_.max_step_tokens} * model.spec.hidden);
+  }
+  sampled_.reserve(limits_.max_step_samples);
+  result_.samples.reserve(limits_.max_step_samples);
+  result_.prompt_logprobs.reserve(limits_.max_step_tokens);
+  result_.pools.reserve(limits_.max_rows);
+  pooled_.resize(std::size_t{limits_.max_rows} * model.spec.hidden);
+  const models::CodedMatrices coded = CodedMatricesOf(*model.weights);
+  scratch_bytes_ = LinearScratchBytes(coded, limits_.max_step_tokens, MaxInputs(model.spec));
+  if (scratch_bytes_ > 0) {
+    backend.op_workspace().Reserve(static_cast<std::size_t>(scratch_bytes_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
+  kv_.clear();
+  for (const cache::KvStepInputs& inputs : batch.kv) {
+    QUIRE_ASSIGN_OR_RETURN(
+        kernels::AnyKvCollection collection,
+        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
+    kv_.push_back(std::move(collection));
+  }
+  return absl::OkStatus();
+}
+
+// Pages are cleared and copied as a whole, so the collection of any group serves all groups.
+absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
+  for (const BlockId page : batch.clears) {
+    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv_[0], page.value()));
+  }
+  for (const cache::PageCopy& copy : batch.copies) {
+    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv_[0],
+                                                      .source = copy.source.value(),
+                                                      .destination = copy.target.value(),
+                                                      .num_rows = copy.num_rows}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuRunner::Forward(const StepBatch& batch) {
+  const std::uint32_t batch_size = order_.Order(batch, {.tokens = buffers.tokens,
+                                                        .positions = buffers.positions,
+                                                        .row_offsets = buffers.row_offsets});
+  return models::DecoderForward(model.spec, *model.weights,
+                                {.backend = &backend,
+                                 .kv = kv_,
+                                 .layers = &layers,
+                                 .buffers = &buffers,
+                                 .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
+                                 .batch_size = batch_size,
+                                 .heartbeat = batch.heartbeat,
+                                 .hidden_out = batch.hidden_out,
+                                 .batch_index = order_.batch_index(),
+                                 .comm = options.comm});
+}
+
+absl::Status CpuRunner::Head(const StepBatch& batch) {
+  const std::size_t vocab = model.spec.vocab_size;
+  const std::uint32_t total = static_cast<std::uint32_t>(batch.logits_tokens.size());
+  std::uint32_t* const tokens = buffers.head_tokens;
+  for (std::uint32_t begin = 0; begin < total; begin += models::kHeadRows) {
+    const std::uint32_t end = std::min(total, begin + models::kHeadRows);
+    for (std::uint32_t i = begin; i < end; ++i) {
+      tokens[i - begin] = order_.step_index()[batch.logits_tokens[i]];
+    }
+    QUIRE_RETURN_IF_ERROR(
+        models::DecoderHead(model.spec, *model.weights, backend, &buffers, tokens, end - begin));
+    if (batch.logits_out != nullptr) {
+      std::copy_n(buffers.logits, (end - begin) * vocab, batch.logits_out + begin * vocab);
+    }
+    QUIRE_RETURN_IF_ERROR(SampleBlock(batch, begin, end));
+    QUIRE_RETURN_IF_ERROR(ScoreBlock(batch, begin, end));
+    if (batch.heartbeat != nullptr) batch.heartbeat->Beat();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuRunner::Pools(const StepBatch& batch) {
+  for (std::size_t p = 0; p < batch.pools.size(); ++p) {
+    const StepPool& pool = batch.pools[p];
+    const std::size_t hidden = model.spec.hidden;
+    float* const sum = pooled_.data() + pool.batch_row.value() * hidden;
+    QUIRE_RETURN_IF_ERROR(
+        AddPool(pool, order_.step_index()[pool.first_token], models::kHeadRows, sum));
+    if (pool.ends) result_.pools[p] = {sum, hidden};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuRunner::SampleBlock(const StepBatch& batch, std::uint32_t begin,
+                                    std::uint32_t end) {
+  TakeSamples(batch, begin, end, SamplePass::kAll);
+  if (sampling_rows.empty()) return absl::OkStatus();
+  sampled_.assign(sampling_rows.size(), {});
+  for (std::size_t i = 0; i < sampled_.size(); ++i) {
+    sampled_[i].top = buffers.sample_top + std::size_t{sample_indices[i]} * limits_.max_logprobs;
+  }
+  QUIRE_RETURN_IF_ERROR(kernels::Sample(
+      backend, {.rows = sampling_rows, .sampled = sampled_, .vocab = model.spec.vocab_size}));
+  for (std::size_t i = 0; i < sampled_.size(); ++i) {
+    result_.samples[sample_indices[i]] = ToStepToken(sampled_[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuRunner::ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end) {
+  const std::size_t first = TakePromptLogprobs(batch, begin, end);
+  if (logprob_tokens.empty()) return absl::OkStatus();
+  for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
+    logprob_tokens[i].top = buffers.prompt_logprob_top + (first + i) * limits_.max_logprobs;
+  }
+  QUIRE_RETURN_IF_ERROR(kernels::ComputeLogprobs(backend, {.tokens = logprob_tokens,
+                                                           .vocab = model.spec.vocab_size,
+                                                           .text_vocab = text_vocab,
+                                                           .has_text = has_text}));
+  for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
+    result_.prompt_logprobs[first + i] = ToStepToken(logprob_tokens[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuRunner::Step(const StepBatch& batch) {
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, model.spec, limits_, pool->geometry(),
                                        static_cast<std::uint32_t>(layers.groups.size())));
-  result.samples.assign(batch.samples.size(), StepToken{.unsampled = true, .top = {}});
-  result.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
-  result.pools.assign(batch.pools.size(), {});
+  result_.samples.assign(batch.samples.size(), StepToken{.unsampled = true, .top = {}});
+  result_.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
+  result_.pools.assign(batch.pools.size(), {});
   BeginLogits();
   if (!batch.kv.empty()) {
     QUIRE_RETURN_IF_ERROR(MakeCollections(batch));
@@ -257,30 +234,28 @@ absl::Status CpuRunner::State::Step(const StepBatch& batch) {
 }
 
 absl::Status CpuRunner::Run(const StepBatch& batch) {
-  State& s = *state_;
-  s.has_result = false;
-  s.late_error = absl::OkStatus();
-  const absl::Status done = s.Step(batch);
-  // The other ranks would wait for this one's part of their next sum.
-  if (!done.ok() && s.options.comm != nullptr) s.options.comm->Abort(done);
-  s.has_result = done.ok();
+  has_result_ = false;
+  late_error_ = absl::OkStatus();
+  const absl::Status done = Step(batch);
+  // Without Abort the other ranks would wait for this rank's part of their next sum.
+  if (!done.ok() && options.comm != nullptr) options.comm->Abort(done);
+  has_result_ = done.ok();
   return done;
 }
 
 void CpuRunner::SampleLate(const StepBatch& batch) {
-  state_->late_error = state_->Head(batch);
+  late_error_ = Head(batch);
 }
 
 absl::StatusOr<const StepResult*> CpuRunner::Collect() {
-  if (!state_->has_result) return absl::FailedPreconditionError("no step was launched");
-  state_->has_result = false;
-  QUIRE_RETURN_IF_ERROR(state_->late_error);
-  return &state_->result;
+  if (!has_result_) return absl::FailedPreconditionError("no step was launched");
+  has_result_ = false;
+  QUIRE_RETURN_IF_ERROR(late_error_);
+  return &result_;
 }
 
 std::int64_t CpuRunner::workspace_bytes() const {
-  return state_->buffers.memory.size_bytes() + state_->scratch_bytes +
-         PooledBytes(state_->model.spec, state_->limits);
+  return buffers.memory.size_bytes() + scratch_bytes_ + PooledBytes(model.spec, limits_);
 }
 
 std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
