@@ -12,35 +12,36 @@
 namespace quire::runtime {
 namespace {
 
-// Device memory that a graph's node takes, at most: its arguments and what the driver keeps beside
-// them.
+// Maximum device memory of a graph node: its arguments and the driver's data.
 constexpr std::int64_t kGraphNodeBytes = 32 << 10;
-// Nodes of a layer and of everything around the layers, at most.
+// Maximum number of nodes of a layer, and of everything outside the layers (kOtherNodes).
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
-// Beyond a dense layer's: the router and the way of rows to experts and back, a shared expert.
-constexpr std::int64_t kMixtureNodes = 12;
+// Additional nodes of an MoE layer: router, dispatch to experts, combine, and a shared expert.
+constexpr std::int64_t kMoeNodes = 12;
 constexpr std::int64_t kOtherNodes = 16;
-// With rows that are rounded: a launch in front of each product, and the store of heads behind one.
-constexpr std::int64_t kRoundingNodes = 8;
+// Additional nodes with dynamic activation quantization (fp8): one launch before each product, and
+// the store of heads after a product.
+constexpr std::int64_t kActivationQuantNodes = 8;
 
-// Entries that the sampler holds at a time. Only samples with penalties have a history, so this is
-// far above what is seen; a step beyond it is sampled in pieces. One sample always fits: a history
-// has no more entries than a context or a vocabulary, and biases are kMaxBias at most.
+// Maximum number of entries that the sampler holds at a time. Only samples with penalties have a
+// history, so this limit is rarely reached. A step that exceeds it is sampled in pieces. One sample
+// always fits, because a history has at most as many entries as a context or a vocabulary, and
+// there are at most kMaxBias biases.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;
 constexpr std::uint32_t kMaxMasks = 256;
 
-// Of all layer groups, each once.
+// Returns the distinct windows of all layer groups.
 std::set<std::uint32_t> WindowsOf(const models::LayerGroups& layers) {
   std::set<std::uint32_t> windows;
   for (const models::LayerGroup& group : layers.groups) windows.insert(group.window);
   return windows;
 }
 
-// Heads of the pages and of the queries over them. Latent attention is one KV head.
+// Returns the heads of queries and of pages. MLA pages have one KV head.
 kernels::AttentionPlanLimits HeadsOf(const models::LayerSpec& layer) {
   kernels::AttentionPlanLimits limits;
   const bool is_latent = layer.attention == models::AttentionKind::kMla;
@@ -59,8 +60,9 @@ std::uint32_t NumBuckets(std::uint32_t max_rows) {
   return buckets;
 }
 
-// Of both branches of a model that is divided: a gather and a sum for each piece, and the norm and
-// the sum with the stream that a product does by itself otherwise.
+// Returns the additional nodes of a layer of a divided model. Each of its two branches has a gather
+// and a sum per piece. The norm and the residual sum are separate nodes, which are otherwise fused
+// into a product.
 std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   constexpr std::int64_t kPiece = kernels::NcclCommunicator::kChunk;
   if (!sizes.buffers.is_part) return 0;
@@ -68,17 +70,19 @@ std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
 }
 
-std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes, bool rounds_rows) {
+std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
+                     bool quantizes_activations) {
   std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(sizes.attention.size());
   const std::int64_t rank_nodes = RankNodes(spec, sizes);
   for (const models::LayerSpec& layer : spec.layers) {
     nodes += kNodesPerLayer + rank_nodes;
-    if (rounds_rows)
-      nodes += layer.mlp == models::MlpKind::kMoe ? 2 * kRoundingNodes : kRoundingNodes;
+    if (quantizes_activations)
+      nodes +=
+          layer.mlp == models::MlpKind::kMoe ? 2 * kActivationQuantNodes : kActivationQuantNodes;
     if (layer.heads.qk_norm.kind != models::NormKind::kNone) nodes += kQkNormNodes;
     if (models::HasBranches(layer)) nodes += kBranchNodes;
-    if (layer.mlp == models::MlpKind::kMoe) nodes += kMixtureNodes;
-    // A product into the latent space and one back for every head, and the norms of both latents.
+    if (layer.mlp == models::MlpKind::kMoe) nodes += kMoeNodes;
+    // MLA has two products per head, into the latent space and back, and two latent norms.
     if (layer.attention == models::AttentionKind::kMla)
       nodes += 2 * std::int64_t{layer.mla.num_heads} + 2;
   }

@@ -18,7 +18,7 @@
 namespace quire::runtime {
 namespace {
 
-// Of a cached row of latent attention.
+// Returns the columns of an MLA (latent) cache row.
 std::uint32_t LatentColumns(const models::LayerSpec& layer) {
   return layer.mla.kv_lora_rank + layer.mla.rope_size;
 }
@@ -30,7 +30,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t num_blocks) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const models::LayerSpec& layer = spec.layers[i];
-    // All groups take their pages from one pool.
+    // All layer groups share one pool, so their pages must be equal.
     if (layer.attention != spec.layers[0].attention ||
         layer.attention == models::AttentionKind::kNone ||
         LatentColumns(layer) != LatentColumns(spec.layers[0]) ||
@@ -48,7 +48,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
   geometry.num_heads = spec.layers[0].heads.num_kv_heads;
   geometry.head_size = spec.layers[0].heads.head_size;
   if (spec.layers[0].attention == models::AttentionKind::kMla) {
-    // One row a token and layer; two layers share what K and V of one would take (LatentView).
+    // MLA has one row per token and layer, so two layers use the room of K and V of one
+    // (LatentView).
     geometry.num_layers = (geometry.num_layers + 1) / 2;
     geometry.num_heads = 1;
     geometry.head_size = LatentColumns(spec.layers[0]);
@@ -86,7 +87,7 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
                      2 * options.geometry.page_bytes(), " bytes and their prefix index ",
                      cache::CacheManager::PrefixIndexBytes(options)));
   }
-  std::uint32_t fits = 2;  // more pages never take less
+  std::uint32_t fits = 2;  // binary search: more pages never need fewer bytes
   while (fits < end) {
     const std::uint32_t blocks = end - (end - fits) / 2;
     if (total(blocks) <= bytes) {
@@ -100,7 +101,7 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
 
 namespace {
 
-// Of the cache manager that the runner's steps need.
+// Returns the bytes of the prefix index of the cache manager that the runner's steps need.
 std::int64_t PrefixIndexBytes(const models::ModelSpec& spec, const cache::KvGeometry& geometry,
                               const models::LayerGroups& layers, const RunnerOptions& options,
                               bool prefix_caching) {
@@ -113,7 +114,7 @@ std::int64_t PrefixIndexBytes(const models::ModelSpec& spec, const cache::KvGeom
        .prefix_caching = prefix_caching});
 }
 
-// The headers of the files, or what would be made up instead of them.
+// Opens the headers of the files, or describes dummy weights instead.
 absl::StatusOr<models::Checkpoint> OpenHeaders(const formats::ModelFiles& files,
                                                const CheckedSpec& checked, LoadMode load_mode) {
   if (load_mode == LoadMode::kReal) {
@@ -190,7 +191,7 @@ absl::Status DoesNotFit(const DeviceMemoryPlan& plan, absl::string_view why) {
       absl::StrCat("device memory: ", why, " (bytes: ", parts.substr(2), ")"));
 }
 
-// Sets the pool: the pages asked for, or as many as the remaining memory holds.
+// Sets the pool of the plan to `num_blocks` pages or, if that is 0, to as many as fit.
 absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
                       DeviceMemoryPlan* plan) {
   plan->page_bytes = geometry.page_bytes();

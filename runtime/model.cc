@@ -28,8 +28,8 @@ Model::~Model() = default;
 
 namespace {
 
-// One of the two tables of a longrope model, for all that it will compute: cached keys could not
-// follow a choice per pass.
+// Selects one of the two tables of a longrope model for its lifetime. Keys in the cache could not
+// be used if each pass selected its own table.
 void ChooseLongrope(std::uint32_t max_context_tokens, models::ModelConfig* config) {
   if (config->rope.kind != models::RopeKind::kLongrope) return;
   const std::uint32_t context =
@@ -37,7 +37,7 @@ void ChooseLongrope(std::uint32_t max_context_tokens, models::ModelConfig* confi
   config->rope.uses_long_factors = context > config->rope.original_max_position;
 }
 
-// What a fingerprint covers that no file says; the log says it, too.
+// Returns the text of choices that are part of the fingerprint but in no file, and logs them.
 std::string ChoicesOf(const models::ModelConfig& config) {
   if (config.rope.kind != models::RopeKind::kLongrope) return "";
   const absl::string_view set = config.rope.uses_long_factors ? "long" : "short";
@@ -72,7 +72,7 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, Devi
 
 namespace {
 
-// On a GPU with an uploader, which exists for as long as this takes.
+// Loads weights. A GPU gets an uploader for the duration of the call.
 absl::StatusOr<models::Weights> LoadWeights(const models::WeightSlots& slots,
                                             const kernels::Backend& backend,
                                             const models::WeightTarget& target,
@@ -89,7 +89,7 @@ absl::StatusOr<models::Weights> LoadWeights(const models::WeightSlots& slots,
   return weights;
 }
 
-// Weights from the packed file, if there is one that serves.
+// Returns the weights of the packed file, or nothing if there is no valid one.
 std::optional<models::Weights> ReadPacked(const std::string& path, const PackedFileKey& key,
                                           const models::WeightSlots& slots,
                                           models::Quantization quantization,
@@ -110,7 +110,8 @@ std::optional<models::Weights> ReadPacked(const std::string& path, const PackedF
   return std::nullopt;
 }
 
-// LoadWeights, or what an earlier start made of the same model and left in `directory`.
+// Reads the packed weights that an earlier start wrote to `directory`. Otherwise loads the weights
+// and writes them there.
 absl::StatusOr<models::Weights> LoadOrReadWeights(const models::WeightSlots& slots,
                                                   const std::string& directory,
                                                   const std::string& fingerprint,
@@ -140,7 +141,8 @@ absl::StatusOr<models::Weights> LoadOrReadWeights(const models::WeightSlots& slo
   return weights;
 }
 
-// Host memory: they are few, and multiply one hidden state a request.
+// Reads the label weights into host memory. They are small and multiply one hidden state per
+// request.
 absl::StatusOr<std::vector<float>> ReadLabelWeights(const models::WeightSlots& slots,
                                                     const models::ModelSpec& spec,
                                                     const kernels::Backend& backend) {
@@ -154,7 +156,7 @@ absl::StatusOr<std::vector<float>> ReadLabelWeights(const models::WeightSlots& s
   return values;
 }
 
-// Makes the model's spec that of a rank's part, and gives the tensors of it.
+// Replaces the model's spec by that of a rank's part and returns the tensors of the part.
 absl::StatusOr<models::Checkpoint> TakePart(const formats::ModelFiles& files,
                                             const models::TensorNames& names,
                                             const LoadOptions& options,
@@ -215,7 +217,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   absl::StatusOr<models::WeightSlots> slots =
       models::FindWeights(model->spec, names, checkpoint, target);
   if (!slots.ok()) {
-    // Messages about a tensor begin with its file, those about an absent one with nothing.
+    // Messages about a tensor begin with its file. Messages about a missing tensor have no file
+    // yet.
     const absl::string_view message = slots.status().message();
     if (absl::StartsWith(message, files.source())) return slots.status();
     return absl::Status(slots.status().code(), absl::StrCat(files.source(), ": ", message));

@@ -65,8 +65,8 @@ absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& optio
         absl::StrCat("the communicator is of rank ", given.rank, " of ", given.size,
                      ", the model's part is of rank ", part.rank, " of ", part.size));
   }
-  // NCCL wants all ranks to capture and to launch alike, where each runner decides for itself, and
-  // does not abort a communicator that a graph holds.
+  // NCCL requires all ranks to capture and launch the same graphs, but each runner decides for
+  // itself. NCCL also cannot abort a communicator that a graph uses.
   if (options.comm != nullptr && backend.cuda() != nullptr && options.graphs) {
     return absl::UnimplementedError("decode graphs of a model that is divided among GPUs");
   }

@@ -62,7 +62,7 @@ absl::Status CheckRow(const StepBatch& batch, const models::ModelSpec& spec,
     return Refuse(absl::StrCat("rows[", index, "].cache_length is ", row.cache_length,
                                ", the cache manager has ", kv.cache_lengths[batch_row]));
   }
-  // Few rows and no memory to remember them in: each is compared with those before it.
+  // Each row is compared with all earlier ones: there are few rows, and a set would allocate.
   for (std::size_t earlier = 0; earlier < index; ++earlier) {
     if (batch.rows[earlier].batch_row == row.batch_row) {
       return Refuse(
