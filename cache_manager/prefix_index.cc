@@ -216,16 +216,16 @@ bool PrefixIndex::PublishColumn(BatchRow row, std::uint32_t column,
   // Another row may share the page and have published it.
   if (pool_->node(rows_->widest_table().page(row, column)) != kNoNode) return true;
   const NodeId parent = NodeBefore(row, column);
-  const PrefixCache::Child twin = prefixes_->FindChild(parent, key, page_tokens);
-  if (twin.collision) {
+  const PrefixCache::Child published = prefixes_->FindChild(parent, key, page_tokens);
+  if (published.collision) {
     ++counts_.collisions;
     return false;
   }
-  if (twin.node != kNoNode) {
+  if (published.node != kNoNode) {
     // Do not replace a proven page by an equal page that is not proven: bad values in it would fail
     // this row.
-    if (proof_->WouldLoseProof(row, column, prefixes_->pages(twin.node))) return false;
-    Merge(row, column, twin.node);
+    if (proof_->WouldLoseProof(row, column, prefixes_->pages(published.node))) return false;
+    Merge(row, column, published.node);
     return true;
   }
   if (!prefixes_->MakeRoom()) return false;
@@ -235,13 +235,13 @@ bool PrefixIndex::PublishColumn(BatchRow row, std::uint32_t column,
   return true;
 }
 
-void PrefixIndex::Merge(BatchRow row, std::uint32_t column, NodeId twin) {
+void PrefixIndex::Merge(BatchRow row, std::uint32_t column, NodeId node) {
   for (std::size_t group = 0; group < column_pages_.size(); ++group) {
     const LookupTable& table = rows_->tables()[group];
     const BlockId own = table.page(row, column);
-    const BlockId page = prefixes_->pages(twin)[group];
+    const BlockId page = prefixes_->pages(node)[group];
     if (page == kNullBlock) {
-      prefixes_->AddPage(twin, group, own);
+      prefixes_->AddPage(node, group, own);
       continue;
     }
     const auto replace = [&](BatchRow holder) {
@@ -259,7 +259,7 @@ void PrefixIndex::Merge(BatchRow row, std::uint32_t column, NodeId twin) {
       if (table.has_page(holder, column) && table.page(holder, column) == own) replace(holder);
     }
   }
-  prefixes_->Touch(twin);
+  prefixes_->Touch(node);
 }
 
 void PrefixIndex::PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,

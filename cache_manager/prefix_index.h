@@ -100,9 +100,9 @@ class PrefixIndex {
                       std::span<const PageKey> keys, std::uint32_t full_pages);
   bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
                      const PageKey& key);
-  // Replaces the column's pages by those of `twin`, which has the same history. In groups where the
+  // Replaces the column's pages by those of `node`, which has the same history. In groups where the
   // node has no page, the column's page is added to it.
-  void Merge(BatchRow row, std::uint32_t column, NodeId twin);
+  void Merge(BatchRow row, std::uint32_t column, NodeId node);
   // Publishes the partial page that follows the row's full ones, if the row can publish.
   void PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
                    std::uint32_t computed_tokens);

@@ -2,7 +2,7 @@
 # that holds the component's C++ as well:
 #
 #   quire_NAME_gpu       by nvcc, for GPUs
-#   quire_NAME_emulated  by the host compiler, for the tests, against the emulator's twins of
+#   quire_NAME_emulated  by the host compiler, for the tests, against the host emulation of
 #                        kernels/cuda/*.cuh (tests/cuda_emulator)
 #
 # An executable links the CUDA runtime and the first, unless its property QUIRE_EMULATED is set: then the

@@ -106,23 +106,23 @@ struct CudaRunner::State : RunnerBase {
   RunnerMemory memory;
   StepOrder order;
   DeviceBuffer sampled;      // [kSlots, sampled_stride]
-  DeviceBuffer pooled;       // [max_rows, hidden] f32: of each batch row, the sum so far
-  DeviceBuffer pooled_host;  // [kSlots, max_rows, hidden], pinned: of each pool that ends
+  DeviceBuffer pooled;       // [max_rows, hidden] f32 sums so far
+  DeviceBuffer pooled_host;  // [kSlots, max_rows, hidden], pinned: complete sums
   std::optional<CudaStepInputs> inputs;
   std::vector<kernels::AnyKvCollection> kv;  // one per layer group over the one pool
   std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;  // one per window
   std::vector<const kernels::AttentionPlan*> group_plans;      // by layer group
-  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;  // of the pages, which are any group's
+  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;  // tensor maps of the pages of all groups
   std::unique_ptr<kernels::DeviceSampler> sampler;
   StepGraphs graphs;
   std::uint64_t graph_steps = 0;
 
-  std::optional<Event> enqueued;  // of Synchronize
+  std::optional<Event> enqueued;  // used by Synchronize
   std::vector<Slot> slots;
   std::uint32_t next_slot = 0;
   std::uint32_t in_flight = 0;
-  std::uint32_t previous_samples = 0;  // of the step in the other slot
-  // Of one step.
+  std::uint32_t previous_samples = 0;  // number of samples of the step in the other slot
+  // Page work of the current step, kept to avoid allocations.
   std::vector<std::uint32_t> clears;
   std::vector<kernels::PageCopyItem> copies;
 };
