@@ -212,9 +212,9 @@ class CacheManager {
   // reservation that failed for lack of pages fails again as long as the counter is unchanged.
   std::uint64_t num_changes() const { return pool_.num_returned() + prefixes_.num_published(); }
   // Number of pages of the row in all groups.
-  std::uint32_t pages_of(BatchRow row) const { return rows_.num_pages(row); }
+  std::uint32_t num_pages(BatchRow row) const { return rows_.num_pages(row); }
   // Number of pages that only this row references.
-  std::uint32_t private_pages_of(BatchRow row) const { return rows_.num_private_pages(row); }
+  std::uint32_t num_private_pages(BatchRow row) const { return rows_.num_private_pages(row); }
   // Number of leading tokens for which the row has had pages in every group.
   std::uint32_t reserved_tokens(BatchRow row) const {
     return rows_.reserved_columns(row) * page_size();

@@ -74,27 +74,27 @@ class CacheGroupsTest : public CacheManagerTest {
 TEST_F(CacheGroupsTest, EachGroupHasItsOwnPagesOfOnePool) {
   StartAndPublish(kA, Count(40));
   EXPECT_EQ(cache_->num_groups(), 2u);
-  EXPECT_EQ(cache_->pages_of(kA), 6u);
-  EXPECT_EQ(cache_->private_pages_of(kA), 6u);
+  EXPECT_EQ(cache_->num_pages(kA), 6u);
+  EXPECT_EQ(cache_->num_private_pages(kA), 6u);
   EXPECT_EQ(cache_->reserved_tokens(kA), 48u);
   EXPECT_EQ(cache_->available_pages(), 33u);
   EXPECT_EQ(Start(kB, Count(40)), 2 * kP);
   EXPECT_EQ(PageOf(kB, 1, 0), PageOf(kA, 1, 0));
   EXPECT_EQ(PageOf(kB, 1, 1), PageOf(kA, 1, 1));
   EXPECT_NE(PageOf(kB, 1, 1), PageOf(kA, 1, 0));
-  EXPECT_EQ(cache_->private_pages_of(kA), 2u);
+  EXPECT_EQ(cache_->num_private_pages(kA), 2u);
 }
 
 TEST_F(CacheGroupsTest, ReserveTakesWindowPagesForTheStepOnly) {
   ASSERT_TRUE(cache_->Reserve(kA, 10 * kP, kP + 1).ok());
-  EXPECT_EQ(cache_->pages_of(kA), 12u);
+  EXPECT_EQ(cache_->num_pages(kA), 12u);
   EXPECT_EQ(cache_->reserved_tokens(kA), 2 * kP);
   ASSERT_TRUE(cache_->Reserve(kA, 10 * kP, 3 * kP).ok());
-  EXPECT_EQ(cache_->pages_of(kA), 13u);
+  EXPECT_EQ(cache_->num_pages(kA), 13u);
   const absl::Status status = cache_->Reserve(kB, 16 * kP, 11 * kP);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "needs 27 pages, 26 available");
-  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->num_pages(kB), 0u);
   EXPECT_EQ(cache_->available_pages(), 26u);
   EXPECT_TRUE(cache_->Reserve(kB, 16 * kP, 10 * kP).ok());
 }
@@ -241,7 +241,7 @@ TEST_F(CacheGroupsTest, PreemptedRowFindsItsWindowAgain) {
   EXPECT_EQ(match.partial_sources.size(), 2u);
   ASSERT_TRUE(cache_->Attach(kA, match, kRoot).ok());
   EXPECT_THAT(HeldColumns(kA), ElementsAre(7, 8, 9));
-  EXPECT_EQ(cache_->pages_of(kA), 13u);
+  EXPECT_EQ(cache_->num_pages(kA), 13u);
   const auto copies = cache_->TakeCopies();
   ASSERT_EQ(copies.size(), 2u);
   for (std::size_t group = 0; group < 2; ++group) {
@@ -271,7 +271,7 @@ TEST_F(CacheGroupsTest, AttachNeedsAPageForTheCopyOfEachGroup) {
   const absl::Status status = cache_->Attach(BatchRow{3}, Match(Count(kP)), kRoot);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "needs 2 pages, 1 available");
-  EXPECT_EQ(cache_->pages_of(BatchRow{3}), 0u);
+  EXPECT_EQ(cache_->num_pages(BatchRow{3}), 0u);
 }
 
 TEST_F(CacheGroupsTest, ForkSharesWhatTheParentStillHolds) {
@@ -336,7 +336,7 @@ TEST_F(WindowOnlyTest, LongContextHoldsItsWindowInAPoolTooSmallForAllOfIt) {
   ASSERT_GT(2000u / kP, cache_->usable_pages());
   Run(kA, tokens);
   EXPECT_THAT(HeldColumns(kA), ElementsAre(123, 124));
-  EXPECT_LE(cache_->pages_of(kA), cache_->demand().PagesFor(2000));
+  EXPECT_LE(cache_->num_pages(kA), cache_->demand().PagesFor(2000));
   EXPECT_LE(cache_->demand().PagesFor(2000), cache_->usable_pages());
 }
 

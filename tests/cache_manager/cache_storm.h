@@ -354,10 +354,10 @@ class Storm {
   }
 
   void ReleaseOutsideWindow(std::uint32_t row) {
-    const std::uint32_t before = cache_->pages_of(BatchRow{row});
+    const std::uint32_t before = cache_->num_pages(BatchRow{row});
     cache_->ReleaseOutsideWindow(BatchRow{row}, sequences_[row].computed);
     model_.ReleaseOutsideWindow(row, sequences_[row].computed);
-    coverage_.released += before - cache_->pages_of(BatchRow{row});
+    coverage_.released += before - cache_->num_pages(BatchRow{row});
   }
 
   void Free(std::uint32_t row) {
@@ -445,8 +445,8 @@ class Storm {
     for (std::uint32_t row = 0; row < sequences_.size(); ++row) {
       const auto pages = model_.PagesOf(row);
       for (std::size_t group = 0; group < num_groups(); ++group) VerifyColumns(row, group);
-      ASSERT_EQ(cache_->pages_of(BatchRow{row}), pages.size());
-      ASSERT_EQ(cache_->private_pages_of(BatchRow{row}), model_.PrivatePages(row));
+      ASSERT_EQ(cache_->num_pages(BatchRow{row}), pages.size());
+      ASSERT_EQ(cache_->num_private_pages(BatchRow{row}), model_.PrivatePages(row));
       trace_.insert(trace_.end(), pages.begin(), pages.end());
     }
     ASSERT_EQ(CacheManagerPeer::prefixes(*cache_).num_nodes(), model_.tree().size());

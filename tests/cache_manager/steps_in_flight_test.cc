@@ -31,7 +31,7 @@ TEST_F(StepsInFlightTest, PagesOfAnEndedRowComeBackWithTheLastStepThatNamesThem)
   Launch(kA, 20, 1);
   Launch(kA, 21, 1);
   cache_->Free(kA);
-  EXPECT_EQ(cache_->pages_of(kA), 0u);
+  EXPECT_EQ(cache_->num_pages(kA), 0u);
   ExpectAvailable(15);
   cache_->Free(kB);  // no step names it
   ExpectAvailable(17);
@@ -49,7 +49,7 @@ TEST_F(StepsInFlightTest, HeldPagesAreFoundButNotHandedOut) {
   FreeKeepingTail(kA, prompt);
   EXPECT_EQ(MatchedTokens(prompt + Count(3, 500)), 2 * kP + 5);
   Fill(kB);
-  EXPECT_EQ(cache_->pages_of(kB), 16u);
+  EXPECT_EQ(cache_->num_pages(kB), 16u);
   cache_->CompleteStep();
   ExpectAvailable(3);
 }
