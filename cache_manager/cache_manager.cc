@@ -4,30 +4,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status.h"
-#include "cache_manager/cache_manager_state.h"
 
 namespace quire::cache {
 namespace {
 
-std::vector<std::size_t> WindowGroups(const std::vector<CacheGroup>& groups) {
-  std::vector<std::size_t> windows;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
-    if (groups[group].window > 0) windows.push_back(group);
-  }
-  return windows;
-}
-
-std::size_t WidestGroup(const std::vector<CacheGroup>& groups) {
-  // Without window nothing is out of reach: 0 becomes the greatest number.
-  const auto reach = [](const CacheGroup& group) { return std::uint32_t{group.window - 1}; };
-  return static_cast<std::size_t>(std::ranges::max_element(groups, {}, reach) - groups.begin());
-}
-
-// The nodes without pages that rows can keep where all groups have windows. Of the rows with such
-// nodes of their own, which no other row keeps, each has pages of its own for the windows behind
-// them.
+// Returns the maximum number of nodes without pages that rows keep alive, which exist only if every
+// group has a window. A row with such nodes of its own also has its own pages for the windows after
+// them, which limits the number of these rows.
 std::uint32_t MaxEmptyNodes(const CacheManagerOptions& options) {
   std::uint32_t pages_of_row = 0;
   for (const CacheGroup& group : options.groups) {
@@ -47,6 +31,11 @@ PrefixCacheOptions PrefixOptions(const CacheManagerOptions& options) {
           .hash_key = options.hash_key,
           .page_hash = options.page_hash,
           .max_empty_nodes = MaxEmptyNodes(options)};
+}
+
+PageUse::Kind KindOf(PageState state) {
+  if (state == PageState::kFree) return PageUse::Kind::kFree;
+  return state == PageState::kCached ? PageUse::Kind::kCached : PageUse::Kind::kUsed;
 }
 
 }  // namespace
@@ -72,170 +61,82 @@ absl::StatusOr<std::unique_ptr<CacheManager>> CacheManager::Create(
     QUIRE_ASSIGN_OR_RETURN(LookupTable table, LookupTable::Create(options.max_rows, max_pages));
     tables.push_back(std::move(table));
   }
-  return std::unique_ptr<CacheManager>(
-      new CacheManager(std::make_unique<State>(options, std::move(tables))));
+  return std::unique_ptr<CacheManager>(new CacheManager(options, std::move(tables)));
 }
 
-CacheManager::CacheManager(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CacheManager::CacheManager(const CacheManagerOptions& options, std::vector<LookupTable> tables)
+    : hash_key_(options.hash_key),
+      layout_(options.geometry.page_size, options.groups),
+      demand_(layout_.page_size(), options.groups, options.max_row_overlap_tokens),
+      pool_(options.geometry.num_blocks),
+      prefixes_(PrefixOptions(options), &pool_),
+      step_work_(options.max_rows, &layout_, &pool_, &prefixes_),
+      rows_(&layout_, std::move(tables), &pool_, &prefixes_, &step_work_),
+      proof_(&pool_, &rows_, &step_work_),
+      index_(options, &pool_, &prefixes_, &rows_, &proof_) {}
 
-CacheManager::~CacheManager() = default;
+std::int64_t CacheManager::PrefixIndexBytes(const CacheManagerOptions& options) {
+  return PrefixCache::BytesFor(PrefixOptions(options), options.geometry.num_blocks);
+}
 
-absl::Status CacheManager::Reserve(BatchRow row, std::uint32_t total_tokens,
-                                   std::uint32_t step_tokens) {
-  QUIRE_CHECK(step_tokens <= total_tokens);
-  std::vector<LookupTable>& tables = state_->tables;
-  const auto missing = [&](std::size_t group) {
-    const bool has_window = state_->options.groups[group].window > 0;
-    const std::uint32_t columns =
-        CeilDiv(has_window ? step_tokens : total_tokens, state_->page_size);
-    QUIRE_CHECK(columns <= tables[group].max_pages());
-    return columns - std::min(columns, tables[group].num_columns(row));
-  };
-  std::size_t all_missing = 0;
-  for (std::size_t group = 0; group < tables.size(); ++group) all_missing += missing(group);
-  if (all_missing == 0) return absl::OkStatus();
-  state_->fresh.resize(all_missing);
-  QUIRE_RETURN_IF_ERROR(state_->pool.Allocate(std::span(state_->fresh)));
-  auto next = state_->fresh.begin();
-  for (std::size_t group = 0; group < tables.size(); ++group) {
-    for (std::uint32_t left = missing(group); left > 0; --left) tables[group].Append(row, *next++);
-  }
+absl::Status CacheManager::Attach(BatchRow row, const PrefixMatch& match, const Hash128& root) {
+  QUIRE_RETURN_IF_ERROR(index_.CheckCurrent(match));
+  QUIRE_RETURN_IF_ERROR(rows_.Attach(row, match));
+  index_.Attach(row, root, static_cast<std::uint32_t>(match.pages.size() / num_groups()));
+  proof_.Attach(row, match.proven_tokens);
   return absl::OkStatus();
 }
 
 absl::Status CacheManager::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {
-  const std::uint32_t shared = computed_tokens / state_->page_size;
-  const std::uint32_t rest = computed_tokens % state_->page_size;
-  const std::uint32_t columns = CeilDiv(computed_tokens, state_->page_size);
-  QUIRE_CHECK(parent != child && state_->end_column(child) == 0);
-  QUIRE_CHECK(columns <= state_->num_columns(parent));
-  std::vector<BlockId>& tails = state_->fresh;
-  tails.resize(rest > 0 ? state_->num_groups() : 0);
-  if (rest > 0) QUIRE_RETURN_IF_ERROR(state_->pool.Allocate(tails));
-  for (std::size_t group = 0; group < state_->num_groups(); ++group) {
-    LookupTable& table = state_->tables[group];
-    QUIRE_CHECK(std::min(table.first_column(parent), columns) <=
-                state_->FirstRead(group, computed_tokens));
-    for (std::uint32_t column = 0; column < shared; ++column) {
-      if (!table.has_page(parent, column)) {
-        table.Skip(child);
-        continue;
-      }
-      const BlockId page = table.page(parent, column);
-      state_->pool.AddRequest(page);
-      table.Append(child, page);
-    }
-    if (rest == 0) continue;
-    table.Append(child, tails[group]);
-    state_->QueueCopy(table.page(parent, shared), tails[group], rest);
-  }
-  RowState& state = state_->row_state(child);
-  state = state_->row_state(parent);
-  state.last_step = 0;
-  state.num_published = std::min(state.num_published, shared);
-  state.proven_tokens = std::min(state.proven_tokens, shared * state_->page_size);
+  QUIRE_RETURN_IF_ERROR(rows_.Fork(parent, child, computed_tokens));
+  const std::uint32_t shared_columns = computed_tokens / page_size();
+  index_.Fork(parent, child, shared_columns);
+  proof_.Fork(parent, child, shared_columns * page_size());
   return absl::OkStatus();
 }
 
-void CacheManager::SetPartialPageReuse(bool enabled) {
-  state_->partial_page_reuse = enabled;
+void CacheManager::Free(BatchRow row) {
+  rows_.Free(row);
+  index_.ForgetRow(row);
+  proof_.ForgetRow(row);
 }
 
-FlushCounts CacheManager::Flush() {
-  FlushCounts counts;
-  BlockPool& pool = state_->pool;
-  for (std::uint32_t id = 1; id < pool.num_blocks(); ++id) {
-    if (pool.node(BlockId{id}) == kNoNode) continue;
-    ++(pool.is_referenced(BlockId{id}) ? counts.retained_pages : counts.freed_pages);
-  }
-  for (std::uint32_t id = 1; id < pool.num_blocks(); ++id) {
-    const NodeId node = pool.node(BlockId{id});
-    if (node != kNoNode) state_->prefixes.DropSubtree(node);
-  }
-  for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
-    if (state_->end_column(BatchRow{row}) > 0) state_->rows[row].is_blocked = true;
-  }
-  return counts;
+void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
+                                   std::span<const PageKey> keys, std::uint32_t computed_tokens) {
+  index_.PublishWithTail(row, tokens, keys, computed_tokens);
+  Free(row);
 }
 
-std::uint32_t CacheManager::available_pages() const {
-  return state_->pool.available();
+void CacheManager::Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
+                              std::span<const PageKey> keys, std::uint32_t first_token) {
+  rows_.Poison(row, index_.Invalidate(row, tokens, keys, first_token));
+  Free(row);
 }
 
-std::uint64_t CacheManager::num_changes() const {
-  return state_->pool.num_returned() + state_->prefixes.num_published();
-}
-
-std::uint32_t CacheManager::pages_of(BatchRow row) const {
-  return state_->num_pages(row);
-}
-
-std::uint32_t CacheManager::private_pages_of(BatchRow row) const {
-  const auto is_private = [&](std::uint32_t page) {
-    return state_->pool.requests(BlockId{page}) == 1;
-  };
-  std::ptrdiff_t pages = 0;
-  for (const LookupTable& table : state_->tables) {
-    pages += std::ranges::count_if(table.columns(row), is_private);
-  }
-  return static_cast<std::uint32_t>(pages);
-}
-
-std::uint32_t CacheManager::reserved_tokens(BatchRow row) const {
-  return state_->num_columns(row) * state_->page_size;
-}
-
-std::uint32_t CacheManager::num_groups() const {
-  return static_cast<std::uint32_t>(state_->options.groups.size());
-}
-
-const PageDemand& CacheManager::demand() const {
-  return state_->demand;
-}
-
-std::uint32_t CacheManager::page_size() const {
-  return state_->page_size;
-}
-
-std::uint32_t CacheManager::usable_pages() const {
-  return state_->pool.usable();
-}
-
-const HashKey& CacheManager::hash_key() const {
-  return state_->options.hash_key;
+std::span<const KvStepInputs> CacheManager::PrepareStep(std::span<const RowStep> rows) {
+  step_work_.Start();
+  return rows_.FillStepInputs(rows);
 }
 
 CacheStats CacheManager::stats() const {
-  const BlockPool& pool = state_->pool;
-  return {.usable_pages = pool.usable(),
-          .free_pages = pool.num_free(),
-          .cached_pages = pool.num_cached(),
-          .used_pages = pool.usable() - pool.available(),
-          .hit_tokens = state_->hit_tokens,
-          .queried_tokens = state_->queried_tokens,
-          .evicted_pages = pool.num_detached(),
-          .collisions = state_->collisions};
+  const LookupCounts& lookups = index_.lookup_counts();
+  return {.usable_pages = pool_.usable(),
+          .free_pages = pool_.num_free(),
+          .cached_pages = pool_.num_cached(),
+          .used_pages = pool_.usable() - pool_.available(),
+          .hit_tokens = lookups.hit_tokens,
+          .queried_tokens = lookups.queried_tokens,
+          .evicted_pages = pool_.num_detached(),
+          .collisions = lookups.collisions};
 }
 
 std::vector<PageUse> CacheManager::DescribePages() const {
-  const BlockPool& pool = state_->pool;
-  std::vector<PageUse> uses(pool.usable());
-  for (std::uint32_t i = 0; i < uses.size(); ++i) {
-    switch (pool.state(BlockId{i + 1})) {
-      case PageState::kFree:
-        uses[i].kind = PageUse::Kind::kFree;
-        break;
-      case PageState::kCached:
-        uses[i].kind = PageUse::Kind::kCached;
-        break;
-      default:
-        uses[i].kind = PageUse::Kind::kUsed;
-        break;
-    }
-  }
-  for (std::uint32_t row = 0; row < state_->rows.size(); ++row) {
-    for (const LookupTable& table : state_->tables) {
-      for (const std::uint32_t page : table.columns(BatchRow{row})) {
+  std::vector<PageUse> uses(pool_.usable());
+  for (std::uint32_t i = 0; i < uses.size(); ++i)
+    uses[i].kind = KindOf(pool_.state(BlockId{i + 1}));
+  for (std::uint32_t row = 0; row < rows_.max_rows(); ++row) {
+    for (const LookupTable& table : rows_.tables()) {
+      for (const std::uint32_t page : table.assigned_pages(BatchRow{row})) {
         ++uses[page - 1].num_rows;
         uses[page - 1].row = BatchRow{row};
       }
@@ -244,66 +145,31 @@ std::vector<PageUse> CacheManager::DescribePages() const {
   return uses;
 }
 
-std::int64_t CacheManager::PrefixIndexBytes(const CacheManagerOptions& options) {
-  return PrefixCache::BytesFor(PrefixOptions(options), options.geometry.num_blocks);
-}
-
-CacheManager::State::State(const CacheManagerOptions& manager_options,
-                           std::vector<LookupTable> lookup_tables)
-    : options(manager_options),
-      page_size(options.geometry.page_size),
-      demand(page_size, options.groups, options.max_row_overlap_tokens),
-      partial_page_reuse(options.partial_page_reuse),
-      pool(options.geometry.num_blocks),
-      tables(std::move(lookup_tables)),
-      windows(WindowGroups(options.groups)),
-      widest(WidestGroup(options.groups)),
-      prefixes(PrefixOptions(options), &pool),
-      rows(options.max_rows) {
-  fresh.reserve(tables.front().max_pages() * tables.size());
-  column_pages.reserve(tables.size());
-  scheduled.reserve(options.max_rows);
-  pending_copies.reserve(options.max_rows * tables.size());
-  in_flight.reserve(4);
-  for (const LookupTable& table : tables) {
-    inputs.push_back({.lookup_table = table.pages(),
-                      .cache_lengths = table.lengths(),
-                      .lookup_stride = table.stride(),
-                      .max_rows = options.max_rows});
+absl::Status CacheManager::CheckReferences() const {
+  std::vector<std::uint32_t> requests(pool_.num_blocks());
+  std::vector<std::uint32_t> transfers(pool_.num_blocks());
+  QUIRE_RETURN_IF_ERROR(rows_.CountRequests(requests));
+  step_work_.CountTransfers(transfers);
+  for (std::uint32_t page = 1; page < pool_.num_blocks(); ++page) {
+    const std::uint32_t counted = pool_.requests(BlockId{page});
+    const std::uint32_t copying = pool_.transfers(BlockId{page});
+    if (counted != requests[page] || copying != transfers[page]) {
+      return absl::InternalError(absl::StrCat(
+          "page ", page, " counts ", counted, " requests and ", copying, " transfers, but ",
+          requests[page], " columns and ", transfers[page], " copies and steps in flight name it"));
+    }
   }
+  return absl::OkStatus();
 }
 
-RowState& CacheManager::State::row_state(BatchRow row) {
-  QUIRE_CHECK(row.value() < rows.size());
-  return rows[row.value()];
-}
-
-std::uint32_t CacheManager::State::num_columns(BatchRow row) const {
-  std::uint32_t least = tables.front().num_columns(row);
-  for (const LookupTable& table : tables) least = std::min(least, table.num_columns(row));
-  return least;
-}
-
-std::uint32_t CacheManager::State::end_column(BatchRow row) const {
-  std::uint32_t end = 0;
-  for (const LookupTable& table : tables) end = std::max(end, table.num_columns(row));
-  return end;
-}
-
-std::uint32_t CacheManager::State::num_pages(BatchRow row) const {
-  std::size_t pages = 0;
-  for (const LookupTable& table : tables) pages += table.columns(row).size();
-  return static_cast<std::uint32_t>(pages);
-}
-
-std::uint32_t CacheManager::State::FirstRead(std::size_t group, std::uint32_t position) const {
-  const std::uint32_t window = options.groups[group].window;
-  return window == 0 || position < window ? 0 : (position - window + 1) / page_size;
-}
-
-std::uint32_t CacheManager::State::FirstHeld(std::size_t group, std::uint32_t position,
-                                             std::uint32_t published) const {
-  return std::min(FirstRead(group, position), std::max(published, 1u) - 1);
+absl::Status CacheManager::CheckIntegrity() const {
+  QUIRE_RETURN_IF_ERROR(pool_.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(rows_.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(prefixes_.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(CheckReferences());
+  QUIRE_RETURN_IF_ERROR(index_.CheckIntegrity());
+  QUIRE_RETURN_IF_ERROR(proof_.CheckIntegrity());
+  return step_work_.CheckIntegrity();
 }
 
 }  // namespace quire::cache

@@ -1,31 +1,32 @@
 #pragma once
 
-// The facade of the KV cache: who holds which pages, which prefixes can be shared, and the arrays
-// that kernels read. It knows token ids and rows, never requests, and ids of pages, never their
-// bytes: page copies and clears that an operation needs are returned as work for the runner of the
+// The facade of the KV cache: which row holds which pages, which prefixes are shared, and the
+// arrays that kernels read. It knows token ids and rows, not requests, and page ids, not their
+// bytes. An operation that needs a page copied or cleared queues that work for the runner of the
 // next step.
 //
-//   match = cache->Match(tokens, keys, root, limit);   pure
-//   cache->Attach(row, match, root);                   takes references
-//   cache->Reserve(row, all_tokens, those_of_steps);   fresh pages, all or nothing
-//   cache->CountLookup(match, prompt_tokens);          once per request, when all that has worked
+//   match = cache->Match(tokens, keys, root, limit);   changes nothing
+//   cache->Attach(row, match, root);                   adds references
+//   cache->Reserve(row, all_tokens, step_tokens);      allocates pages, all or nothing
+//   cache->CountLookup(match, prompt_tokens);          once per request, after its admission
 //   inputs = cache->PrepareStep(rows);                 lookup tables and lengths for the kernels
 //   clears, copies = cache->TakeClears(), TakeCopies() the runner does both, then computes
 //   cache->CompleteStep();                             the oldest step in flight has run
-//   cache->Publish(row, tokens, &keys, computed);      full pages become findable
-//   cache->ReleaseOutsideWindow(row, computed);        pages that no later token reads go back
-//   cache->Free(row);                                  reverse order; published pages stay hittable
+//   cache->Publish(row, tokens, &keys, computed);      full pages can be matched
+//   cache->ReleaseOutsideWindow(row, computed);        frees pages that no later token reads
+//   cache->Free(row);                                  published pages stay cached
 //
 // The layers of a model are one or more groups (page_demand.h) over one pool of equal pages. A row
-// has one page per column in each group without window; in a window group it has those that its
-// next token and the tokens being computed can read.
+// has one page per column in each group without window. In a window group it has the pages that its
+// next token and the tokens being computed read.
 //
-// Place:      above KvPool's ids, BlockPool, LookupTable and PrefixCache; below the scheduler.
-// Invariants: docs/kv_cache.md, I1 to I11 as far as one tier goes. In each row and group the pages
-//             with nodes come first, and each one's node continues the one before it; the pages of
-//             one column have the same node. So who refers to a page refers, in the groups without
-//             window, to its whole prefix. CheckIntegrity().
-// Threads:    engine thread only. HashPages (page_hash.h) may run anywhere.
+// RowPages has the pages of rows, PrefixIndex the published ones, StepWork the work of steps, and
+// FiniteProof the knowledge which pages are finite.
+//
+// Place:      above the pool and the prefix cache; below the scheduler.
+// Invariants: docs/kv_cache.md, I1 to I11 as far as they concern one tier, and those of the four
+//             classes. CheckIntegrity().
+// Threads:    engine thread only. HashPages (page_hash.h) may run on any thread.
 // Lifetime:   must outlive every step that reads its arrays.
 
 #include <cstdint>
@@ -37,232 +38,216 @@
 #include "absl/status/statusor.h"
 #include "base/keyed_hash.h"
 #include "base/strong_id.h"
+#include "cache_manager/cache_layout.h"
+#include "cache_manager/cache_manager_options.h"
+#include "cache_manager/finite_proof.h"
+#include "cache_manager/pool/block_pool.h"
+#include "cache_manager/pool/lookup_table.h"
 #include "cache_manager/pool/page_demand.h"
 #include "cache_manager/prefix/page_hash.h"
-#include "cache_manager/views/kv_params.h"
+#include "cache_manager/prefix/prefix_cache.h"
+#include "cache_manager/prefix_index.h"
+#include "cache_manager/prefix_match.h"
+#include "cache_manager/row_pages.h"
+#include "cache_manager/step_work.h"
 #include "cache_manager/views/kv_step_inputs.h"
 
 namespace quire::cache {
 
-struct CacheManagerOptions {
-  KvGeometry geometry;  // of a page of any group; num_blocks includes the null page
-  std::vector<CacheGroup> groups = {CacheGroup{}};
-  std::uint32_t max_rows = 0;            // rows of a lookup table
-  std::uint32_t max_context_tokens = 0;  // most tokens of a row, those of steps ahead included
-  // Most tokens of a row that are planned or in flight at a time. Only bounds what demand() says;
-  // at least 1 with a window group.
-  std::uint32_t max_row_overlap_tokens = 0;
-  bool prefix_caching = true;
-  bool partial_page_reuse = true;          // at first; SetPartialPageReuse
-  HashKey hash_key{};                      // random per process
-  PageHashFunction page_hash = &HashPage;  // what the callers' keys are made with
-};
-
-// Rows [0, num_rows) of every layer's K and V in page `source` are copied to page `target` before
-// the step computes anything.
-struct PageCopy {
-  BlockId source;
-  BlockId target;
-  std::uint32_t num_rows = 0;
-};
-
-// The answer of Match: a run of full pages and perhaps the beginning of one more. Valid until a
-// page stops being findable (eviction, Invalidate, Flush); Attach refuses an outdated one
-// (generation).
-struct PrefixMatch {
-  std::uint32_t num_tokens = 0;  // full pages * page size + partial rows
-  // Full pages to share, [columns, groups]. The null page where a window group has none, and the
-  // tokens after the match read none; of the others Attach takes those that they read.
-  std::vector<BlockId> pages;
-  std::vector<BlockId> partial_sources;  // one per group, or none at all
-  std::uint32_t partial_rows = 0;
-  // Of the full pages; after them comes one of which it is not known whether it is finite.
-  std::uint32_t proven_tokens = 0;
-  bool is_partial_proven = false;  // whether it is known of the page whose beginning is copied
-  std::uint64_t generation = 0;
-  bool collision = false;  // it ended at a page with an equal key but other tokens
-};
-
 struct CacheStats {
   std::uint32_t usable_pages = 0;  // without the null page
   std::uint32_t free_pages = 0;
-  std::uint32_t cached_pages = 0;  // unreferenced and findable
-  std::uint32_t used_pages = 0;    // everything else
-  std::uint64_t hit_tokens = 0;    // CountLookup
+  std::uint32_t cached_pages = 0;  // unreferenced, but published
+  std::uint32_t used_pages = 0;    // all others
+  std::uint64_t hit_tokens = 0;    // counted by CountLookup
   std::uint64_t queried_tokens = 0;
   std::uint64_t evicted_pages = 0;
-  std::uint64_t collisions = 0;  // equal keys, different tokens: CountLookup, Publish
+  std::uint64_t collisions = 0;  // equal keys of different tokens, in CountLookup and Publish
 };
 
-// How one page is used, for snapshots of the pool.
+// The use of one page, for snapshots of the pool.
 struct PageUse {
-  // As CacheStats counts.
+  // The same classes as in CacheStats.
   enum class Kind : std::uint8_t { kFree, kCached, kUsed } kind = Kind::kFree;
-  std::uint32_t num_rows = 0;  // rows that refer to it; a used page may have none (copies, clears)
-  BatchRow row{0};             // the last of them
-};
-
-struct FlushCounts {
-  std::uint32_t freed_pages = 0;
-  std::uint32_t retained_pages = 0;  // still referenced; they lost their nodes
-};
-
-// One scheduled row of the coming step.
-struct RowStep {
-  BatchRow row;
-  std::uint32_t cache_length = 0;  // tokens whose K and V are written
-  std::uint32_t new_tokens = 0;
+  std::uint32_t num_rows = 0;  // rows that reference it; 0 for a page that is copied or cleared
+  BatchRow row{0};             // the last of these rows
 };
 
 class CacheManager {
  public:
-  // Returns INVALID_ARGUMENT for options that cannot be, RESOURCE_EXHAUSTED when the arrays do not
-  // fit into memory.
+  // Returns INVALID_ARGUMENT for invalid options, and RESOURCE_EXHAUSTED if the arrays do not fit
+  // into memory.
   static absl::StatusOr<std::unique_ptr<CacheManager>> Create(const CacheManagerOptions& options);
-  // An upper bound of the host memory that the prefix index of such a manager holds: tokens, keys
-  // and nodes of every page that can be found. Grows with geometry.num_blocks. REQUIRES: Create
-  // takes the options.
+  // Returns an upper bound of the host memory of the prefix index: tokens, keys and nodes of every
+  // page. It grows with geometry.num_blocks. REQUIRES: Create accepts the options.
   static std::int64_t PrefixIndexBytes(const CacheManagerOptions& options);
-  ~CacheManager();
+  CacheManager(const CacheManager&) = delete;
+  CacheManager& operator=(const CacheManager&) = delete;
 
-  // The longest stored prefix of `tokens`, at most `max_tokens` long (the caller keeps one token
-  // back, or more when it needs logits of prompt positions). `keys` are those of the full pages of
-  // `tokens` under `root`. Takes nothing and counts nothing.
+  // Returns the longest published prefix of `tokens`, of at most `max_tokens` tokens. The caller
+  // leaves out at least one token, and more if it needs logits of prompt positions. `keys` are the
+  // keys of the full pages of `tokens` under `root`. Adds no references and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
-                    const Hash128& root, std::uint32_t max_tokens) const;
-
-  // Makes the matched pages, perhaps none, the first columns of `row` and `root` the scope under
-  // which it publishes. With partial sources a fresh page is taken in each group and a PageCopy
-  // queued; the sources are not available until that copy has completed. Returns
-  // RESOURCE_EXHAUSTED, having done nothing, when those pages are missing; ABORTED when the match
-  // is outdated. REQUIRES: the row has no pages.
+                    const Hash128& root, std::uint32_t max_tokens) const {
+    return index_.Match(tokens, keys, root, max_tokens);
+  }
+  // Makes the matched pages, perhaps none, the first columns of `row`, which will publish under
+  // `root`. If the match has partial sources, a new page is allocated in each group and a PageCopy
+  // is queued. The sources stay referenced until that copy has completed. Returns
+  // RESOURCE_EXHAUSTED, without any change, if these pages are missing, and ABORTED if the match is
+  // outdated. REQUIRES: the row has no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root);
-  // Counts a match that is used: of `queried_tokens` asked for, so many hit. For the first
-  // admission of a request, once it has succeeded.
-  void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens);
+  // Adds a lookup of `queried_tokens` tokens to the hit statistics. The caller counts only the
+  // first successful admission of a request.
+  void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens) {
+    index_.CountLookup(match, queried_tokens);
+  }
 
-  // Pages for `total_tokens` tokens in the groups without window, for the first `step_tokens` of
-  // them in window groups; keeps what the row has. All or nothing over the groups:
-  // RESOURCE_EXHAUSTED with reason-free text "needs N pages, M available" and nothing evicted on
-  // refusal. REQUIRES: step_tokens <= total_tokens; total_tokens fit into max_context_tokens.
-  absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens);
+  // Allocates the pages that the row lacks: for `total_tokens` tokens in groups without window, and
+  // for the first `step_tokens` of them in window groups. All or nothing over the groups: if pages
+  // are missing, nothing is evicted and the status is RESOURCE_EXHAUSTED "needs N pages, M
+  // available". REQUIRES: step_tokens <= total_tokens <= max_context_tokens.
+  absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens) {
+    return rows_.Reserve(row, total_tokens, step_tokens);
+  }
   absl::Status Reserve(BatchRow row, std::uint32_t tokens) { return Reserve(row, tokens, tokens); }
 
-  // Makes findable every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys
-  // are appended to `keys`. When an equal page is already findable the row adopts it and its own is
-  // freed. A row publishes nothing, or nothing more, when it was never attached, when publishing is
-  // off (SetPublish), from a page on whose key another history has taken, from a proven page on
-  // whose equal is findable and not proven, and after Flush or Invalidate took the node of one of
-  // its pages. REQUIRES: the step that computed the tokens has completed.
+  // Publishes every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys are
+  // appended to `keys`. If an equal page is published already, the row adopts that page and its own
+  // is freed. The row publishes nothing, or no more, in these cases:
+  //   - it was never attached, or SetPublish disabled publishing;
+  //   - the key of a page belongs to another history;
+  //   - its page is proven finite and the equal published page is not;
+  //   - Flush or Invalidate removed the node of one of its pages.
+  // REQUIRES: the step that computed the tokens has completed.
   void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
-               std::uint32_t computed_tokens);
-  // Holds until the row is freed; rows start with publishing on.
-  void SetPublish(BatchRow row, bool enabled);
+               std::uint32_t computed_tokens) {
+    index_.Publish(row, tokens, keys, computed_tokens);
+  }
+  // Enables or disables Publish until the row is freed. Enabled by default.
+  void SetPublish(BatchRow row, bool enabled) { index_.SetPublish(row, enabled); }
 
-  // The logits of token `tokens` - 1 of the row were finite, in the step that completed last: every
-  // full page that they read all of is proven, one of a window group that begins before the window
-  // is not. A page that the row has adopted (Publish) counts from the first step on that was
-  // launched afterwards. REQUIRES: the row has pages for these tokens, at least one.
-  void SetProven(BatchRow row, std::uint32_t tokens);
-  // The beginning of the row that cannot be why its next logits are not finite: what SetProven and
-  // the match say, up to a page adopted since that is not proven.
-  std::uint32_t proven_tokens(BatchRow row) const;
+  // Reports that the logits of token `tokens` - 1 of the row were finite, in the step that
+  // completed last. Every full page that these logits read completely is proven finite. A page of a
+  // window group that begins before the window is not. A page that the row adopted (Publish) is
+  // proven only by steps launched after the adoption. REQUIRES: the row has pages for these tokens;
+  // tokens > 0.
+  void SetProven(BatchRow row, std::uint32_t tokens) { proof_.SetProven(row, tokens); }
+  // Returns the number of leading tokens that are proven finite, so they cannot be the cause of
+  // non-finite logits. SetProven and Attach raise it. Adopting a page that is not proven lowers it.
+  std::uint32_t proven_tokens(BatchRow row) const { return proof_.proven_tokens(row); }
 
-  // Gives back the pages of window groups that no token at or after `computed_tokens` reads; of a
-  // row that publishes, none from the last published one on, which its next page continues. They
-  // stay hittable as those of a freed row do. No step in flight needs them, so they are not held. A
-  // row that gives pages up unpublished does not publish any more. REQUIRES: the steps that
-  // computed the tokens have completed.
-  void ReleaseOutsideWindow(BatchRow row, std::uint32_t computed_tokens);
+  // Frees the pages of window groups that no token at or after `computed_tokens` reads. A row that
+  // can publish keeps its last published page and all later ones, because its next page continues
+  // them. Released pages stay cached if they are published. A row that releases unpublished pages
+  // publishes no more. REQUIRES: the steps that computed the tokens have completed.
+  void ReleaseOutsideWindow(BatchRow row, std::uint32_t computed_tokens) {
+    rows_.ReleaseOutsideWindow(row, computed_tokens, index_.FirstKeptColumn(row));
+  }
 
   // The empty row `child` shares the full pages of `parent` within [0, computed_tokens) and gets a
-  // queued copy of the rest, in each group. RESOURCE_EXHAUSTED, having done nothing, without pages
-  // for the copies. REQUIRES: the parent has the pages that tokens from computed_tokens on read;
-  // the child has none.
+  // queued copy of the rest, in each group. Returns RESOURCE_EXHAUSTED, without any change, if
+  // pages for the copies are missing. REQUIRES: the parent has the pages that tokens from
+  // computed_tokens on read; the child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
-  // Gives all pages of the row back, last page first, and forgets the row's scope. Copies into its
-  // pages that were not taken yet are cancelled. A row without pages may be freed.
+  // Frees all pages of the row, the last page first, and forgets the row's scope. Copies into these
+  // pages that were not taken yet are cancelled. The row may be empty.
   void Free(BatchRow row);
-  // The same, but first publishes the full pages of [0, computed_tokens) that have `keys`, and
-  // leaves the tail page findable as the beginning of a page (a partial child of the last full one)
-  // that later matches may copy from.
+  // Publishes the full pages of [0, computed_tokens) that have `keys`, then frees the row. The
+  // partial last page becomes a partial child of the last full page, which later matches copy from.
   void FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                        std::span<const PageKey> keys, std::uint32_t computed_tokens);
 
-  // Frees the row after a non-finite flag. From token `first_token` on, the pages from the first
-  // one that is not proven, and all that continue them, stop being findable, those that windows
-  // have let go as far as `tokens` have `keys`; as soon as no other row refers to them they are
-  // quarantined: a later step clears them (TakeClears) before they can be handed out again.
+  // Frees the row after a step reported non-finite values. Unpublishes the first page of its
+  // history at or after `first_token` that is not proven finite, and every page that continues it.
+  // Pages that the row's windows have released are found by `tokens` and `keys`. As soon as no row
+  // references the row's own pages among them, they are quarantined: a later step clears them
+  // (TakeClears) before they are allocated again.
   void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                   std::uint32_t first_token);
-
-  // The same for a history whose row has ended before a step shows that what it computed is not
-  // finite: its pages stop being findable. Before the CompleteStep that says so.
+  // Unpublishes the same pages of a history whose row has ended already. Called before the
+  // CompleteStep of the step that reported non-finite values.
   void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
-                  std::span<const PageKey> keys, std::uint32_t first_token);
+                  std::span<const PageKey> keys, std::uint32_t first_token) {
+    index_.Invalidate(root, tokens, keys, first_token);
+  }
 
-  // Fills the step arrays, those of one group after the other: cache_lengths of the scheduled rows,
-  // 0 for the others, and the three maxima. REQUIRES: every row is scheduled once, with at least
-  // one new token, and holds the pages that these tokens read and write, private and unpublished
-  // where it writes. CHECKs it.
+  // Fills the step arrays, one group after the other: the cache lengths of the scheduled rows, 0
+  // for all other rows, and the three maxima. REQUIRES (checked): every row is scheduled once, with
+  // at least one new token; it holds the pages that these tokens read and write; the pages that it
+  // writes are private and unpublished.
   std::span<const KvStepInputs> PrepareStep(std::span<const RowStep> rows);
 
-  // Work for the runner before the next forward pass: clears first, then copies, in this order, as
-  // a copy may read what an earlier one wrote. The lists are emptied by TakeCopies and TakeClears;
-  // sources stay referenced and cleared pages quarantined until CompleteStep() says that the step
-  // has run.
+  // The work of the runner before the next forward pass. It does the clears first and then the
+  // copies in order, because a copy may read what an earlier one wrote. Taking the work removes it
+  // from the queue. Sources stay referenced and cleared pages stay quarantined until the step has
+  // completed.
   //
   // A step is in flight from its PrepareStep to its CompleteStep; the oldest completes first. Work
-  // belongs to the step that is prepared next; with no more than one step in flight it may also be
-  // taken after PrepareStep. A page that a row lets go of while a step in flight names it is held:
-  // it may stay or become findable, but is not handed out before every step launched until then has
-  // completed. `is_poisoned`: the completing step wrote NaN or infinity into a row that has ended
-  // meanwhile; of what is held, the pages that steps in flight write are quarantined as after
-  // Invalidate. Pages that were published before stay: Invalidate.
-  std::vector<PageCopy> TakeCopies();
-  std::vector<BlockId> TakeClears();
-  void CompleteStep(bool is_poisoned = false);
-  std::uint32_t steps_in_flight() const;
-  // Whether copies or clears wait to be taken. Quarantined pages come back only through a step, so
-  // an idle engine runs one without rows when this is true.
-  bool has_step_work() const;
+  // belongs to the step that is prepared next. If at most one step is in flight, it may also be
+  // taken after PrepareStep. A page that a row frees while a step in flight uses it is pinned: it
+  // may be published, but it is not allocated before every step launched until then has completed.
+  //
+  // `is_poisoned` means that the completing step wrote NaN or infinity for a row that has ended
+  // since. The pinned pages that steps in flight write are then quarantined. Pages published before
+  // are not; the caller invalidates them.
+  std::vector<PageCopy> TakeCopies() { return step_work_.TakeCopies(); }
+  std::vector<BlockId> TakeClears() { return step_work_.TakeClears(); }
+  void CompleteStep(bool is_poisoned = false) { step_work_.Complete(is_poisoned); }
+  std::uint32_t steps_in_flight() const { return step_work_.num_in_flight(); }
+  // True if copies or clears are queued. Quarantined pages become free only by a step, so an idle
+  // engine then runs one without rows.
+  bool has_step_work() const { return step_work_.has_work(); }
 
-  // Whether the common start of a page is reused by copying it: from the next Match and the next
-  // FreeKeepingTail on. What was kept before stays.
-  void SetPartialPageReuse(bool enabled);
+  // Sets whether a common prefix within a page is reused by copying it. Applies to later calls of
+  // Match and FreeKeepingTail.
+  void SetPartialPageReuse(bool enabled) { index_.SetPartialPageReuse(enabled); }
 
-  // Nothing that is cached now is found any more, nor what live rows hold: they publish no more.
-  FlushCounts Flush();
+  // Unpublishes all pages. Rows that have pages publish no more.
+  FlushCounts Flush() { return index_.Flush(); }
 
-  std::uint32_t available_pages() const;  // free + cached
-  // Grows whenever a page becomes available or findable. What found no pages finds none as long as
-  // it stays: each page that another takes makes at most as much room for it as it takes away.
-  std::uint64_t num_changes() const;
-  // Over all groups.
-  std::uint32_t pages_of(BatchRow row) const;
-  std::uint32_t private_pages_of(BatchRow row) const;  // referenced by this row alone
-  // The tokens, from the first on, that the row has had pages for in every group.
-  std::uint32_t reserved_tokens(BatchRow row) const;
-  std::uint32_t num_groups() const;
-  const PageDemand& demand() const;
-  std::uint32_t page_size() const;
-  std::uint32_t usable_pages() const;
-  const HashKey& hash_key() const;
+  std::uint32_t available_pages() const { return pool_.available(); }  // free + cached
+  // Returns a counter that grows whenever a page becomes available or is published. An attach or a
+  // reservation that failed for lack of pages fails again as long as the counter is unchanged.
+  std::uint64_t num_changes() const { return pool_.num_returned() + prefixes_.num_published(); }
+  // Number of pages of the row in all groups.
+  std::uint32_t num_pages(BatchRow row) const { return rows_.num_pages(row); }
+  // Number of pages that only this row references.
+  std::uint32_t num_private_pages(BatchRow row) const { return rows_.num_private_pages(row); }
+  // Number of leading tokens for which the row has had pages in every group.
+  std::uint32_t reserved_tokens(BatchRow row) const {
+    return rows_.reserved_columns(row) * page_size();
+  }
+  std::uint32_t num_groups() const { return static_cast<std::uint32_t>(layout_.num_groups()); }
+  const PageDemand& demand() const { return demand_; }
+  std::uint32_t page_size() const { return layout_.page_size(); }
+  std::uint32_t usable_pages() const { return pool_.usable(); }
+  const HashKey& hash_key() const { return hash_key_; }
   CacheStats stats() const;
-  // Entry i is page i + 1. O(pages + rows * columns).
+  // Entry i describes page i + 1. O(pages + rows * columns).
   std::vector<PageUse> DescribePages() const;
 
-  // Proves I1 to I11 in O(pages + rows * columns). Called by AdminService.CheckIntegrity and by
-  // every randomised test.
+  // Checks I1 to I11. O(pages + rows * columns). Called by AdminService.CheckIntegrity and by every
+  // randomised test.
   absl::Status CheckIntegrity() const;
 
  private:
   friend struct CacheManagerPeer;
 
-  struct State;
-  explicit CacheManager(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  CacheManager(const CacheManagerOptions& options, std::vector<LookupTable> tables);
+
+  absl::Status CheckReferences() const;
+
+  const HashKey hash_key_;
+  const CacheLayout layout_;
+  const PageDemand demand_;
+  BlockPool pool_;
+  PrefixCache prefixes_;
+  StepWork step_work_;
+  RowPages rows_;
+  FiniteProof proof_;
+  PrefixIndex index_;
 };
 
 }  // namespace quire::cache

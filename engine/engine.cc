@@ -69,7 +69,7 @@ constexpr absl::Duration kSnapshotTimeout = absl::Seconds(1);
 class Engine::Impl {
  public:
   Impl(const EngineOptions& options, std::unique_ptr<cache::CacheManager> cache,
-       models::StepRunner* runner, const text::Tokenizer* tokenizer, const Clock* clock,
+       runtime::StepRunner* runner, const text::Tokenizer* tokenizer, const Clock* clock,
        probe::Registry* metrics)
       : options_(options),
         can_pool_(runner->can_pool()),
@@ -599,7 +599,7 @@ Engine::~Engine() = default;
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        std::unique_ptr<cache::CacheManager> cache,
-                                                       models::StepRunner* runner,
+                                                       runtime::StepRunner* runner,
                                                        const text::Tokenizer* tokenizer,
                                                        const Clock* clock,
                                                        probe::Registry* metrics) {

@@ -35,7 +35,7 @@
 namespace quire::probe {
 class Registry;
 }
-namespace quire::models {
+namespace quire::runtime {
 class StepRunner;
 }
 namespace quire::text {
@@ -82,7 +82,7 @@ class Engine {
   // outlive the engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         std::unique_ptr<cache::CacheManager> cache,
-                                                        models::StepRunner* runner,
+                                                        runtime::StepRunner* runner,
                                                         const text::Tokenizer* tokenizer,
                                                         const Clock* clock,
                                                         probe::Registry* metrics);

@@ -11,11 +11,11 @@
 #include "kernels/linear/cublaslt.h"
 #include "runtime/device_plan.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 absl::Status DeviceError(const absl::Status& status) {
-  // A build without CUDA stays one.
+  // The operator's choice of a build without CUDA is not a device error.
   if (GetErrorReason(status) || absl::IsUnimplemented(status)) return status;
   return WithReason(status, Reason::kDeviceError);
 }
@@ -24,7 +24,7 @@ std::string CapabilityName(std::int32_t capability) {
   return absl::StrCat(capability / 10, ".", capability % 10);
 }
 
-// NOT_FOUND for kFast without cuBLASLt.
+// Returns NOT_FOUND for kFast without cuBLASLt.
 absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream, kernels::Determinism determinism,
                                              ThreadPool* threads) {
   QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
@@ -39,7 +39,7 @@ absl::StatusOr<kernels::Backend> OpenBackend(const Stream& stream, kernels::Dete
   return backend;
 }
 
-// Of a machine without a GPU that this build can use, where auto means the CPU.
+// True if the machine has no GPU that this build can use. device.type auto then selects the CPU.
 bool IsNoGpu(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
 }
@@ -136,4 +136,4 @@ DeviceDescription ComputeDevice::Describe() const {
   return description;
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -1,12 +1,12 @@
 #pragma once
 
-// The device that computes, opened as the configuration asks.
+// The device that computes the model, opened according to the configuration.
 //
 // Place:      below ModelStack.
-// Invariants: device.type cuda gives a GPU or an error, never the CPU; auto falls to the CPU only
-//             when no GPU is usable or its kernels are not proven, and says why in the log.
+// Invariants: device.type cuda selects a GPU or returns an error. auto falls back to the CPU if no
+//             GPU is usable or its kernels are not proven, and logs the reason.
 // Threads:    Open from one thread; then read-only.
-// Lifetime:   outlives model, pool and runner.
+// Lifetime:   must outlive model, pool and runner.
 
 #include <cstdint>
 #include <memory>
@@ -20,16 +20,16 @@
 #include "runtime/device_description.h"
 #include "runtime/runtime_options.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 class ComputeDevice {
  public:
-  // Errors of opening a GPU carry the reason DEVICE_ERROR. Those of a build without CUDA or of
-  // kernels that are not proven do not: they are the operator's to change.
+  // An error of opening a GPU has the reason DEVICE_ERROR. The errors of a build without CUDA and
+  // of kernels that are not proven have no reason, because the operator can resolve them.
   static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DeviceOptions& options);
 
   const kernels::Backend& backend() const { return *backend_; }
-  // Where ops are computed on the CPU, and weights prepared for either device.
+  // The threads that compute ops on the CPU and pack weights for either device.
   const ThreadPool& threads() const { return *threads_; }
   const Device& device() const { return backend_->device(); }
   bool is_cpu() const { return device().is_cpu(); }
@@ -38,7 +38,7 @@ class ComputeDevice {
  private:
   ComputeDevice() = default;
 
-  // Leaves nothing behind when it fails.
+  // If it fails, no member is set.
   absl::Status OpenCuda(const DeviceOptions& options);
 
   std::unique_ptr<ThreadPool> threads_;
@@ -46,14 +46,13 @@ class ComputeDevice {
   std::optional<kernels::Backend> backend_;
 };
 
-// Whether a device is what the error is about: it cannot be opened, or it was lost.
+// True if the device could not be opened or was lost.
 bool IsDeviceError(const absl::Status& status);
 
-// The kind of device that Open would open, without opening it: device.type, or of auto what this
-// machine has. Errors as Open.
+// Returns the kind of device that Open would open, without opening it. Returns the same errors.
 absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
 
-// Makes the CPU kernels of this process run with device.cpu.isa, or says why not.
+// Selects device.cpu.isa for the CPU kernels of this process, or returns why it cannot be used.
 absl::Status SelectIsa(const DeviceOptions& options);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -24,54 +24,109 @@
 #include "runtime/step_batch_check.h"
 #include "runtime/step_order.h"
 
-namespace quire::models {
-struct ModelRunner::State : RunnerBase {
-  State(const Model& m, const kernels::Backend& b, cache::KvPool* p, const RunnerOptions& o)
-      : RunnerBase(m, b, p, o), limits(LimitsOf(o)), order(limits) {
-    kv.reserve(layers.groups.size());
+namespace quire::runtime {
+namespace {
+
+// Returns the number of inputs of the widest matrix.
+std::uint32_t MaxInputs(const models::ModelSpec& spec) {
+  std::int64_t inputs = spec.hidden;
+  for (const models::LayerSpec& layer : spec.layers) {
+    models::ForEachTensor(layer, [&](models::BlockKind, const models::TensorInfo& info) {
+      if (info.is_vector()) return;
+      inputs = std::max(inputs, models::ExtentOf(info.inputs(), spec.hidden, layer).size);
+    });
   }
+  return static_cast<std::uint32_t>(inputs);
+}
 
-  // Run, and what it does, in order.
-  absl::Status Step(const StepBatch& batch);
-  absl::Status MakeCollections(const StepBatch& batch);
-  absl::Status PreparePages(const StepBatch& batch);
-  absl::Status Forward(const StepBatch& batch);
-  absl::Status Head(const StepBatch& batch);
-  absl::Status Pools(const StepBatch& batch);
-  // Samples and prompt logprobs whose logits lie in rows [begin, end) of logits_tokens.
-  absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
-  absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+models::CodedMatrices CodedMatricesOf(const models::Weights& weights) {
+  models::CodedMatrices coded;
+  const auto add = [&](const models::LinearWeights& linear) {
+    for (const kernels::PackedLinear& matrix : linear.matrices) {
+      coded.integers |=
+          matrix.format() == WeightFormat::kInt8 || matrix.format() == WeightFormat::kInt4;
+      coded.orders |= matrix.order() != nullptr;
+      coded.fp8 |= matrix.format() == WeightFormat::kFp8E4M3;
+    }
+  };
+  add(weights.head());
+  for (const models::LayerWeights& layer : weights.layers()) {
+    for (const auto& named : models::LinearsOf(layer)) add(*named.linear);
+  }
+  return coded;
+}
 
-  const StepLimits limits;
-  StepOrder order;
-  std::int64_t scratch_bytes = 0;            // reserved in the backend
-  std::vector<kernels::AnyKvCollection> kv;  // of the step, one per layer group over the one pool
+// Integer and fp8 products share this memory, because they run one after the other.
+std::int64_t LinearScratchBytes(const models::CodedMatrices& coded, std::uint32_t num_rows,
+                                std::uint32_t inputs) {
+  std::int64_t bytes = 0;
+  if (coded.integers) {
+    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.orders);
+  }
+  if (coded.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
+  return bytes;
+}
 
-  std::vector<kernels::SampledRow> sampled;  // of one block of logits
-  std::vector<float> pooled;  // [max_rows, hidden]: of each batch row, the sum so far
-  StepResult result;
-  bool has_result = false;
-  absl::Status late_error;  // of the head that waited for late samples
-};
+std::int64_t PooledBytes(const models::ModelSpec& spec, const models::StepLimits& limits) {
+  return std::int64_t{limits.max_rows} * spec.hidden * std::int64_t{sizeof(float)};
+}
 
-absl::Status ModelRunner::State::MakeCollections(const StepBatch& batch) {
-  kv.clear();
-  for (const cache::KvStepInputs& inputs : batch.kv) {
-    QUIRE_ASSIGN_OR_RETURN(
-        kernels::AnyKvCollection collection,
-        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
-    kv.push_back(std::move(collection));
+}  // namespace
+
+CpuRunner::CpuRunner(const Model& model, const kernels::Backend& backend, cache::KvPool* pool,
+                     const RunnerOptions& options)
+    : RunnerBase(model, backend, pool, options), limits_(LimitsOf(options)), order_(limits_) {
+  kv_.reserve(layers.groups.size());
+}
+
+absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const Model& model,
+                                                             const kernels::Backend& backend,
+                                                             cache::KvPool* pool,
+                                                             const RunnerOptions& options) {
+  QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
+  QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options, backend));
+  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
+  std::unique_ptr<CpuRunner> runner(new CpuRunner(model, backend, pool, options));
+  QUIRE_RETURN_IF_ERROR(runner->Allocate());
+  return runner;
+}
+
+absl::Status CpuRunner::Allocate() {
+  QUIRE_ASSIGN_OR_RETURN(buffers, models::StepBuffers::Allocate(model.spec, limits_));
+  if (options.comm != nullptr) {
+    options.comm->Reserve(std::size_t{limits_.max_step_tokens} * model.spec.hidden);
+  }
+  sampled_.reserve(limits_.max_step_samples);
+  result_.samples.reserve(limits_.max_step_samples);
+  result_.prompt_logprobs.reserve(limits_.max_step_tokens);
+  result_.pools.reserve(limits_.max_rows);
+  pooled_.resize(std::size_t{limits_.max_rows} * model.spec.hidden);
+  const models::CodedMatrices coded = CodedMatricesOf(*model.weights);
+  scratch_bytes_ = LinearScratchBytes(coded, limits_.max_step_tokens, MaxInputs(model.spec));
+  if (scratch_bytes_ > 0) {
+    backend.op_workspace().Reserve(static_cast<std::size_t>(scratch_bytes_));
   }
   return absl::OkStatus();
 }
 
-// Whole pages, so those of any group are all groups'.
-absl::Status ModelRunner::State::PreparePages(const StepBatch& batch) {
+absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
+  kv_.clear();
+  for (const cache::KvStepInputs& inputs : batch.kv) {
+    QUIRE_ASSIGN_OR_RETURN(
+        kernels::AnyKvCollection collection,
+        kernels::MakeKvCollection(pool->geometry(), pool->blocks(), inputs, pool->scales()));
+    kv_.push_back(std::move(collection));
+  }
+  return absl::OkStatus();
+}
+
+// Pages are cleared and copied as a whole, so the collection of any group serves all groups.
+absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
   for (const BlockId page : batch.clears) {
-    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv[0], page.value()));
+    QUIRE_RETURN_IF_ERROR(kernels::ZeroPage(backend, kv_[0], page.value()));
   }
   for (const cache::PageCopy& copy : batch.copies) {
-    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv[0],
+    QUIRE_RETURN_IF_ERROR(kernels::CopyPage(backend, {.pool = &kv_[0],
                                                       .source = copy.source.value(),
                                                       .destination = copy.target.value(),
                                                       .num_rows = copy.num_rows}));
@@ -79,34 +134,34 @@ absl::Status ModelRunner::State::PreparePages(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::Forward(const StepBatch& batch) {
-  const std::uint32_t batch_size = order.Order(batch, {.tokens = buffers.tokens,
-                                                       .positions = buffers.positions,
-                                                       .row_offsets = buffers.row_offsets});
-  return DecoderForward(model.spec, *model.weights,
-                        {.backend = &backend,
-                         .kv = kv,
-                         .layers = &layers,
-                         .buffers = &buffers,
-                         .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
-                         .batch_size = batch_size,
-                         .heartbeat = batch.heartbeat,
-                         .hidden_out = batch.hidden_out,
-                         .batch_index = order.batch_index(),
-                         .comm = options.comm});
+absl::Status CpuRunner::Forward(const StepBatch& batch) {
+  const std::uint32_t batch_size = order_.Order(batch, {.tokens = buffers.tokens,
+                                                        .positions = buffers.positions,
+                                                        .row_offsets = buffers.row_offsets});
+  return models::DecoderForward(model.spec, *model.weights,
+                                {.backend = &backend,
+                                 .kv = kv_,
+                                 .layers = &layers,
+                                 .buffers = &buffers,
+                                 .num_tokens = static_cast<std::uint32_t>(batch.token_ids.size()),
+                                 .batch_size = batch_size,
+                                 .heartbeat = batch.heartbeat,
+                                 .hidden_out = batch.hidden_out,
+                                 .batch_index = order_.batch_index(),
+                                 .comm = options.comm});
 }
 
-absl::Status ModelRunner::State::Head(const StepBatch& batch) {
+absl::Status CpuRunner::Head(const StepBatch& batch) {
   const std::size_t vocab = model.spec.vocab_size;
   const std::uint32_t total = static_cast<std::uint32_t>(batch.logits_tokens.size());
   std::uint32_t* const tokens = buffers.head_tokens;
-  for (std::uint32_t begin = 0; begin < total; begin += kHeadRows) {
-    const std::uint32_t end = std::min(total, begin + kHeadRows);
+  for (std::uint32_t begin = 0; begin < total; begin += models::kHeadRows) {
+    const std::uint32_t end = std::min(total, begin + models::kHeadRows);
     for (std::uint32_t i = begin; i < end; ++i) {
-      tokens[i - begin] = order.step_index()[batch.logits_tokens[i]];
+      tokens[i - begin] = order_.step_index()[batch.logits_tokens[i]];
     }
     QUIRE_RETURN_IF_ERROR(
-        DecoderHead(model.spec, *model.weights, backend, &buffers, tokens, end - begin));
+        models::DecoderHead(model.spec, *model.weights, backend, &buffers, tokens, end - begin));
     if (batch.logits_out != nullptr) {
       std::copy_n(buffers.logits, (end - begin) * vocab, batch.logits_out + begin * vocab);
     }
@@ -117,133 +172,56 @@ absl::Status ModelRunner::State::Head(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::Pools(const StepBatch& batch) {
+absl::Status CpuRunner::Pools(const StepBatch& batch) {
   for (std::size_t p = 0; p < batch.pools.size(); ++p) {
     const StepPool& pool = batch.pools[p];
     const std::size_t hidden = model.spec.hidden;
-    float* const sum = pooled.data() + pool.batch_row.value() * hidden;
-    QUIRE_RETURN_IF_ERROR(AddPool(pool, order.step_index()[pool.first_token], kHeadRows, sum));
-    if (pool.ends) result.pools[p] = {sum, hidden};
+    float* const sum = pooled_.data() + pool.batch_row.value() * hidden;
+    QUIRE_RETURN_IF_ERROR(
+        AddPool(pool, order_.step_index()[pool.first_token], models::kHeadRows, sum));
+    if (pool.ends) result_.pools[p] = {sum, hidden};
   }
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::SampleBlock(const StepBatch& batch, std::uint32_t begin,
-                                             std::uint32_t end) {
+absl::Status CpuRunner::SampleBlock(const StepBatch& batch, std::uint32_t begin,
+                                    std::uint32_t end) {
   TakeSamples(batch, begin, end, SamplePass::kAll);
   if (sampling_rows.empty()) return absl::OkStatus();
-  sampled.assign(sampling_rows.size(), {});
-  for (std::size_t i = 0; i < sampled.size(); ++i) {
-    sampled[i].top = buffers.sample_top + std::size_t{sample_indices[i]} * limits.max_logprobs;
+  sampled_.assign(sampling_rows.size(), {});
+  for (std::size_t i = 0; i < sampled_.size(); ++i) {
+    sampled_[i].top = buffers.sample_top + std::size_t{sample_indices[i]} * limits_.max_logprobs;
   }
   QUIRE_RETURN_IF_ERROR(kernels::Sample(
-      backend, {.rows = sampling_rows, .sampled = sampled, .vocab = model.spec.vocab_size}));
-  for (std::size_t i = 0; i < sampled.size(); ++i) {
-    result.samples[sample_indices[i]] = ToStepToken(sampled[i]);
+      backend, {.rows = sampling_rows, .sampled = sampled_, .vocab = model.spec.vocab_size}));
+  for (std::size_t i = 0; i < sampled_.size(); ++i) {
+    result_.samples[sample_indices[i]] = ToStepToken(sampled_[i]);
   }
   return absl::OkStatus();
 }
 
-absl::Status ModelRunner::State::ScoreBlock(const StepBatch& batch, std::uint32_t begin,
-                                            std::uint32_t end) {
+absl::Status CpuRunner::ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end) {
   const std::size_t first = TakePromptLogprobs(batch, begin, end);
   if (logprob_tokens.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
-    logprob_tokens[i].top = buffers.prompt_logprob_top + (first + i) * limits.max_logprobs;
+    logprob_tokens[i].top = buffers.prompt_logprob_top + (first + i) * limits_.max_logprobs;
   }
   QUIRE_RETURN_IF_ERROR(kernels::ComputeLogprobs(backend, {.tokens = logprob_tokens,
                                                            .vocab = model.spec.vocab_size,
                                                            .text_vocab = text_vocab,
                                                            .has_text = has_text}));
   for (std::size_t i = 0; i < logprob_tokens.size(); ++i) {
-    result.prompt_logprobs[first + i] = ToStepToken(logprob_tokens[i]);
+    result_.prompt_logprobs[first + i] = ToStepToken(logprob_tokens[i]);
   }
   return absl::OkStatus();
 }
 
-ModelRunner::ModelRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
-ModelRunner::~ModelRunner() = default;
-
-namespace {
-
-// Inputs of the widest matrix.
-std::uint32_t MaxInputs(const ModelSpec& spec) {
-  std::int64_t inputs = spec.hidden;
-  for (const LayerSpec& layer : spec.layers) {
-    ForEachTensor(layer, [&](BlockKind, const TensorInfo& info) {
-      if (info.is_vector()) return;
-      inputs = std::max(inputs, ExtentOf(info.inputs(), spec.hidden, layer).size);
-    });
-  }
-  return static_cast<std::uint32_t>(inputs);
-}
-
-CodedMatrices CodedMatricesOf(const Weights& weights) {
-  CodedMatrices coded;
-  const auto add = [&](const LinearWeights& linear) {
-    for (const kernels::PackedLinear& matrix : linear.matrices) {
-      coded.integers |=
-          matrix.format() == WeightFormat::kInt8 || matrix.format() == WeightFormat::kInt4;
-      coded.orders |= matrix.order() != nullptr;
-      coded.fp8 |= matrix.format() == WeightFormat::kFp8E4M3;
-    }
-  };
-  add(weights.head());
-  for (const LayerWeights& layer : weights.layers()) {
-    for (const auto& named : LinearsOf(layer)) add(*named.linear);
-  }
-  return coded;
-}
-
-// Products of integers and of fp8 use the same memory, one after the other.
-std::int64_t LinearScratchBytes(const CodedMatrices& coded, std::uint32_t num_rows,
-                                std::uint32_t inputs) {
-  std::int64_t bytes = 0;
-  if (coded.integers) {
-    bytes = kernels::QuantizedLinearScratchBytes(num_rows, inputs, coded.orders);
-  }
-  if (coded.fp8) bytes = std::max(bytes, kernels::Fp8LinearScratchBytes(num_rows, inputs));
-  return bytes;
-}
-
-std::int64_t PooledBytes(const ModelSpec& spec, const StepLimits& limits) {
-  return std::int64_t{limits.max_rows} * spec.hidden * std::int64_t{sizeof(float)};
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const Model& model,
-                                                                 const kernels::Backend& backend,
-                                                                 cache::KvPool* pool,
-                                                                 const RunnerOptions& options) {
-  QUIRE_RETURN_IF_ERROR(CheckRunnerOptions(model.spec, options));
-  QUIRE_RETURN_IF_ERROR(CheckCommunicator(model.part, options, backend));
-  QUIRE_RETURN_IF_ERROR(CheckPoolGeometry(model.spec, pool->geometry()));
-  auto state = std::make_unique<State>(model, backend, pool, options);
-  QUIRE_ASSIGN_OR_RETURN(state->buffers, StepBuffers::Allocate(model.spec, state->limits));
-  if (options.comm != nullptr) {
-    options.comm->Reserve(std::size_t{state->limits.max_step_tokens} * model.spec.hidden);
-  }
-  state->sampled.reserve(state->limits.max_step_samples);
-  state->result.samples.reserve(state->limits.max_step_samples);
-  state->result.prompt_logprobs.reserve(state->limits.max_step_tokens);
-  state->result.pools.reserve(state->limits.max_rows);
-  state->pooled.resize(std::size_t{state->limits.max_rows} * model.spec.hidden);
-  const CodedMatrices coded = CodedMatricesOf(*model.weights);
-  state->scratch_bytes =
-      LinearScratchBytes(coded, state->limits.max_step_tokens, MaxInputs(model.spec));
-  if (state->scratch_bytes > 0) {
-    backend.op_workspace().Reserve(static_cast<std::size_t>(state->scratch_bytes));
-  }
-  return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(state)));
-}
-
-absl::Status ModelRunner::State::Step(const StepBatch& batch) {
-  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, model.spec, limits, pool->geometry(),
+absl::Status CpuRunner::Step(const StepBatch& batch) {
+  QUIRE_RETURN_IF_ERROR(CheckStepBatch(batch, model.spec, limits_, pool->geometry(),
                                        static_cast<std::uint32_t>(layers.groups.size())));
-  result.samples.assign(batch.samples.size(), StepToken{.unsampled = true, .top = {}});
-  result.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
-  result.pools.assign(batch.pools.size(), {});
+  result_.samples.assign(batch.samples.size(), StepToken{.unsampled = true, .top = {}});
+  result_.prompt_logprobs.assign(batch.prompt_logprobs.size(), StepToken{});
+  result_.pools.assign(batch.pools.size(), {});
   BeginLogits();
   if (!batch.kv.empty()) {
     QUIRE_RETURN_IF_ERROR(MakeCollections(batch));
@@ -254,38 +232,36 @@ absl::Status ModelRunner::State::Step(const StepBatch& batch) {
   return Pools(batch);
 }
 
-absl::Status ModelRunner::Run(const StepBatch& batch) {
-  State& s = *state_;
-  s.has_result = false;
-  s.late_error = absl::OkStatus();
-  const absl::Status done = s.Step(batch);
-  // The other ranks would wait for this one's part of their next sum.
-  if (!done.ok() && s.options.comm != nullptr) s.options.comm->Abort(done);
-  s.has_result = done.ok();
+absl::Status CpuRunner::Run(const StepBatch& batch) {
+  has_result_ = false;
+  late_error_ = absl::OkStatus();
+  const absl::Status done = Step(batch);
+  // Without Abort the other ranks would wait for this rank's part of their next sum.
+  if (!done.ok() && options.comm != nullptr) options.comm->Abort(done);
+  has_result_ = done.ok();
   return done;
 }
 
-void ModelRunner::SampleLate(const StepBatch& batch) {
-  state_->late_error = state_->Head(batch);
+void CpuRunner::SampleLate(const StepBatch& batch) {
+  late_error_ = Head(batch);
 }
 
-absl::StatusOr<const StepResult*> ModelRunner::Collect() {
-  if (!state_->has_result) return absl::FailedPreconditionError("no step was launched");
-  state_->has_result = false;
-  QUIRE_RETURN_IF_ERROR(state_->late_error);
-  return &state_->result;
+absl::StatusOr<const StepResult*> CpuRunner::Collect() {
+  if (!has_result_) return absl::FailedPreconditionError("no step was launched");
+  has_result_ = false;
+  QUIRE_RETURN_IF_ERROR(late_error_);
+  return &result_;
 }
 
-std::int64_t ModelRunner::workspace_bytes() const {
-  return state_->buffers.memory.size_bytes() + state_->scratch_bytes +
-         PooledBytes(state_->model.spec, state_->limits);
+std::int64_t CpuRunner::workspace_bytes() const {
+  return buffers.memory.size_bytes() + scratch_bytes_ + PooledBytes(model.spec, limits_);
 }
 
-std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                const CodedMatrices& coded) {
-  const StepLimits limits = LimitsOf(options);
-  return StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
+std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
+                                const models::CodedMatrices& coded) {
+  const models::StepLimits limits = LimitsOf(options);
+  return models::StepBuffers::BytesFor(spec, limits) + PooledBytes(spec, limits) +
          LinearScratchBytes(coded, limits.max_step_tokens, MaxInputs(spec));
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

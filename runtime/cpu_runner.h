@@ -2,54 +2,82 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend/backend.h"
+#include "kernels/kv_store/kv_dispatch.h"
+#include "kernels/sampling/sampling.h"
+#include "models/blocks/step_buffers.h"
+#include "runtime/runner_base.h"
 #include "runtime/runner_options.h"
 #include "runtime/step/step_runner.h"
+#include "runtime/step_order.h"
 
 namespace quire::cache {
 class KvPool;
 }
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct Model;
 
-// Computes steps on the CPU backend: copies and clears pages, runs the decoder over all rows, then
-// the head, the samples and the prompt logprobs for the rows that ask for logits, in blocks, so
-// that the workspace does not grow with the number of prompt log-probabilities.
+// Computes steps on the CPU backend. A step copies and clears pages, runs the decoder over all
+// rows, and then the head, the samples and the prompt log-probabilities. The head runs in blocks of
+// rows, so that the workspace does not grow with the number of prompt log-probabilities.
 //
-// Place:      under the engine, which knows only StepRunner; above blocks/ and kernels/.
-// Invariants: a row's results depend on its own tokens, pages and samples only, never on the other
-//             rows of the step, the chunking of its prompt or the number of threads. In steady
-//             state a step allocates nothing. A refused batch writes nothing.
-// Threads:    Create anywhere; then the engine thread only.
-// Lifetime:   model, backend and pool outlive it.
-class ModelRunner : public StepRunner {
+// Place:      below the engine, which knows only StepRunner; above blocks/ and kernels/.
+// Invariants: the results of a row depend only on its own tokens, pages and samples, not on the
+//             other rows of the step, the chunking of its prompt or the number of threads. In
+//             steady state a step does not allocate. A rejected batch writes nothing.
+// Threads:    Create on any thread; then the engine thread only.
+// Lifetime:   model, backend and pool must outlive it.
+class CpuRunner : public StepRunner, private RunnerBase {
  public:
-  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's or an option is out of
+  // Returns INVALID_ARGUMENT if the pool's geometry does not match the model or an option is out of
   // range.
-  static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const Model& model,
-                                                             const kernels::Backend& backend,
-                                                             cache::KvPool* pool,
-                                                             const RunnerOptions& options);
-  ~ModelRunner() override;
+  static absl::StatusOr<std::unique_ptr<CpuRunner>> Create(const Model& model,
+                                                           const kernels::Backend& backend,
+                                                           cache::KvPool* pool,
+                                                           const RunnerOptions& options);
 
-  // For every sample the runner sets row.logits, row.text_vocab and row.has_text.
-  // With late samples the head of all rows waits for SampleLate.
+  // Sets row.logits, row.text_vocab and row.has_text of every sample. If the step has late samples,
+  // SampleLate computes the head of all rows.
   absl::Status Run(const StepBatch& batch) override;
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
   bool can_pool() const override { return true; }
 
-  // Bytes of activations that it holds and of scratch that it has reserved.
+  // Number of bytes of its activations and of the scratch memory that it reserved.
   std::int64_t workspace_bytes() const;
 
  private:
-  struct State;
-  explicit ModelRunner(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  CpuRunner(const Model& model, const kernels::Backend& backend, cache::KvPool* pool,
+            const RunnerOptions& options);
+
+  absl::Status Allocate();
+  // Runs a step by the functions below, in their order.
+  absl::Status Step(const StepBatch& batch);
+  absl::Status MakeCollections(const StepBatch& batch);
+  absl::Status PreparePages(const StepBatch& batch);
+  absl::Status Forward(const StepBatch& batch);
+  absl::Status Head(const StepBatch& batch);
+  absl::Status Pools(const StepBatch& batch);
+  // Compute the samples and prompt log-probabilities whose logits are rows [begin, end) of
+  // logits_tokens.
+  absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+  absl::Status ScoreBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
+
+  const models::StepLimits limits_;
+  StepOrder order_;
+  std::int64_t scratch_bytes_ = 0;            // reserved in the backend
+  std::vector<kernels::AnyKvCollection> kv_;  // by layer group, over the one pool
+  std::vector<kernels::SampledRow> sampled_;  // one block of logits
+  std::vector<float> pooled_;                 // [max_rows, hidden] sums so far
+  StepResult result_;
+  bool has_result_ = false;
+  absl::Status late_error_;  // error of SampleLate, which Collect returns
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -31,11 +31,11 @@
 #include "runtime/step_graphs.h"
 #include "runtime/step_order.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
-// What is found while waiting happened on the device after a launch that it took: pages and sampler
-// are in no known state, whatever CUDA calls the error.
+// Returns the error with the reason DEVICE_LOST. An error that is found while waiting occurred on
+// the device after a launch, so the state of pages and sampler is unknown, whatever the CUDA error.
 absl::Status DeviceLost(const absl::Status& status) {
   if (HasReason(status, Reason::kDeviceLost)) return status;
   return WithReason(absl::UnavailableError(status.message()), Reason::kDeviceLost);
@@ -46,12 +46,12 @@ absl::Status DeviceLost(const absl::Status& status) {
 struct CudaRunner::State : RunnerBase {
   static constexpr std::uint32_t kSlots = 2;
 
-  // A step that was launched: its event, its sampled tokens and what Collect needs.
+  // A launched step: its event, its sampled tokens and the data that Collect needs.
   struct Slot {
     Event done;
     std::int32_t* tokens = nullptr;  // device [max_step_samples]
     std::uint32_t num_samples = 0;
-    // Of what the sampler has of the step, in its order: the places in StepBatch::samples.
+    // The indices in StepBatch::samples of the sampler's results, in the order of the sampler.
     std::vector<std::uint32_t> places;
     absl::Status late_error;
     StepResult result;
@@ -65,28 +65,28 @@ struct CudaRunner::State : RunnerBase {
 
   const Stream& stream() const { return *backend.cuda()->stream; }
 
-  // The parts of Create.
+  // The steps of Create.
   absl::Status CheckRoom() const;
   absl::Status Allocate();
   absl::Status MakeCollections();
   absl::Status UploadRopeTables();
 
-  // The parts of Run, in order.
+  // The steps of Run, in order.
   absl::Status Check(const StepBatch& batch) const;
   absl::Status Launch(const StepBatch& batch, std::uint32_t slot);
   absl::Status PreparePages(const StepBatch& batch);
   absl::Status Compute(const StepBatch& batch, const PackedStep& step, std::uint32_t slot);
   absl::Status Forward(const StepBatch& batch, const PackedStep& step);
   absl::Status Plan(std::uint32_t batch_size, bool has_prompt_rows, bool has_generated_rows);
-  // The decoder and the head of a whole bucket, as one graph when it exists.
+  // Runs the decoder and the head of a whole bucket, as one graph if it exists.
   absl::Status RunGraph(std::uint32_t bucket);
   absl::Status EnqueueBucket(std::uint32_t bucket);
   absl::Status Head(std::uint32_t begin, std::uint32_t end);
-  // Logits, samples and prompt logprobs of rows [begin, end) of logits_tokens, which lie in the
-  // buffer of logits.
+  // Reports logits and computes samples and prompt log-probabilities of rows [begin, end) of
+  // logits_tokens, whose logits are in their buffer.
   absl::Status Finish(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
                       std::uint32_t slot);
-  // Of what TakeSamples has found.
+  // Samples the rows that TakeSamples found.
   absl::Status Sample(const StepBatch& batch, std::uint32_t slot);
   absl::Status SampleLate(const StepBatch& batch, std::uint32_t slot);
   absl::Status ComputePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
@@ -94,43 +94,43 @@ struct CudaRunner::State : RunnerBase {
 
   absl::Status Pools(const StepBatch& batch, std::uint32_t slot);
 
-  // Waits for an event, or for what is enqueued now. With a communicator the end of the group ends
-  // it, too.
+  // Wait for an event, or for all work enqueued so far. With a communicator they also return if the
+  // group of ranks is aborted.
   absl::Status Wait(const Event& event) const;
   absl::Status Synchronize();
 
-  // The bucket of a step that runs as a graph, or 0.
+  // Returns the bucket of a step that runs as a graph, or 0.
   std::uint32_t BucketOf(const StepBatch& batch) const;
 
   const CudaSizes sizes;
   RunnerMemory memory;
   StepOrder order;
   DeviceBuffer sampled;      // [kSlots, sampled_stride]
-  DeviceBuffer pooled;       // [max_rows, hidden] f32: of each batch row, the sum so far
-  DeviceBuffer pooled_host;  // [kSlots, max_rows, hidden], pinned: of each pool that ends
+  DeviceBuffer pooled;       // [max_rows, hidden] f32 sums so far
+  DeviceBuffer pooled_host;  // [kSlots, max_rows, hidden], pinned: complete sums
   std::optional<CudaStepInputs> inputs;
   std::vector<kernels::AnyKvCollection> kv;  // one per layer group over the one pool
   std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;  // one per window
   std::vector<const kernels::AttentionPlan*> group_plans;      // by layer group
-  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;  // of the pages, which are any group's
+  std::unique_ptr<kernels::cuda::KvTensorMaps> maps;  // tensor maps of the pages of all groups
   std::unique_ptr<kernels::DeviceSampler> sampler;
   StepGraphs graphs;
   std::uint64_t graph_steps = 0;
 
-  std::optional<Event> enqueued;  // of Synchronize
+  std::optional<Event> enqueued;  // used by Synchronize
   std::vector<Slot> slots;
   std::uint32_t next_slot = 0;
   std::uint32_t in_flight = 0;
-  std::uint32_t previous_samples = 0;  // of the step in the other slot
-  // Of one step.
+  std::uint32_t previous_samples = 0;  // number of samples of the step in the other slot
+  // Page work of the current step, kept to avoid allocations.
   std::vector<std::uint32_t> clears;
   std::vector<kernels::PageCopyItem> copies;
 };
 
-// The graphs' share counts, since they must find room later.
+// The share of graphs is included, because they are allocated later.
 absl::Status CudaRunner::State::CheckRoom() const {
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t free, FreeDeviceMemory(backend.device()));
-  // The backend has its scratch already.
+  // The backend has allocated its scratch memory already.
   const std::int64_t needed = memory.device_bytes() - memory.linear_bytes;
   if (needed <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -140,10 +140,10 @@ absl::Status CudaRunner::State::CheckRoom() const {
 }
 
 absl::Status CudaRunner::State::Allocate() {
-  const ModelSpec& spec = model.spec;
+  const models::ModelSpec& spec = model.spec;
   memory = RunnerMemoryFor(spec, sizes, backend.cuda()->num_sms, backend.cuda()->determinism);
   QUIRE_RETURN_IF_ERROR(CheckRoom());
-  QUIRE_ASSIGN_OR_RETURN(buffers, StepBuffers::Allocate(spec, sizes.buffers));
+  QUIRE_ASSIGN_OR_RETURN(buffers, models::StepBuffers::Allocate(spec, sizes.buffers));
   QUIRE_ASSIGN_OR_RETURN(
       sampled, DeviceBuffer::Allocate(MemoryKind::kDevice,
                                       kSlots * sizes.sampled_stride *
@@ -158,7 +158,7 @@ absl::Status CudaRunner::State::Allocate() {
                            kernels::AttentionPlan::Create(backend, limits));
     plans.push_back(std::move(plan));
   }
-  for (const LayerGroup& group : layers.groups) {
+  for (const models::LayerGroup& group : layers.groups) {
     const auto plan = std::find_if(plans.begin(), plans.end(), [&](const auto& p) {
       return p->limits().window == group.window;
     });
@@ -208,7 +208,7 @@ absl::Status CudaRunner::State::MakeCollections() {
 
 absl::Status CudaRunner::State::UploadRopeTables() {
   float* to = buffers.inv_freq;
-  for (const RopeTable& table : model.spec.rope_tables) {
+  for (const models::RopeTable& table : model.spec.rope_tables) {
     const auto bytes = static_cast<std::int64_t>(table.inv_freq.size() * sizeof(float));
     QUIRE_RETURN_IF_ERROR(stream().Copy(to, table.inv_freq.data(), bytes));
     to += table.inv_freq.size();
@@ -241,7 +241,7 @@ std::uint32_t CudaRunner::State::BucketOf(const StepBatch& batch) const {
   return decodes ? GraphBucket(num_rows) : 0;
 }
 
-// Whole pages, so those of any group are all groups'.
+// Pages are cleared and copied as a whole, so the collection of any group serves all groups.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
@@ -274,16 +274,16 @@ absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_r
 absl::Status CudaRunner::State::EnqueueBucket(std::uint32_t bucket) {
   QUIRE_RETURN_IF_ERROR(
       Plan(sizes.limits.max_rows, /*has_prompt_rows=*/false, /*has_generated_rows=*/true));
-  QUIRE_RETURN_IF_ERROR(DecoderForward(model.spec, *model.weights,
-                                       {.backend = &backend,
-                                        .kv = kv,
-                                        .layers = &layers,
-                                        .plans = group_plans,
-                                        .maps = maps.get(),
-                                        .buffers = &buffers,
-                                        .num_tokens = bucket,
-                                        .batch_size = sizes.limits.max_rows,
-                                        .comm = options.comm}));
+  QUIRE_RETURN_IF_ERROR(models::DecoderForward(model.spec, *model.weights,
+                                               {.backend = &backend,
+                                                .kv = kv,
+                                                .layers = &layers,
+                                                .plans = group_plans,
+                                                .maps = maps.get(),
+                                                .buffers = &buffers,
+                                                .num_tokens = bucket,
+                                                .batch_size = sizes.limits.max_rows,
+                                                .comm = options.comm}));
   return Head(0, bucket);
 }
 
@@ -292,38 +292,38 @@ absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
     ++graph_steps;
     return graph->Launch(stream());
   }
-  // The first step of a bucket runs as it is, so that whatever is loaded or set up at first use is
-  // so before the capture, and the device has work meanwhile.
+  // The first step of a bucket runs without a graph, so that everything initialized at first use is
+  // ready before the capture. The device computes this step during the capture.
   QUIRE_RETURN_IF_ERROR(EnqueueBucket(bucket));
   return graphs.Capture(bucket, [&] { return EnqueueBucket(bucket); });
 }
 
 absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep& step) {
   QUIRE_RETURN_IF_ERROR(Plan(step.batch_size, step.has_prompt_rows, step.has_generated_rows));
-  return DecoderForward(model.spec, *model.weights,
-                        {.backend = &backend,
-                         .kv = kv,
-                         .layers = &layers,
-                         .plans = group_plans,
-                         .maps = maps.get(),
-                         .buffers = &buffers,
-                         .num_tokens = step.num_tokens,
-                         .batch_size = step.batch_size,
-                         .hidden_out = batch.hidden_out,
-                         .batch_index = order.batch_index(),
-                         .comm = options.comm});
+  return models::DecoderForward(model.spec, *model.weights,
+                                {.backend = &backend,
+                                 .kv = kv,
+                                 .layers = &layers,
+                                 .plans = group_plans,
+                                 .maps = maps.get(),
+                                 .buffers = &buffers,
+                                 .num_tokens = step.num_tokens,
+                                 .batch_size = step.batch_size,
+                                 .hidden_out = batch.hidden_out,
+                                 .batch_index = order.batch_index(),
+                                 .comm = options.comm});
 }
 
 absl::Status CudaRunner::State::Head(std::uint32_t begin, std::uint32_t end) {
-  return DecoderHead(model.spec, *model.weights, backend, &buffers, buffers.head_tokens + begin,
-                     end - begin);
+  return models::DecoderHead(model.spec, *model.weights, backend, &buffers,
+                             buffers.head_tokens + begin, end - begin);
 }
 
 absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t begin,
                                        std::uint32_t end, std::uint32_t slot) {
   if (batch.logits_out != nullptr) {
     const std::size_t vocab = model.spec.vocab_size;
-    // A copy to pageable memory waits, too.
+    // A copy to pageable memory would wait, too.
     QUIRE_RETURN_IF_ERROR(Synchronize());
     QUIRE_RETURN_IF_ERROR(
         stream().Copy(batch.logits_out + begin * vocab, buffers.logits,
@@ -346,8 +346,8 @@ absl::Status CudaRunner::State::Sample(const StepBatch& batch, std::uint32_t slo
   return sampler->Sample(sampling_rows, slots[slot].tokens, static_cast<int>(slot), sample_indices);
 }
 
-// The logits of the last block still lie in their buffer; those of an earlier one are computed
-// again, to the same bits.
+// The logits of the last block are still in their buffer. The logits of an earlier block are
+// computed again, with the same bits.
 absl::Status CudaRunner::State::SampleLate(const StepBatch& batch, std::uint32_t slot) {
   BeginLogits();
   const auto num_logits = static_cast<std::uint32_t>(batch.logits_tokens.size());
@@ -371,7 +371,7 @@ absl::Status CudaRunner::State::ComputePromptLogprobs(const StepBatch& batch, st
   return sampler->ComputeLogprobs(logprob_tokens, static_cast<int>(slot));
 }
 
-// The copies run behind the sums on the stream, so that Collect finds them.
+// The copies follow the sums on the stream, so they are complete before Collect reads them.
 absl::Status CudaRunner::State::Pools(const StepBatch& batch, std::uint32_t slot) {
   const std::size_t hidden = model.spec.hidden;
   auto* const sums = static_cast<float*>(pooled.data());
@@ -433,7 +433,7 @@ absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slo
 CudaRunner::CudaRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 CudaRunner::~CudaRunner() {
-  // Nothing can be done about an error here; who waits for a step sees it in Collect.
+  // An error cannot be handled here. A caller that waits for a step gets it from Collect.
   if (state_->enqueued) state_->Synchronize().IgnoreError();
 }
 
@@ -451,8 +451,8 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   QUIRE_RETURN_IF_ERROR(state->MakeCollections());
   QUIRE_RETURN_IF_ERROR(state->UploadRopeTables());
   const DType pages = pool->geometry().dtype;
-  const LayerSpec& layer = model.spec.layers[0];
-  if (layer.attention == AttentionKind::kMla && pages != DType::kBF16 &&
+  const models::LayerSpec& layer = model.spec.layers[0];
+  if (layer.attention == models::AttentionKind::kMla && pages != DType::kBF16 &&
       layer.mla.kv_lora_rank + layer.mla.rope_size > 128) {
     log::Info("model", "latent attention runs without tensor cores",
               {{"kv_cache.dtype", DTypeName(pages)}, {"reason", "its kernel reads bf16 pages"}});
@@ -481,7 +481,7 @@ absl::Status CudaRunner::State::Check(const StepBatch& batch) const {
   if (batch.hidden_out != nullptr && options.comm != nullptr) {
     return absl::UnimplementedError("hidden states of a model that is divided among GPUs");
   }
-  // The thread that runs steps is not the one that opened the device.
+  // The thread that runs steps is not the thread that opened the device.
   return UseDevice(stream().device());
 }
 
@@ -490,12 +490,12 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
   const std::uint32_t slot = s.next_slot;
   const absl::Status checked = s.Check(batch);
   const absl::Status status = checked.ok() ? s.Launch(batch, slot) : checked;
-  // The other ranks would wait for this one's part of their next sum.
+  // Without Abort the other ranks would wait for this rank's part of their next sum.
   if (!status.ok() && s.options.comm != nullptr) s.options.comm->Abort(status);
   if (!checked.ok()) return checked;
   if (!status.ok()) {
-    // Pinned memory of the slot is used again by the next step. What fails while waiting failed on
-    // the device.
+    // The next step uses the pinned memory of the slot again, so the stream must be idle. An error
+    // while waiting is an error of the device.
     s.Synchronize().IgnoreError();
     const absl::Status waited = s.stream().Synchronize();
     s.inputs->Forget();
@@ -549,4 +549,4 @@ std::uint32_t CudaRunner::num_graphs() const {
   return state_->graphs.size();
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

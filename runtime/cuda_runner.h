@@ -14,54 +14,54 @@ namespace quire::cache {
 class KvPool;
 }
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct Model;
 
-// Computes steps on a GPU, up to two ahead of the host: one copy from rotating pinned buffers
-// brings tokens, lengths and the changed parts of the lookup table; pages, planner, decoder, head
-// and sampler follow on one stream; an event marks the end. Tokens that the step before samples are
-// put in their places on the device.
+// Computes steps on a GPU, up to two ahead of the host. One copy from rotating pinned buffers
+// uploads tokens, lengths and the changed parts of the lookup tables. Page copies, attention
+// planner, decoder, head and sampler follow on the same stream, and an event completes the step. A
+// kernel inserts the tokens that the previous step samples.
 //
 //   Run(n)      check, order, pack | copy, scatter | pages, plan, decoder, head, samples | event
-//   SampleLate  late samples | event, in place of that of Run
+//   SampleLate  late samples | event, instead of the event of Run
 //   Run(n + 1)  the same, while the device is busy with n
 //   Collect()   waits for n's event, reads its slot of results
 //
-// A step in which every row has one generated token runs its decoder and head as a captured graph,
-// one per bucket of rows (1, 2, 4, 8, 16, 24, ...), captured after the first step of that size has
-// run without one.
+// If every row of a step has one generated token, its decoder and head run as a captured graph.
+// There is one graph per bucket of rows (1, 2, 4, 8, 16, 24, ...). It is captured after the first
+// step of that size has run without a graph.
 //
-// Place:      under the engine, which knows only StepRunner; beside ModelRunner; above blocks/ and
+// Place:      below the engine, which knows only StepRunner; beside CpuRunner; above blocks/ and
 //             kernels/.
-// Invariants: a row's results depend on its own tokens, their class, its pages and samples only:
-//             never on the other rows, the chunking of its prompt, graphs, or how many steps are in
-//             flight. Create allocates everything that PlanDeviceMemory counts, a step nothing;
-//             graphs stay inside their share.
-// Threads:    Create anywhere; then the engine thread only.
-// Lifetime:   model, backend and pool outlive it. What was launched has ended when it is destroyed.
+// Invariants: the results of a row depend only on its own tokens, their class, its pages and
+//             samples, not on other rows, the chunking of its prompt, graphs or the number of steps
+//             in flight. Create allocates everything that PlanDeviceMemory counts, and a step
+//             allocates nothing. Graphs stay within their share of memory.
+// Threads:    Create on any thread; then the engine thread only.
+// Lifetime:   model, backend and pool must outlive it. The destructor waits for launched steps.
 class CudaRunner : public StepRunner {
  public:
-  // Returns INVALID_ARGUMENT when the pool's geometry is not the model's, an option is out of range
-  // or the communicator of another rank or backend, or activations and pages do not go together;
-  // RESOURCE_EXHAUSTED without memory.
-  // REQUIRES: a CUDA backend, on which the model was loaded, and a pool in device memory.
+  // Returns INVALID_ARGUMENT if the pool's geometry does not match the model, an option is out of
+  // range, the communicator has another rank or backend, or the types of activations and pages do
+  // not match. Returns RESOURCE_EXHAUSTED if an allocation fails.
+  // REQUIRES: the model was loaded on `backend`, a CUDA backend; the pool is in device memory.
   static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const Model& model,
                                                             const kernels::Backend& backend,
                                                             cache::KvPool* pool,
                                                             const RunnerOptions& options);
   ~CudaRunner() override;
 
-  // An error that IsDeviceLost says so of is final: the process must end.
+  // After an error for which IsDeviceLost is true the process must exit.
   absl::Status Run(const StepBatch& batch) override;
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
   int max_steps_in_flight() const override;
   bool can_pool() const override { return true; }
 
-  // What Create allocated, apart from the pool and the weights.
+  // The memory that Create allocated, without the pool and the weights.
   const RunnerMemory& memory() const;
-  // Steps that ran as a graph, and graphs that exist.
+  // Number of steps that ran as a graph, and number of graphs.
   std::uint64_t graph_steps() const;
   std::uint32_t num_graphs() const;
 
@@ -71,4 +71,4 @@ class CudaRunner : public StepRunner {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -9,41 +9,42 @@
 #include "models/blocks/layer_groups.h"
 #include "runtime/cuda_step_inputs.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
-// Device memory that a graph's node takes, at most: its arguments and what the driver keeps beside
-// them.
+// Maximum device memory of a graph node: its arguments and the driver's data.
 constexpr std::int64_t kGraphNodeBytes = 32 << 10;
-// Nodes of a layer and of everything around the layers, at most.
+// Maximum number of nodes of a layer, and of everything outside the layers (kOtherNodes).
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
-// Beyond a dense layer's: the router and the way of rows to experts and back, a shared expert.
-constexpr std::int64_t kMixtureNodes = 12;
+// Additional nodes of an MoE layer: router, dispatch to experts, combine, and a shared expert.
+constexpr std::int64_t kMoeNodes = 12;
 constexpr std::int64_t kOtherNodes = 16;
-// With rows that are rounded: a launch in front of each product, and the store of heads behind one.
-constexpr std::int64_t kRoundingNodes = 8;
+// Additional nodes with dynamic activation quantization (fp8): one launch before each product, and
+// the store of heads after a product.
+constexpr std::int64_t kActivationQuantNodes = 8;
 
-// Entries that the sampler holds at a time. Only samples with penalties have a history, so this is
-// far above what is seen; a step beyond it is sampled in pieces. One sample always fits: a history
-// has no more entries than a context or a vocabulary, and biases are kMaxBias at most.
+// Maximum number of entries that the sampler holds at a time. Only samples with penalties have a
+// history, so this limit is rarely reached. A step that exceeds it is sampled in pieces. One sample
+// always fits, because a history has at most as many entries as a context or a vocabulary, and
+// there are at most kMaxBias biases.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;
 constexpr std::uint32_t kMaxMasks = 256;
 
-// Of all layer groups, each once.
-std::set<std::uint32_t> WindowsOf(const LayerGroups& layers) {
+// Returns the distinct windows of all layer groups.
+std::set<std::uint32_t> WindowsOf(const models::LayerGroups& layers) {
   std::set<std::uint32_t> windows;
-  for (const LayerGroup& group : layers.groups) windows.insert(group.window);
+  for (const models::LayerGroup& group : layers.groups) windows.insert(group.window);
   return windows;
 }
 
-// Heads of the pages and of the queries over them. Latent attention is one KV head.
-kernels::AttentionPlanLimits HeadsOf(const LayerSpec& layer) {
+// Returns the heads of queries and of pages. MLA pages have one KV head.
+kernels::AttentionPlanLimits HeadsOf(const models::LayerSpec& layer) {
   kernels::AttentionPlanLimits limits;
-  const bool is_latent = layer.attention == AttentionKind::kMla;
+  const bool is_latent = layer.attention == models::AttentionKind::kMla;
   limits.num_heads = is_latent ? layer.mla.num_heads : layer.heads.num_heads;
   limits.num_kv_heads = is_latent ? 1 : layer.heads.num_kv_heads;
   limits.head_size =
@@ -59,26 +60,31 @@ std::uint32_t NumBuckets(std::uint32_t max_rows) {
   return buckets;
 }
 
-// Of both branches of a model that is divided: a gather and a sum for each piece, and the norm and
-// the sum with the stream that a product does by itself otherwise.
-std::int64_t RankNodes(const ModelSpec& spec, const CudaSizes& sizes) {
+// Returns the additional nodes of a layer of a divided model. Each of its two branches has a gather
+// and a sum per piece. The norm and the residual sum are separate nodes, which are otherwise fused
+// into a product.
+std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   constexpr std::int64_t kPiece = kernels::NcclCommunicator::kChunk;
   if (!sizes.buffers.is_part) return 0;
   const std::int64_t elements = std::int64_t{GraphBucket(sizes.max_graph_rows)} * spec.hidden;
   return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
 }
 
-std::int64_t NodesOf(const ModelSpec& spec, const CudaSizes& sizes, bool rounds_rows) {
+std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
+                     bool quantizes_activations) {
   std::int64_t nodes = kOtherNodes + static_cast<std::int64_t>(sizes.attention.size());
   const std::int64_t rank_nodes = RankNodes(spec, sizes);
-  for (const LayerSpec& layer : spec.layers) {
+  for (const models::LayerSpec& layer : spec.layers) {
     nodes += kNodesPerLayer + rank_nodes;
-    if (rounds_rows) nodes += layer.mlp == MlpKind::kMoe ? 2 * kRoundingNodes : kRoundingNodes;
-    if (layer.heads.qk_norm.kind != NormKind::kNone) nodes += kQkNormNodes;
-    if (HasBranches(layer)) nodes += kBranchNodes;
-    if (layer.mlp == MlpKind::kMoe) nodes += kMixtureNodes;
-    // A product into the latent space and one back for every head, and the norms of both latents.
-    if (layer.attention == AttentionKind::kMla) nodes += 2 * std::int64_t{layer.mla.num_heads} + 2;
+    if (quantizes_activations)
+      nodes +=
+          layer.mlp == models::MlpKind::kMoe ? 2 * kActivationQuantNodes : kActivationQuantNodes;
+    if (layer.heads.qk_norm.kind != models::NormKind::kNone) nodes += kQkNormNodes;
+    if (models::HasBranches(layer)) nodes += kBranchNodes;
+    if (layer.mlp == models::MlpKind::kMoe) nodes += kMoeNodes;
+    // MLA has two products per head, into the latent space and back, and two latent norms.
+    if (layer.attention == models::AttentionKind::kMla)
+      nodes += 2 * std::int64_t{layer.mla.num_heads} + 2;
   }
   return nodes;
 }
@@ -88,7 +94,8 @@ std::uint32_t LookupStride(std::uint32_t max_context, std::uint32_t page_size) {
   return (pages + 7) / 8 * 8 + cache::LookupTable::kPaddingColumns;
 }
 
-kernels::DeviceSamplerLimits SamplerLimits(const ModelSpec& spec, const StepLimits& limits,
+kernels::DeviceSamplerLimits SamplerLimits(const models::ModelSpec& spec,
+                                           const models::StepLimits& limits,
                                            std::uint32_t max_context) {
   const std::int64_t samples = limits.max_step_samples;
   const std::int64_t distinct = std::min(spec.vocab_size, max_context);
@@ -107,7 +114,7 @@ kernels::DeviceSamplerLimits SamplerLimits(const ModelSpec& spec, const StepLimi
 
 }  // namespace
 
-CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
+CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
                        const RunnerOptions& options) {
   CudaSizes sizes;
   sizes.max_context = options.max_context_tokens == 0
@@ -117,7 +124,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.limits.activation = options.activation;
   sizes.limits.memory = MemoryKind::kDevice;
   sizes.limits.lookup_stride = LookupStride(sizes.max_context, page_size);
-  const LayerGroups layers = PlanLayerGroups(spec);
+  const models::LayerGroups layers = models::PlanLayerGroups(spec);
   sizes.limits.num_groups = static_cast<std::uint32_t>(layers.groups.size());
   if (options.graphs) {
     sizes.max_graph_rows = std::min({options.max_rows, options.max_step_tokens, kMaxGraphRows});
@@ -125,7 +132,7 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   sizes.buffers = sizes.limits;
   sizes.buffers.max_step_tokens =
       std::max(options.max_step_tokens, GraphBucket(sizes.max_graph_rows));
-  sizes.buffers.head_rows = std::max(kHeadRows, GraphBucket(sizes.max_graph_rows));
+  sizes.buffers.head_rows = std::max(models::kHeadRows, GraphBucket(sizes.max_graph_rows));
   for (const std::uint32_t window : WindowsOf(layers)) {
     kernels::AttentionPlanLimits limits = HeadsOf(spec.layers[0]);
     limits.max_rows = options.max_rows;
@@ -143,10 +150,10 @@ CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
   return sizes;
 }
 
-RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms,
-                             kernels::Determinism determinism) {
+RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& sizes,
+                             std::uint32_t num_sms, kernels::Determinism determinism) {
   RunnerMemory memory;
-  memory.activation_bytes = StepBuffers::BytesFor(spec, sizes.buffers) +
+  memory.activation_bytes = models::StepBuffers::BytesFor(spec, sizes.buffers) +
                             CudaStepInputs::DeviceBytesFor(sizes.buffers) + sizes.pooled_bytes +
                             CudaStepInputs::kSlots * sizes.sampled_stride *
                                 static_cast<std::int64_t>(sizeof(std::int32_t));
@@ -173,4 +180,4 @@ absl::Status CheckActivation(DType activation, DType kv_dtype) {
                                                  ": f32 goes with f32 only"));
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

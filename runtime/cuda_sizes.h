@@ -1,6 +1,6 @@
 #pragma once
 
-// How large everything is that a CudaRunner allocates: one place for the plan and for the runner.
+// The sizes of everything that a CudaRunner allocates, for the memory plan and for the runner.
 
 #include <cstdint>
 #include <vector>
@@ -14,38 +14,38 @@
 #include "runtime/memory_plan.h"
 #include "runtime/runner_options.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
-// Rows of the largest step that runs as a graph.
+// Maximum number of rows of a step that runs as a graph.
 inline constexpr std::uint32_t kMaxGraphRows = 256;
 
-// The bucket of a step: the smallest of 1, 2, 4, 8, 16, 24, 32, ... that is not below num_rows.
+// Returns the bucket of a step: the smallest of 1, 2, 4, 8, 16, 24, 32, ... that is >= num_rows.
 constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
   if (num_rows <= 2) return num_rows;
   return num_rows <= 4 ? 4 : (num_rows + 7) / 8 * 8;
 }
 
 struct CudaSizes {
-  StepLimits limits;                 // of a step's batch
-  StepLimits buffers;                // the same, with room for the padding of graphs
-  std::uint32_t max_context = 0;     // tokens of a sequence
-  std::uint32_t max_graph_rows = 0;  // 0: no graphs
+  models::StepLimits limits;                            // sizes of a step batch
+  models::StepLimits buffers;                           // limits plus the padding of graphs
+  std::uint32_t max_context = 0;                        // maximum tokens of a sequence
+  std::uint32_t max_graph_rows = 0;                     // 0: no graphs
   std::vector<kernels::AttentionPlanLimits> attention;  // one per window of the layer groups
   kernels::DeviceSamplerLimits sampler;
-  std::int64_t sampled_stride = 0;  // tokens that a slot samples, room included
-  std::int64_t pooled_bytes = 0;    // a hidden state in f32 for each row
-  std::int64_t graph_bytes = 0;     // the graphs' share
+  std::int64_t sampled_stride = 0;  // tokens of one slot, including padding
+  std::int64_t pooled_bytes = 0;    // one hidden state in f32 per row
+  std::int64_t graph_bytes = 0;     // memory reserved for graphs
 };
 
 // REQUIRES: CheckRunnerOptions(spec, options) is OK.
-CudaSizes CudaSizesFor(const ModelSpec& spec, std::uint32_t page_size,
+CudaSizes CudaSizesFor(const models::ModelSpec& spec, std::uint32_t page_size,
                        const RunnerOptions& options);
 
-// With what the backend holds for matrix products.
-RunnerMemory RunnerMemoryFor(const ModelSpec& spec, const CudaSizes& sizes, std::uint32_t num_sms,
-                             kernels::Determinism determinism);
+// Returns the memory of a runner, including the backend's scratch memory for matrix products.
+RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& sizes,
+                             std::uint32_t num_sms, kernels::Determinism determinism);
 
-// Returns INVALID_ARGUMENT unless activations and pages go together.
+// Returns INVALID_ARGUMENT if the types of activations and pages do not match.
 absl::Status CheckActivation(DType activation, DType kv_dtype);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -7,14 +7,14 @@
 #include "base/status.h"
 #include "kernels/elementwise/step_inputs.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
 
-// The largest step: tokens and head tokens, rows, one range a row and group with all its entries;
-// whole units of 256 bytes.
-std::int64_t BlockWords(const StepLimits& limits) {
+// Returns the size of the largest step: tokens, head tokens, rows, and one range with all its
+// entries per row and group. The size is a multiple of 256 bytes.
+std::int64_t BlockWords(const models::StepLimits& limits) {
   const std::int64_t rows = limits.max_rows;
   const std::int64_t words = 4 * std::int64_t{limits.max_step_tokens} + 3 * rows + 1 +
                              limits.num_groups * rows * (3 + limits.lookup_stride);
@@ -23,16 +23,16 @@ std::int64_t BlockWords(const StepLimits& limits) {
 
 }  // namespace
 
-std::int64_t CudaStepInputs::DeviceBytesFor(const StepLimits& limits) {
+std::int64_t CudaStepInputs::DeviceBytesFor(const models::StepLimits& limits) {
   return BlockWords(limits) * static_cast<std::int64_t>(sizeof(std::uint32_t));
 }
 
-std::int64_t CudaStepInputs::PinnedBytesFor(const StepLimits& limits) {
+std::int64_t CudaStepInputs::PinnedBytesFor(const models::StepLimits& limits) {
   return kSlots * DeviceBytesFor(limits);
 }
 
 absl::StatusOr<CudaStepInputs> CudaStepInputs::Create(const kernels::Backend& backend,
-                                                      const StepLimits& limits,
+                                                      const models::StepLimits& limits,
                                                       std::uint32_t page_size) {
   CudaStepInputs inputs(limits);
   inputs.backend_ = &backend;
@@ -41,7 +41,7 @@ absl::StatusOr<CudaStepInputs> CudaStepInputs::Create(const kernels::Backend& ba
                          DeviceBuffer::Allocate(MemoryKind::kDevice, DeviceBytesFor(limits)));
   QUIRE_ASSIGN_OR_RETURN(inputs.pinned_,
                          DeviceBuffer::Allocate(MemoryKind::kPinned, PinnedBytesFor(limits)));
-  // Device memory starts as zeros, and so does the mirror.
+  // Device memory is zero at first, and so is the mirror.
   const std::size_t table_rows = std::size_t{limits.num_groups} * limits.max_rows;
   inputs.mirror_.assign(table_rows * limits.lookup_stride, 0);
   inputs.mirror_used_.assign(table_rows, 0);
@@ -60,7 +60,7 @@ void CudaStepInputs::PackRow(const StepBatch& batch, std::uint32_t group, const 
       batch.kv[group].lookup_table + std::size_t{row.batch_row.value()} * stride;
   const std::uint32_t index = group * limits_.max_rows + row.batch_row.value();
   std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
-  // Columns of the step's tokens, and whatever pages follow them.
+  // The columns of the step's tokens, and of any pages that follow them.
   std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
   while (used < stride && table[used] != 0) ++used;
   const std::uint32_t compared = std::max(used, mirror_used_[index]);
@@ -105,8 +105,8 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
   for (std::size_t i = 0; i < batch.logits_tokens.size(); ++i) {
     heads[i] = order->step_index()[batch.logits_tokens[i]];
   }
-  // Room for one range a row and group; the kernel finds entries by their index, so the gap behind
-  // the last range is no harm.
+  // The ranges have room for one per row and group. The kernel finds entries by their index, so a
+  // gap after the last range is allowed.
   std::uint32_t* const ranges = lengths + 2 * std::size_t{step.batch_size};
   step.words =
       (ranges - block) + 3 * static_cast<std::int64_t>(batch.rows.size()) * limits_.num_groups;
@@ -118,7 +118,7 @@ PackedStep CudaStepInputs::Pack(const StepBatch& batch, int slot, StepOrder* ord
 
 absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
                                     const StepPadding& padding, const std::int32_t* previous_tokens,
-                                    std::uint32_t num_previous, StepBuffers* buffers) {
+                                    std::uint32_t num_previous, models::StepBuffers* buffers) {
   const auto bytes = step.words * static_cast<std::int64_t>(sizeof(std::uint32_t));
   const std::byte* const block =
       static_cast<const std::byte*>(pinned_.data()) + slot * DeviceBytesFor(limits_);
@@ -147,4 +147,4 @@ absl::Status CudaStepInputs::Upload(const PackedStep& step, int slot, std::uint3
   return absl::OkStatus();
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

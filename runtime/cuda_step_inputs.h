@@ -12,68 +12,68 @@
 #include "runtime/step/step_batch.h"
 #include "runtime/step_order.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
-// A step as it was packed.
+// The sizes of a packed step.
 struct PackedStep {
   std::uint32_t num_tokens = 0;
   std::uint32_t batch_size = 0;
-  std::uint32_t num_ranges = 0;  // changed parts of the lookup tables
+  std::uint32_t num_ranges = 0;  // changed ranges of the lookup tables
   std::int64_t words = 0;
   bool has_prompt_rows = false;
   bool has_generated_rows = false;
 };
 
-// How far the arrays are filled beyond the step, for captured graphs.
+// Sizes to which the arrays of a step are padded for captured graphs.
 struct StepPadding {
   std::uint32_t tokens = 0;
   std::uint32_t head_tokens = 0;
   std::uint32_t rows = 0;
 };
 
-// Brings a step's host arrays to the device: packs them into one of two pinned buffers, copies that
-// block once, and has a kernel put each array in its place. Of the lookup tables, one per layer
-// group, only what has changed since the last step goes.
+// Uploads the host arrays of a step. They are packed into one of two pinned buffers and copied as
+// one block, and a kernel scatters them to their arrays. The lookup tables, one per layer group,
+// are uploaded only where they changed since the last step.
 //
 // Place:      part of CudaRunner.
-// Invariants: after Upload the rows of the step in the device's tables equal the host's, columns
-//             without a page included; `mirror` is what the device has.
+// Invariants: after Upload the rows of the step in the device's tables equal the host's, including
+//             columns without a page. mirror_ equals the device's tables.
 // Threads:    the engine thread.
-// Lifetime:   backend and buffers outlive it; a pinned buffer is free again when the step that used
-//             it has ended.
+// Lifetime:   backend and buffers must outlive it. A pinned buffer may be reused when the step that
+//             used it has completed.
 class CudaStepInputs {
  public:
   static constexpr int kSlots = 2;
 
-  // Bytes that Create takes, on the device and pinned.
-  static std::int64_t DeviceBytesFor(const StepLimits& limits);
-  static std::int64_t PinnedBytesFor(const StepLimits& limits);
+  // Return the bytes that Create allocates on the device and in pinned memory.
+  static std::int64_t DeviceBytesFor(const models::StepLimits& limits);
+  static std::int64_t PinnedBytesFor(const models::StepLimits& limits);
 
   static absl::StatusOr<CudaStepInputs> Create(const kernels::Backend& backend,
-                                               const StepLimits& limits, std::uint32_t page_size);
+                                               const models::StepLimits& limits,
+                                               std::uint32_t page_size);
 
-  // REQUIRES: CheckStepBatch(batch) is OK; the step that used `slot` before has ended.
+  // REQUIRES: CheckStepBatch(batch) is OK; the step that last used `slot` has completed.
   PackedStep Pack(const StepBatch& batch, int slot, StepOrder* order);
 
-  // Enqueues copy and kernel. `previous_tokens` [num_previous] are what token ids below 0 stand
-  // for.
+  // Enqueues the copy and the kernel. Token ids below 0 refer to `previous_tokens` [num_previous].
   absl::Status Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
                       const StepPadding& padding, const std::int32_t* previous_tokens,
-                      std::uint32_t num_previous, StepBuffers* buffers);
+                      std::uint32_t num_previous, models::StepBuffers* buffers);
 
-  // After an error: what the device has is not known.
+  // Called after an error, when the contents of the device's tables are unknown.
   void Forget();
 
  private:
-  explicit CudaStepInputs(const StepLimits& limits) : limits_(limits) {}
+  explicit CudaStepInputs(const models::StepLimits& limits) : limits_(limits) {}
 
-  // Appends the changed part of a row of a group's table to the block at `words`, whose ranges
-  // begin at `ranges`.
+  // Appends the changed part of a row of a group's table to `block` at step->words, and its range
+  // to `ranges`.
   void PackRow(const StepBatch& batch, std::uint32_t group, const StepRow& row,
                std::uint32_t* block, std::uint32_t* ranges, PackedStep* step);
 
   const kernels::Backend* backend_ = nullptr;
-  StepLimits limits_;
+  models::StepLimits limits_;
   std::uint32_t page_size_ = 0;
   DeviceBuffer pinned_;
   DeviceBuffer device_;
@@ -81,4 +81,4 @@ class CudaStepInputs {
   std::vector<std::uint32_t> mirror_used_;  // [num_groups, max_rows] entries that may not be 0
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -4,14 +4,14 @@
 
 #include "base/device.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
-// What clients are told about the device that computes the model.
+// The description of the compute device that clients get.
 struct DeviceDescription {
   Device device;
-  std::string name;          // of the processor or the GPU
+  std::string name;          // name of the processor or the GPU
   std::string architecture;  // "avx512", or the compute capability "9.0"
   bool unproven_kernels = false;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
-// model.max_context_tokens, or the model's own context. Returns INVALID_ARGUMENT when the first is
-// larger.
+// Returns model.max_context_tokens or, if it is not set, the model's own context. Returns
+// INVALID_ARGUMENT if the key is larger than the model's own context.
 absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int32_t own) {
   if (!options.max_context_tokens) return own;
   if (*options.max_context_tokens <= own) return *options.max_context_tokens;
@@ -21,7 +21,7 @@ absl::StatusOr<std::int32_t> ContextTokens(const ModelOptions& options, std::int
                                                  ", the model's own context is ", own));
 }
 
-// Returns INVALID_ARGUMENT when model.max_context_tokens is more than the longest sequence that a
+// Returns INVALID_ARGUMENT if model.max_context_tokens is more than the longest sequence that a
 // pool holds.
 absl::Status CheckContextFits(const ModelOptions& options, std::int64_t longest) {
   const std::optional<std::int32_t> context = options.max_context_tokens;
@@ -31,15 +31,15 @@ absl::Status CheckContextFits(const ModelOptions& options, std::int64_t longest)
                    " tokens; lower it, or raise kv_cache.capacity_bytes"));
 }
 
-// What a sequence asks of a pool with these layer groups: less than its tokens where windows let
-// pages go.
-cache::PageDemand PageDemandFor(const RuntimeOptions& options, const LayerGroups& layers) {
-  return {options.pool.page_size, CacheGroupsOf(layers), options.steps.max_overlap_tokens};
+// Returns the page demand of a sequence with these layer groups. Groups with windows release pages,
+// so they need fewer than one page per page_size tokens.
+cache::PageDemand PageDemandFor(const RuntimeOptions& options, const models::LayerGroups& layers) {
+  return {options.pool.page_size, models::CacheGroupsOf(layers), options.steps.max_overlap_tokens};
 }
 
-// Pages, the null page included, of the whole histories of max_running_sequences sequences of this
-// context, those that windows have let go included. An automatic pool takes no more, although more
-// could keep more prefixes.
+// Returns the maximum size of an automatic pool: the null page, and the pages of the whole
+// histories of max_running_sequences sequences of this context, including pages that windows
+// release. More pages would only cache more prefixes.
 std::int64_t UsefulBlocks(const RuntimeOptions& options, const cache::PageDemand& demand,
                           std::int32_t context_tokens) {
   const auto pages =
@@ -62,9 +62,9 @@ DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& p
   return request;
 }
 
-// The pool that the configuration asks for; 0: as large as memory allows.
+// Returns the configured number of blocks, or 0 if the pool is as large as memory allows.
 absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
-                                               const ModelSpec& spec) {
+                                               const models::ModelSpec& spec) {
   if (!options.pool.capacity_bytes) return 0;
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
                          KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
@@ -75,14 +75,14 @@ absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
       absl::StrCat("kv_cache.capacity_bytes: ", blocks.status().message()));
 }
 
-// The pages that the free memory of a host gives, their prefix index beside them.
+// Returns the number of blocks that fit into the free memory of a host with their prefix index.
 absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, const CpuPool& pool,
                                              std::int64_t free_bytes) {
   const auto share =
       static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
   absl::StatusOr<std::uint32_t> fit = NumBlocksWithIndex(
       {.geometry = pool.geometry,
-       .groups = CacheGroupsOf(pool.layers),
+       .groups = models::CacheGroupsOf(pool.layers),
        .max_rows = options.steps.max_rows,
        .max_context_tokens = static_cast<std::uint32_t>(pool.wanted_context_tokens),
        .prefix_caching = options.pool.prefix_caching},
@@ -93,7 +93,8 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
       "device.cpu.kv_memory_share is ", options.pool.memory_share, ": ", fit.status().message()));
 }
 
-// The context that the pool holds; then the lookup table is planned again for the shorter one.
+// Limits the context to the longest sequence that the pool holds, and plans the memory again,
+// because a shorter context has a smaller lookup table.
 absl::Status CutContext(const RuntimeOptions& options, const formats::ModelFiles& files,
                         const cache::PageDemand& demand, DevicePlanOptions request,
                         DevicePlan* plan) {
@@ -141,7 +142,7 @@ absl::Status CheckHoldsAnything(const RuntimeOptions& options, const cache::Page
 
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
                              std::int32_t most) {
-  std::uint32_t fits = 0;  // more tokens never need fewer pages
+  std::uint32_t fits = 0;  // binary search: more tokens never need fewer pages
   for (std::uint32_t end = static_cast<std::uint32_t>(most); fits < end;) {
     const std::uint32_t tokens = end - (end - fits) / 2;
     if (demand.PagesFor(tokens) <= usable_pages) {
@@ -198,7 +199,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
   return plan;
 }
 
-absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const ModelSpec& spec,
+absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes) {
   CpuPool pool;
   const auto own = static_cast<std::int32_t>(spec.max_position);
@@ -206,7 +207,7 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const ModelSp
   QUIRE_ASSIGN_OR_RETURN(pool.geometry,
                          KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
                                        /*num_blocks=*/2));
-  pool.layers = PlanLayerGroups(spec);
+  pool.layers = models::PlanLayerGroups(spec);
   const cache::PageDemand demand = PageDemandFor(options, pool.layers);
   QUIRE_ASSIGN_OR_RETURN(pool.geometry.num_blocks, ConfiguredBlocks(options, spec));
   if (!options.pool.capacity_bytes) {
@@ -232,7 +233,7 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
     num_blocks = pool.geometry.num_blocks;
     plan.context_tokens = pool.context_tokens;
   }
-  const cache::PageDemand demand = PageDemandFor(options, PlanLayerGroups(model.spec));
+  const cache::PageDemand demand = PageDemandFor(options, models::PlanLayerGroups(model.spec));
   plan.sequence_pages = demand.PagesFor(static_cast<std::uint32_t>(plan.context_tokens));
   RunnerOptions runner = RunnerOptionsFor(options, plan.context_tokens);
   runner.has_text.assign(model.config.vocab_size, 1);
@@ -259,4 +260,4 @@ std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& pl
       {"pinned", runner.pinned_bytes},          {"prefix_index", plan.memory.prefix_index_bytes}};
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -15,22 +15,24 @@
 #include "runtime/cuda_sizes.h"
 #include "runtime/model.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
-// Of a cached row of latent attention.
-std::uint32_t LatentColumns(const LayerSpec& layer) {
+// Returns the columns of an MLA (latent) cache row.
+std::uint32_t LatentColumns(const models::LayerSpec& layer) {
   return layer.mla.kv_lora_rank + layer.mla.rope_size;
 }
 
 }  // namespace
 
-absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
-                                                DType kv_dtype, std::uint32_t num_blocks) {
+absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
+                                                std::uint32_t page_size, DType kv_dtype,
+                                                std::uint32_t num_blocks) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    const LayerSpec& layer = spec.layers[i];
-    // All groups take their pages from one pool.
-    if (layer.attention != spec.layers[0].attention || layer.attention == AttentionKind::kNone ||
+    const models::LayerSpec& layer = spec.layers[i];
+    // All layer groups share one pool, so their pages must be equal.
+    if (layer.attention != spec.layers[0].attention ||
+        layer.attention == models::AttentionKind::kNone ||
         LatentColumns(layer) != LatentColumns(spec.layers[0]) ||
         layer.heads.num_kv_heads != spec.layers[0].heads.num_kv_heads ||
         layer.heads.head_size != spec.layers[0].heads.head_size ||
@@ -41,12 +43,13 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint
   }
   cache::KvGeometry geometry;
   geometry.num_blocks = num_blocks;
-  geometry.num_layers = PlanLayerGroups(spec).slots;
+  geometry.num_layers = models::PlanLayerGroups(spec).slots;
   geometry.page_size = page_size;
   geometry.num_heads = spec.layers[0].heads.num_kv_heads;
   geometry.head_size = spec.layers[0].heads.head_size;
-  if (spec.layers[0].attention == AttentionKind::kMla) {
-    // One row a token and layer; two layers share what K and V of one would take (LatentView).
+  if (spec.layers[0].attention == models::AttentionKind::kMla) {
+    // MLA has one row per token and layer, so two layers use the room of K and V of one
+    // (LatentView).
     geometry.num_layers = (geometry.num_layers + 1) / 2;
     geometry.num_heads = 1;
     geometry.head_size = LatentColumns(spec.layers[0]);
@@ -84,7 +87,7 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
                      2 * options.geometry.page_bytes(), " bytes and their prefix index ",
                      cache::CacheManager::PrefixIndexBytes(options)));
   }
-  std::uint32_t fits = 2;  // more pages never take less
+  std::uint32_t fits = 2;  // binary search: more pages never need fewer bytes
   while (fits < end) {
     const std::uint32_t blocks = end - (end - fits) / 2;
     if (total(blocks) <= bytes) {
@@ -98,27 +101,28 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
 
 namespace {
 
-// Of the cache manager that the runner's steps need.
-std::int64_t PrefixIndexBytes(const ModelSpec& spec, const cache::KvGeometry& geometry,
-                              const LayerGroups& layers, const RunnerOptions& options,
+// Returns the bytes of the prefix index of the cache manager that the runner's steps need.
+std::int64_t PrefixIndexBytes(const models::ModelSpec& spec, const cache::KvGeometry& geometry,
+                              const models::LayerGroups& layers, const RunnerOptions& options,
                               bool prefix_caching) {
   return cache::CacheManager::PrefixIndexBytes(
       {.geometry = geometry,
-       .groups = CacheGroupsOf(layers),
+       .groups = models::CacheGroupsOf(layers),
        .max_rows = options.max_rows,
        .max_context_tokens =
            options.max_context_tokens > 0 ? options.max_context_tokens : spec.max_position,
        .prefix_caching = prefix_caching});
 }
 
-// The headers of the files, or what would be made up instead of them.
-absl::StatusOr<Checkpoint> OpenHeaders(const formats::ModelFiles& files, const CheckedSpec& checked,
-                                       LoadMode load_mode) {
+// Opens the headers of the files, or describes dummy weights instead.
+absl::StatusOr<models::Checkpoint> OpenHeaders(const formats::ModelFiles& files,
+                                               const CheckedSpec& checked, LoadMode load_mode) {
   if (load_mode == LoadMode::kReal) {
-    return Checkpoint::Open(files, checked.config.stored_quantization);
+    return models::Checkpoint::Open(files, checked.config.stored_quantization);
   }
-  return DummyCheckpoint(checked.config, checked.spec, TensorNamesOf(checked.config),
-                         /*with_values=*/false);
+  return models::DummyCheckpoint(checked.config, checked.spec,
+                                 models::TensorNamesOf(checked.config),
+                                 /*with_values=*/false);
 }
 
 }  // namespace
@@ -126,26 +130,27 @@ absl::StatusOr<Checkpoint> OpenHeaders(const formats::ModelFiles& files, const C
 absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
                                       const HostPlanOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files, DeviceKind::kCpu));
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+  QUIRE_ASSIGN_OR_RETURN(const models::Checkpoint checkpoint,
                          OpenHeaders(files, checked, options.load_mode));
-  const WeightTarget target{.quantization = options.quantization,
-                            .fp8_activations = options.fp8_activations,
-                            .dummy = options.load_mode == LoadMode::kDummy};
+  const models::WeightTarget target{.quantization = options.quantization,
+                                    .fp8_activations = options.fp8_activations,
+                                    .dummy = options.load_mode == LoadMode::kDummy};
   QUIRE_ASSIGN_OR_RETURN(
-      const WeightSlots slots,
-      FindWeights(checked.spec, TensorNamesOf(checked.config), checkpoint, target));
+      const models::WeightSlots slots,
+      models::FindWeights(checked.spec, models::TensorNamesOf(checked.config), checkpoint, target));
   QUIRE_ASSIGN_OR_RETURN(
       const cache::KvGeometry geometry,
       KvGeometryFor(checked.spec, options.page_size, options.kv_dtype, options.num_blocks));
   MemoryPlan plan;
-  plan.weight_bytes = WeightBytes(slots, target);
+  plan.weight_bytes = models::WeightBytes(slots, target);
   plan.weight_format = slots.coded_format.empty() ? "none" : slots.coded_format;
-  plan.layer_groups = PlanLayerGroups(checked.spec);
+  plan.layer_groups = models::PlanLayerGroups(checked.spec);
   plan.page_bytes = geometry.page_bytes();
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,
                                              options.runner, options.prefix_caching);
-  plan.workspace_bytes = PlanWorkspaceBytes(checked.spec, options.runner, CodedMatricesOf(slots));
+  plan.workspace_bytes =
+      PlanWorkspaceBytes(checked.spec, options.runner, models::CodedMatricesOf(slots));
   return plan;
 }
 
@@ -166,17 +171,17 @@ namespace {
 absl::StatusOr<std::int64_t> DeviceWeightBytes(const formats::ModelFiles& files,
                                                const CheckedSpec& checked,
                                                const DevicePlanOptions& options) {
-  const TensorNames& names = TensorNamesOf(checked.config);
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+  const models::TensorNames& names = models::TensorNamesOf(checked.config);
+  QUIRE_ASSIGN_OR_RETURN(const models::Checkpoint checkpoint,
                          OpenHeaders(files, checked, options.load_mode));
-  const WeightTarget target{.cuda = true,
-                            .activation = options.runner.activation,
-                            .quantization = options.quantization,
-                            .fp8_activations = options.runner.fp8_activations,
-                            .dummy = options.load_mode == LoadMode::kDummy};
-  QUIRE_ASSIGN_OR_RETURN(const WeightSlots slots,
-                         FindWeights(checked.spec, names, checkpoint, target));
-  return WeightBytes(slots, target);
+  const models::WeightTarget target{.cuda = true,
+                                    .activation = options.runner.activation,
+                                    .quantization = options.quantization,
+                                    .fp8_activations = options.runner.fp8_activations,
+                                    .dummy = options.load_mode == LoadMode::kDummy};
+  QUIRE_ASSIGN_OR_RETURN(const models::WeightSlots slots,
+                         models::FindWeights(checked.spec, names, checkpoint, target));
+  return models::WeightBytes(slots, target);
 }
 
 absl::Status DoesNotFit(const DeviceMemoryPlan& plan, absl::string_view why) {
@@ -186,7 +191,7 @@ absl::Status DoesNotFit(const DeviceMemoryPlan& plan, absl::string_view why) {
       absl::StrCat("device memory: ", why, " (bytes: ", parts.substr(2), ")"));
 }
 
-// Sets the pool: the pages asked for, or as many as the remaining memory holds.
+// Sets the pool of the plan to `num_blocks` pages or, if that is 0, to as many as fit.
 absl::Status PlanPool(cache::KvGeometry geometry, std::uint32_t num_blocks,
                       DeviceMemoryPlan* plan) {
   plan->page_bytes = geometry.page_bytes();
@@ -222,7 +227,7 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& fil
                                        std::max(options.num_blocks, 2u)));
   DeviceMemoryPlan plan;
   plan.device_memory_bytes = options.device_memory_bytes;
-  plan.layer_groups = PlanLayerGroups(checked.spec);
+  plan.layer_groups = models::PlanLayerGroups(checked.spec);
   QUIRE_ASSIGN_OR_RETURN(plan.weight_bytes, DeviceWeightBytes(files, checked, options));
   plan.runner =
       RunnerMemoryFor(checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner),
@@ -234,4 +239,4 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& fil
   return plan;
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

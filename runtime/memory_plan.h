@@ -1,7 +1,7 @@
 #pragma once
 
-// Exact bytes of a model, its KV pages and its workspace, before any of them is allocated: on the
-// host (PlanMemory) and on a GPU (PlanDeviceMemory, which needs none).
+// Computes the exact bytes of a model, its KV pages and its workspace before any of them is
+// allocated: PlanMemory for the host, and PlanDeviceMemory for a GPU, which need not be present.
 
 #include <cstdint>
 #include <string>
@@ -20,39 +20,42 @@
 #include "runtime/runner_options.h"
 
 namespace quire::models {
-
 struct CodedMatrices;  // weights.h
+}  // namespace quire::models
 
-// The pages of a model, with as many layers as PlanLayerGroups puts into one. int8 and fp8_e4m3
-// pages have one f32 scale per token and head. num_blocks counts pages with the null page. Returns
-// UNIMPLEMENTED that names the layer when rows differ, INVALID_ARGUMENT from KvGeometry::Validate
-// otherwise.
-absl::StatusOr<cache::KvGeometry> KvGeometryFor(const ModelSpec& spec, std::uint32_t page_size,
-                                                DType kv_dtype, std::uint32_t num_blocks);
+namespace quire::runtime {
 
-// The most pages, the null page included, whose bytes stay within `bytes` and whose rows stay
-// within the limits of a view; geometry.num_blocks is ignored. Returns INVALID_ARGUMENT with the
-// numbers when not even two fit.
+// Returns the geometry of a model's pages. A page has the number of layers that PlanLayerGroups
+// chooses. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks includes the
+// null page. Returns UNIMPLEMENTED that names the layer if rows of layers differ, and errors of
+// KvGeometry::Validate.
+absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
+                                                std::uint32_t page_size, DType kv_dtype,
+                                                std::uint32_t num_blocks);
+
+// Returns the maximum number of pages, the null page included, that fit into `bytes` and into the
+// row limit of a view. geometry.num_blocks is ignored. Returns INVALID_ARGUMENT with the numbers if
+// fewer than two fit.
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes);
 
-// The same where `bytes` are for the pages and for the prefix index of a cache manager with these
-// options over them: both lie in the memory of a host. options.geometry.num_blocks is ignored.
+// Returns the same where `bytes` also include the prefix index of a cache manager with these
+// options, which is in host memory. options.geometry.num_blocks is ignored.
 absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions options,
                                                  std::int64_t bytes);
 
-// Bytes of a ModelRunner's buffers and, with weights held as codes, of the scratch memory that it
-// reserves for their products; equals workspace_bytes() of a runner made with these options.
-// Scratch that attention and sampling grow inside the Backend is not part of it.
-std::int64_t PlanWorkspaceBytes(const ModelSpec& spec, const RunnerOptions& options,
-                                const CodedMatrices& coded);
+// Returns the bytes of a CpuRunner's buffers and of the scratch memory that it reserves for
+// products of quantized weights. The result equals workspace_bytes() of a runner with these
+// options. Scratch memory that attention and sampling allocate in the Backend is not included.
+std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptions& options,
+                                const models::CodedMatrices& coded);
 
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
   std::string weight_format;      // Model::quantization
-  LayerGroups layer_groups;
-  std::int64_t page_bytes = 0;          // of one page
-  std::int64_t pool_bytes = 0;          // of all pages, the null page included
+  models::LayerGroups layer_groups;
+  std::int64_t page_bytes = 0;          // one page
+  std::int64_t pool_bytes = 0;          // all pages, the null page included
   std::int64_t prefix_index_bytes = 0;  // an upper bound, CacheManager::PrefixIndexBytes
   std::int64_t workspace_bytes = 0;
   std::int64_t total_bytes() const {
@@ -63,26 +66,27 @@ struct MemoryPlan {
 struct HostPlanOptions {
   std::uint32_t page_size = 64;
   DType kv_dtype = DType::kBF16;
-  std::uint32_t num_blocks = 0;  // pages with the null page
+  std::uint32_t num_blocks = 0;  // pages, the null page included
   bool prefix_caching = true;
   LoadMode load_mode = LoadMode::kReal;
-  Quantization quantization = Quantization::kAuto;
+  models::Quantization quantization = models::Quantization::kAuto;
   bool fp8_activations = false;
   RunnerOptions runner;
 };
 
-// Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing.
-// Errors as LoadModel and KvGeometryFor.
+// Reads configuration and headers, or only the configuration with LoadMode::kDummy. Loads nothing.
+// Returns the errors of LoadModel and KvGeometryFor.
 absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
                                       const HostPlanOptions& options);
 
-// What a CudaRunner allocates by itself, and what its backend holds for matrix products.
+// The memory that a CudaRunner allocates, and the scratch memory of its backend for matrix
+// products.
 struct RunnerMemory {
   std::int64_t activation_bytes = 0;  // activations, logits, step arrays, lookup table
   std::int64_t attention_bytes = 0;   // work lists and partial results
   std::int64_t sampler_bytes = 0;
   std::int64_t linear_bytes = 0;  // scratch of matrix products
-  std::int64_t graph_bytes = 0;   // the share of captured graphs, an upper bound
+  std::int64_t graph_bytes = 0;   // upper bound, reserved for captured graphs
   std::int64_t pinned_bytes = 0;  // host memory
   std::int64_t device_bytes() const {
     return activation_bytes + attention_bytes + sampler_bytes + linear_bytes + graph_bytes;
@@ -92,34 +96,34 @@ struct RunnerMemory {
 struct DevicePlanOptions {
   std::uint32_t page_size = 64;
   DType kv_dtype = DType::kBF16;
-  std::uint32_t num_blocks = 0;  // pages with the null page; 0: as many as fit
+  std::uint32_t num_blocks = 0;  // pages, the null page included; 0: as many as fit
   bool prefix_caching = true;
-  std::int64_t device_memory_bytes = 0;  // what may be used
+  std::int64_t device_memory_bytes = 0;  // the memory that may be used
   std::uint32_t num_sms = 132;
   kernels::Determinism determinism = kernels::Determinism::kBatchInvariant;
   LoadMode load_mode = LoadMode::kReal;
-  Quantization quantization = Quantization::kAuto;
+  models::Quantization quantization = models::Quantization::kAuto;
   RunnerOptions runner;
 };
 
 struct DeviceMemoryPlan {
   std::int64_t device_memory_bytes = 0;  // the limit
   std::int64_t weight_bytes = 0;         // equals Model::weight_bytes after loading
-  LayerGroups layer_groups;
-  std::int64_t page_bytes = 0;          // of one page
-  std::uint32_t num_blocks = 0;         // pages with the null page
+  models::LayerGroups layer_groups;
+  std::int64_t page_bytes = 0;          // one page
+  std::uint32_t num_blocks = 0;         // pages, the null page included
   std::int64_t pool_bytes = 0;          // all pages and the guards around them
-  std::int64_t prefix_index_bytes = 0;  // host memory; an upper bound, as MemoryPlan
+  std::int64_t prefix_index_bytes = 0;  // host memory; an upper bound
   RunnerMemory runner;
   std::int64_t total_bytes() const { return weight_bytes + pool_bytes + runner.device_bytes(); }
-  // Name and bytes of each part of the total, in the order above, then "total" and "limit".
+  // Returns name and bytes of each part of the total, in the order above, then "total" and "limit".
   std::vector<std::pair<std::string, std::int64_t>> Lines() const;
 };
 
-// Reads configuration and headers (with LoadMode::kDummy the configuration only), loads nothing,
-// needs no GPU. Returns RESOURCE_EXHAUSTED with every part when the total is more than the limit,
-// or when not even two pages fit; other errors as LoadModel, KvGeometryFor and CudaRunner::Create.
+// Reads configuration and headers, or only the configuration with LoadMode::kDummy. Loads nothing
+// and needs no GPU. Returns RESOURCE_EXHAUSTED with every part if the total exceeds the limit or
+// fewer than two pages fit. Returns the errors of LoadModel, KvGeometryFor and CudaRunner::Create.
 absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& files,
                                                   const DevicePlanOptions& options);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

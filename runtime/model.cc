@@ -21,25 +21,25 @@
 #include "models/weights/weights.h"
 #include "runtime/packed_file.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 Model::Model() = default;
 Model::~Model() = default;
 
 namespace {
 
-// One of the two tables of a longrope model, for all that it will compute: cached keys could not
-// follow a choice per pass.
-void ChooseLongrope(std::uint32_t max_context_tokens, ModelConfig* config) {
-  if (config->rope.kind != RopeKind::kLongrope) return;
+// Selects one of the two tables of a longrope model for its lifetime. Keys in the cache could not
+// be used if each pass selected its own table.
+void ChooseLongrope(std::uint32_t max_context_tokens, models::ModelConfig* config) {
+  if (config->rope.kind != models::RopeKind::kLongrope) return;
   const std::uint32_t context =
       max_context_tokens == 0 ? config->max_position_embeddings : max_context_tokens;
   config->rope.uses_long_factors = context > config->rope.original_max_position;
 }
 
-// What a fingerprint covers that no file says; the log says it, too.
-std::string ChoicesOf(const ModelConfig& config) {
-  if (config.rope.kind != RopeKind::kLongrope) return "";
+// Returns the text of choices that are part of the fingerprint but in no file, and logs them.
+std::string ChoicesOf(const models::ModelConfig& config) {
+  if (config.rope.kind != models::RopeKind::kLongrope) return "";
   const absl::string_view set = config.rope.uses_long_factors ? "long" : "short";
   log::Info("model", "longrope factors chosen by the context",
             {{"factors", set}, {"original_context", config.rope.original_max_position}});
@@ -51,16 +51,17 @@ std::string ChoicesOf(const ModelConfig& config) {
 absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, DeviceKind device,
                                           std::uint32_t max_context_tokens) {
   CheckedSpec checked;
-  QUIRE_ASSIGN_OR_RETURN(checked.config, ReadModelConfig(files));
+  QUIRE_ASSIGN_OR_RETURN(checked.config, models::ReadModelConfig(files));
   ChooseLongrope(max_context_tokens, &checked.config);
-  absl::StatusOr<ModelSpec> spec = FamilyNamed(checked.config.family).build_spec(checked.config);
+  absl::StatusOr<models::ModelSpec> spec =
+      models::FamilyNamed(checked.config.family).build_spec(checked.config);
   absl::Status status = spec.status();
   if (status.ok()) {
-    spec->has_head = checked.config.output == ModelOutput::kTokens;
+    spec->has_head = checked.config.output == models::ModelOutput::kTokens;
     spec->num_labels = static_cast<std::uint32_t>(checked.config.labels.size());
   }
-  if (status.ok()) status = ValidateSpec(*spec);
-  if (status.ok()) status = CheckBuilt(*spec, device);
+  if (status.ok()) status = models::ValidateSpec(*spec);
+  if (status.ok()) status = models::CheckBuilt(*spec, device);
   if (!status.ok()) {
     const std::string label = files.gguf().empty() ? files.LabelOf("config.json") : files.source();
     return absl::Status(status.code(), absl::StrCat(label, ": ", status.message()));
@@ -71,27 +72,30 @@ absl::StatusOr<CheckedSpec> ReadModelSpec(const formats::ModelFiles& files, Devi
 
 namespace {
 
-// On a GPU with an uploader, which exists for as long as this takes.
-absl::StatusOr<Weights> LoadWeights(const WeightSlots& slots, const kernels::Backend& backend,
-                                    const WeightTarget& target, std::int64_t weight_bytes) {
-  if (backend.cuda() == nullptr) return Weights::Load(slots, backend, target);
+// Loads weights. A GPU gets an uploader for the duration of the call.
+absl::StatusOr<models::Weights> LoadWeights(const models::WeightSlots& slots,
+                                            const kernels::Backend& backend,
+                                            const models::WeightTarget& target,
+                                            std::int64_t weight_bytes) {
+  if (backend.cuda() == nullptr) return models::Weights::Load(slots, backend, target);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Uploader> uploader,
                          kernels::Uploader::Create(*backend.cuda()->stream, backend.pool(),
                                                    kernels::Uploader::kPieceBytes, weight_bytes));
   backend.SetUploader(uploader.get());
-  absl::StatusOr<Weights> weights = Weights::Load(slots, backend, target);
+  absl::StatusOr<models::Weights> weights = models::Weights::Load(slots, backend, target);
   backend.SetUploader(nullptr);
   const absl::Status finished = uploader->Finish();
   if (weights.ok() && !finished.ok()) return finished;
   return weights;
 }
 
-// Weights from the packed file, if there is one that serves.
-std::optional<Weights> ReadPacked(const std::string& path, const PackedFileKey& key,
-                                  const WeightSlots& slots, Quantization quantization,
-                                  const kernels::Backend& backend) {
+// Returns the weights of the packed file, or nothing if there is no valid one.
+std::optional<models::Weights> ReadPacked(const std::string& path, const PackedFileKey& key,
+                                          const models::WeightSlots& slots,
+                                          models::Quantization quantization,
+                                          const kernels::Backend& backend) {
   const absl::Time start = MonotonicNow();
-  absl::StatusOr<Weights> weights = Weights::Allocate(slots, quantization);
+  absl::StatusOr<models::Weights> weights = models::Weights::Allocate(slots, quantization);
   absl::Status status = weights.status();
   if (status.ok()) status = ReadPackedFile(path, key, weights->Sections(), backend);
   if (status.ok()) {
@@ -106,21 +110,25 @@ std::optional<Weights> ReadPacked(const std::string& path, const PackedFileKey& 
   return std::nullopt;
 }
 
-// LoadWeights, or what an earlier start made of the same model and left in `directory`.
-absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::string& directory,
-                                          const std::string& fingerprint,
-                                          const WeightTarget& target, std::int64_t weight_bytes,
-                                          const kernels::Backend& backend) {
+// Reads the packed weights that an earlier start wrote to `directory`. Otherwise loads the weights
+// and writes them there.
+absl::StatusOr<models::Weights> LoadOrReadWeights(const models::WeightSlots& slots,
+                                                  const std::string& directory,
+                                                  const std::string& fingerprint,
+                                                  const models::WeightTarget& target,
+                                                  std::int64_t weight_bytes,
+                                                  const kernels::Backend& backend) {
   if (target.cuda && !directory.empty()) {
     log::Warn("model", "packed weights are not kept",
               {{"reason", "model.packed_dir is for weights of CPUs, and this is a GPU"}});
   }
   if (directory.empty() || target.cuda) return LoadWeights(slots, backend, target, weight_bytes);
-  const PackedFileKey key{fingerprint, QuantizationName(target.quantization)};
+  const PackedFileKey key{fingerprint, models::QuantizationName(target.quantization)};
   const std::string path = PackedFilePath(directory, key);
-  std::optional<Weights> read = ReadPacked(path, key, slots, target.quantization, backend);
+  std::optional<models::Weights> read = ReadPacked(path, key, slots, target.quantization, backend);
   if (read) return *std::move(read);
-  QUIRE_ASSIGN_OR_RETURN(Weights weights, LoadWeights(slots, backend, target, weight_bytes));
+  QUIRE_ASSIGN_OR_RETURN(models::Weights weights,
+                         LoadWeights(slots, backend, target, weight_bytes));
   const absl::Time start = MonotonicNow();
   const absl::Status written = WritePackedFile(path, key, weights.Sections(), backend);
   if (written.ok()) {
@@ -133,29 +141,34 @@ absl::StatusOr<Weights> LoadOrReadWeights(const WeightSlots& slots, const std::s
   return weights;
 }
 
-// Host memory: they are few, and multiply one hidden state a request.
-absl::StatusOr<std::vector<float>> ReadLabelWeights(const WeightSlots& slots, const ModelSpec& spec,
+// Reads the label weights into host memory. They are small and multiply one hidden state per
+// request.
+absl::StatusOr<std::vector<float>> ReadLabelWeights(const models::WeightSlots& slots,
+                                                    const models::ModelSpec& spec,
                                                     const kernels::Backend& backend) {
   std::vector<float> values(std::size_t{spec.num_labels} * spec.hidden);
   if (slots.labels == nullptr) return values;
-  QUIRE_RETURN_IF_ERROR(CheckFinite(*slots.labels, backend));
+  QUIRE_RETURN_IF_ERROR(models::CheckFinite(*slots.labels, backend));
   for (std::uint32_t row = 0; row < spec.num_labels; ++row) {
-    WidenRow(*slots.labels, row, {values.data() + std::size_t{row} * spec.hidden, spec.hidden});
+    models::WidenRow(*slots.labels, row,
+                     {values.data() + std::size_t{row} * spec.hidden, spec.hidden});
   }
   return values;
 }
 
-// Makes the model's spec that of a rank's part, and gives the tensors of it.
-absl::StatusOr<Checkpoint> TakePart(const formats::ModelFiles& files, const TensorNames& names,
-                                    const LoadOptions& options, const Checkpoint& whole,
-                                    Model* model) {
+// Replaces the model's spec by that of a rank's part and returns the tensors of the part.
+absl::StatusOr<models::Checkpoint> TakePart(const formats::ModelFiles& files,
+                                            const models::TensorNames& names,
+                                            const LoadOptions& options,
+                                            const models::Checkpoint& whole, Model* model) {
   if (!options.packed_dir.empty()) {
     return absl::UnimplementedError("model.packed_dir is for weights of whole models");
   }
-  absl::StatusOr<ModelSpec> spec = SpecOfPart(model->spec, options.part);
+  absl::StatusOr<models::ModelSpec> spec = models::SpecOfPart(model->spec, options.part);
   absl::Status status = spec.status();
   if (status.ok()) {
-    absl::StatusOr<Checkpoint> part = CheckpointOfPart(whole, model->spec, names, options.part);
+    absl::StatusOr<models::Checkpoint> part =
+        models::CheckpointOfPart(whole, model->spec, names, options.part);
     if (part.ok()) {
       model->spec = *std::move(spec);
       model->part = options.part;
@@ -167,7 +180,7 @@ absl::StatusOr<Checkpoint> TakePart(const formats::ModelFiles& files, const Tens
   return absl::Status(status.code(), absl::StrCat(files.source(), ": ", status.message()));
 }
 
-WeightTarget TargetOf(const kernels::Backend& backend, const LoadOptions& options) {
+models::WeightTarget TargetOf(const kernels::Backend& backend, const LoadOptions& options) {
   const auto* const cuda = backend.cuda();
   return {.cuda = cuda != nullptr,
           .activation = options.activation,
@@ -187,38 +200,41 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   auto model = std::make_unique<Model>();
   model->config = std::move(checked.config);
   model->spec = std::move(checked.spec);
-  const TensorNames& names = TensorNamesOf(model->config);
-  absl::StatusOr<Checkpoint> opened =
+  const models::TensorNames& names = models::TensorNamesOf(model->config);
+  absl::StatusOr<models::Checkpoint> opened =
       options.mode == LoadMode::kDummy
-          ? DummyCheckpoint(model->config, model->spec, names, /*with_values=*/true)
-          : Checkpoint::Open(files, model->config.stored_quantization);
-  QUIRE_ASSIGN_OR_RETURN(const Checkpoint whole, std::move(opened));
-  std::optional<Checkpoint> divided;
+          ? models::DummyCheckpoint(model->config, model->spec, names, /*with_values=*/true)
+          : models::Checkpoint::Open(files, model->config.stored_quantization);
+  QUIRE_ASSIGN_OR_RETURN(const models::Checkpoint whole, std::move(opened));
+  std::optional<models::Checkpoint> divided;
   if (!options.part.is_whole()) {
-    absl::StatusOr<Checkpoint> cut = TakePart(files, names, options, whole, model.get());
+    absl::StatusOr<models::Checkpoint> cut = TakePart(files, names, options, whole, model.get());
     QUIRE_RETURN_IF_ERROR(cut.status());
     divided = *std::move(cut);
   }
-  const Checkpoint& checkpoint = divided ? *divided : whole;
-  const WeightTarget target = TargetOf(backend, options);
-  absl::StatusOr<WeightSlots> slots = FindWeights(model->spec, names, checkpoint, target);
+  const models::Checkpoint& checkpoint = divided ? *divided : whole;
+  const models::WeightTarget target = TargetOf(backend, options);
+  absl::StatusOr<models::WeightSlots> slots =
+      models::FindWeights(model->spec, names, checkpoint, target);
   if (!slots.ok()) {
-    // Messages about a tensor begin with its file, those about an absent one with nothing.
+    // Messages about a tensor begin with its file. Messages about a missing tensor have no file
+    // yet.
     const absl::string_view message = slots.status().message();
     if (absl::StartsWith(message, files.source())) return slots.status();
     return absl::Status(slots.status().code(), absl::StrCat(files.source(), ": ", message));
   }
-  model->weight_bytes = WeightBytes(*slots, target);
+  model->weight_bytes = models::WeightBytes(*slots, target);
   if (options.weight_limit_bytes > 0 && model->weight_bytes > options.weight_limit_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(files.source(), ": weights take ",
                                                      model->weight_bytes, " bytes, the limit is ",
                                                      options.weight_limit_bytes));
   }
-  QUIRE_ASSIGN_OR_RETURN(model->fingerprint, Fingerprint(files, whole, ChoicesOf(model->config)));
-  QUIRE_ASSIGN_OR_RETURN(Weights weights,
+  QUIRE_ASSIGN_OR_RETURN(model->fingerprint,
+                         models::Fingerprint(files, whole, ChoicesOf(model->config)));
+  QUIRE_ASSIGN_OR_RETURN(models::Weights weights,
                          LoadOrReadWeights(*slots, options.packed_dir, model->fingerprint, target,
                                            model->weight_bytes, backend));
-  model->weights = std::make_unique<Weights>(std::move(weights));
+  model->weights = std::make_unique<models::Weights>(std::move(weights));
   QUIRE_ASSIGN_OR_RETURN(model->label_weights, ReadLabelWeights(*slots, model->spec, backend));
   model->generation = model->config.generation;
   model->source = files.source();
@@ -244,4 +260,4 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(absl::string_view path,
   return LoadModel(files, backend, options);
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

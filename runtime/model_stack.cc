@@ -24,13 +24,13 @@
 #include "runtime/step/step_batch.h"
 #include "text/tokenizer/gguf_vocabulary.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 constexpr char kContextCut[] = "context cut to what the KV pool can hold";
 
-// The first number of a file such as /sys/fs/cgroup/memory.max; nothing for "max" or without the
-// file.
+// Returns the first number of a file such as /sys/fs/cgroup/memory.max, or nothing for "max" or a
+// missing file.
 std::optional<std::int64_t> ReadNumber(const char* path) {
   std::ifstream file(path);
   std::string word;
@@ -39,7 +39,7 @@ std::optional<std::int64_t> ReadNumber(const char* path) {
   return value;
 }
 
-// What the system would give without swapping (proc(5), MemAvailable), within the cgroup's limit.
+// Returns the memory available without swapping (proc(5), MemAvailable), within the cgroup's limit.
 std::int64_t FreeMemoryBytes() {
   std::ifstream file("/proc/meminfo");
   std::string line;
@@ -56,7 +56,7 @@ std::int64_t FreeMemoryBytes() {
   return std::max<std::int64_t>(available, 0);
 }
 
-// Fresh for each process: no client can foresee which prefixes share a key.
+// Returns a new key for each process, so that clients cannot predict which prefixes share a key.
 HashKey RandomHashKey() {
   std::random_device device;
   HashKey key;
@@ -64,7 +64,7 @@ HashKey RandomHashKey() {
   return key;
 }
 
-// 1 for every id that has text.
+// Returns a mask that is 1 for every id that has text.
 std::vector<std::uint8_t> TextMask(const text::Tokenizer& tokenizer, std::uint32_t vocab_size) {
   std::vector<std::uint8_t> mask(vocab_size);
   for (std::uint32_t id = 0; id < vocab_size; ++id) {
@@ -73,7 +73,7 @@ std::vector<std::uint8_t> TextMask(const text::Tokenizer& tokenizer, std::uint32
   return mask;
 }
 
-// What the tokenizer makes of a draw.
+// Sets the options that depend on the tokenizer.
 void CompleteRunnerOptions(const text::Tokenizer& tokenizer, const Model& model,
                            RunnerOptions* options) {
   const std::uint32_t vocab_size = model.config.vocab_size;
@@ -81,7 +81,7 @@ void CompleteRunnerOptions(const text::Tokenizer& tokenizer, const Model& model,
   options->text_vocab = std::min(static_cast<std::uint32_t>(tokenizer.vocab_size()), vocab_size);
 }
 
-// One line before anything is loaded.
+// Logs the plan before anything is loaded.
 void LogPlan(const DevicePlan& plan) {
   const RunnerMemory& runner = plan.memory.runner;
   log::Info("model", "memory plan",
@@ -102,13 +102,14 @@ void LogPlan(const DevicePlan& plan) {
              {"max_context_tokens", plan.context_tokens}});
 }
 
-// Layers that share pages, where some of them let pages go.
-void LogLayerGroups(const LayerGroups& layers) {
-  const bool has_windows = std::any_of(layers.groups.begin(), layers.groups.end(),
-                                       [](const LayerGroup& group) { return group.window > 0; });
+// Logs the layer groups if any of them has a window.
+void LogLayerGroups(const models::LayerGroups& layers) {
+  const bool has_windows =
+      std::any_of(layers.groups.begin(), layers.groups.end(),
+                  [](const models::LayerGroup& group) { return group.window > 0; });
   if (!has_windows) return;
   log::Info("model", "layer groups",
-            {{"groups", layers.groups.size()}, {"text", DescribeLayerGroups(layers)}});
+            {{"groups", layers.groups.size()}, {"text", models::DescribeLayerGroups(layers)}});
 }
 
 bool IsFinite(const StepResult& result) {
@@ -116,7 +117,8 @@ bool IsFinite(const StepResult& result) {
   return std::ranges::all_of(result.pools[0], [](float value) { return std::isfinite(value); });
 }
 
-// One greedy step over one token, before anybody is let in: what cannot answer is never READY.
+// Runs one greedy step over one token before requests are accepted, so that a model whose logits
+// are not finite never becomes READY.
 absl::Status RunOneToken(cache::CacheManager* cache, StepRunner* runner, bool has_head) {
   const BatchRow row(0);
   QUIRE_RETURN_IF_ERROR(cache->Reserve(row, 1));
@@ -146,8 +148,8 @@ absl::Status RunOneToken(cache::CacheManager* cache, StepRunner* runner, bool ha
   return absl::OkStatus();
 }
 
-// Binds the thread for a while to where part 0 of every op will be computed, so that it is the
-// first to touch what it packs there: memory then lies at its node.
+// Binds the thread, during its lifetime, to the CPU that computes part 0 of every op. The thread
+// then is the first to touch the weights that it packs, so they are allocated on that NUMA node.
 class LoadBinding {
  public:
   explicit LoadBinding(const ThreadPool& pool) {
@@ -184,7 +186,7 @@ absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOption
 
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
                        const CheckedSpec& model, DeviceKind device) {
-  LogLayerGroups(PlanLayerGroups(model.spec));
+  LogLayerGroups(models::PlanLayerGroups(model.spec));
   if (device == DeviceKind::kCpu) {
     return PlanCpuPool(options, model.spec, FreeMemoryBytes()).status();
   }
@@ -262,8 +264,8 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   pool_.emplace(std::move(pool));
   RunnerOptions runner = RunnerOptionsFor(options, context_tokens_);
   CompleteRunnerOptions(*tokenizer_, *model_, &runner);
-  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<ModelRunner> created,
-                         ModelRunner::Create(*model_, device_->backend(), &*pool_, runner));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CpuRunner> created,
+                         CpuRunner::Create(*model_, device_->backend(), &*pool_, runner));
   workspace_bytes_ = created->workspace_bytes();
   runner_ = std::move(created);
   const std::int64_t index_bytes = cache::CacheManager::PrefixIndexBytes(CacheOptionsFor(options));
@@ -287,7 +289,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
                                      const formats::ModelFiles& files) {
   const Device& device = device_->device();
   QUIRE_ASSIGN_OR_RETURN(std::int64_t free_bytes, FreeDeviceMemory(device));
-  // The backend has taken its part of the plan already.
+  // The backend has allocated its part of the plan already.
   free_bytes += kernels::LinearWorkspaceBytes(device_->backend().cuda()->determinism);
   QUIRE_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(options, files, free_bytes, device.num_sms));
   LogPlan(plan);
@@ -297,7 +299,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
   }
   activation_ = CudaActivationType(options);
   QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, plan.memory.weight_bytes));
-  layers_ = PlanLayerGroups(model_->spec);
+  layers_ = models::PlanLayerGroups(model_->spec);
   LogLayerGroups(layers_);
   QUIRE_ASSIGN_OR_RETURN(
       const cache::KvGeometry geometry,
@@ -327,7 +329,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
 
 cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& options) const {
   return {.geometry = pool_->geometry(),
-          .groups = CacheGroupsOf(layers_),
+          .groups = models::CacheGroupsOf(layers_),
           .max_rows = options.steps.max_rows,
           .max_context_tokens = static_cast<std::uint32_t>(context_tokens_),
           .max_row_overlap_tokens = options.steps.max_overlap_tokens,
@@ -336,4 +338,4 @@ cache::CacheManagerOptions ModelStack::CacheOptionsFor(const RuntimeOptions& opt
           .hash_key = RandomHashKey()};
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -1,17 +1,16 @@
 #pragma once
 
-// Everything between a model's files and a step that can run: weights, tokenizer, page pool, runner
+// Builds everything that a step needs from a model's files: weights, tokenizer, page pool, runner
 // and cache manager.
 //
 //   CPU   open, load, plan, pool, runner, cache, one token
-//   GPU   open, plan (all of it, and refuse), load, pool, runner, cache, one token
+//   GPU   open, plan all memory or reject, load, pool, runner, cache, one token
 //
-// Place:      above ComputeDevice, the plans and the runners; below the engine, which is given its
+// Place:      above ComputeDevice, the plans and the runners; below the engine, which gets the
 //             parts.
-// Invariants: members are declared in the order in which they need each other, so destruction is
-//             safe.
-// Threads:    Build from one thread; what it returns is used as its parts say.
-// Lifetime:   outlives the engine.
+// Invariants: members are declared after the members that they use, so destruction is safe.
+// Threads:    Build from one thread; then as each part documents.
+// Lifetime:   must outlive the engine.
 
 #include <cstdint>
 #include <memory>
@@ -32,24 +31,24 @@
 #include "runtime/step/step_runner.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
-// How long the parts of loading took.
+// The durations of the parts of loading.
 struct LoadTimes {
   absl::Duration read, tokenizer;
 };
 
-// A use of memory that was planned, as long as the model is there.
+// A planned use of memory for the lifetime of the model.
 struct MemoryUse {
   std::string kind;  // "weights"
   std::int64_t bytes = 0;
-  bool on_host = false;  // although a GPU computes
+  bool on_host = false;  // host memory, although a GPU computes
 };
 
 class ModelStack {
  public:
-  // `files` are those of options.model.path; options.steps are those of this device. Errors name
-  // the file or the key, its value and the limit.
+  // `files` are the files of options.model.path. options.steps are those of this device. Errors
+  // name the file or the key, its value and the limit.
   static absl::StatusOr<std::unique_ptr<ModelStack>> Build(const RuntimeOptions& options,
                                                            const formats::ModelFiles& files,
                                                            std::unique_ptr<ComputeDevice> device);
@@ -57,13 +56,13 @@ class ModelStack {
   const ComputeDevice& device() const { return *device_; }
   const Model& model() const { return *model_; }
   const text::Tokenizer& tokenizer() const { return *tokenizer_; }
-  // Of a sequence, at most.
+  // Maximum number of tokens of a sequence.
   std::int32_t context_tokens() const { return context_tokens_; }
   DType activation() const { return activation_; }
-  const LayerGroups& layers() const { return layers_; }
+  const models::LayerGroups& layers() const { return layers_; }
   const cache::KvPool& pool() const { return *pool_; }
   StepRunner* runner() const { return runner_.get(); }
-  // The cache manager of the pool, which has run a step of this runner already; once.
+  // Returns the cache manager of the pool, which has run one step already. Called once.
   std::unique_ptr<cache::CacheManager> TakeCache() { return std::move(cache_); }
 
   const LoadTimes& load_times() const { return load_times_; }
@@ -76,7 +75,7 @@ class ModelStack {
   absl::Status LoadTokenizer(const RuntimeOptions& options, const formats::ModelFiles& files);
   absl::Status LoadWeights(const RuntimeOptions& options, const formats::ModelFiles& files,
                            std::int64_t weight_limit_bytes);
-  // Weights, pool and runner.
+  // Prepare weights, pool and runner.
   absl::Status PrepareCpu(const RuntimeOptions& options, const formats::ModelFiles& files);
   absl::Status PrepareCuda(const RuntimeOptions& options, const formats::ModelFiles& files);
   cache::CacheManagerOptions CacheOptionsFor(const RuntimeOptions& options) const;
@@ -87,7 +86,7 @@ class ModelStack {
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::int32_t context_tokens_ = 0;
   DType activation_ = DType::kF32;
-  LayerGroups layers_;
+  models::LayerGroups layers_;
   std::optional<cache::KvPool> pool_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<cache::CacheManager> cache_;
@@ -98,9 +97,10 @@ class ModelStack {
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOptions& options,
                                                                const formats::ModelFiles& files);
 
-// Whether the pages that `options` ask for fit, as Build would find; loads nothing. The memory plan
-// of a GPU where one is present: a machine without one can still check the rest. Errors as Build.
+// Checks, without loading anything, that the pages of `options` fit. The memory plan of a GPU is
+// checked only if the GPU is present, so the rest can be checked on any machine. Returns the errors
+// of Build.
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
                        const CheckedSpec& model, DeviceKind device);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -20,16 +20,17 @@
 #include "base/logging.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 constexpr absl::string_view kMagic = "quirepk1";
 constexpr std::int64_t kPieceBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kAlignment = 4096;
-// No text is longer: a few lines for each matrix.
+// Maximum length of the text, which has a few lines per matrix.
 constexpr std::uint64_t kMaxText = std::uint64_t{64} << 20;
 
-// Finds damage, not malice: every bit of a word moves every later bit of its lane.
+// Returns a checksum that detects accidental damage, not manipulation. Every bit of a word affects
+// all later words of its lane.
 std::uint64_t Checksum(std::span<const std::byte> bytes) {
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15;
   std::array<std::uint64_t, 4> lanes = {1, 2, 3, 4};
@@ -86,11 +87,11 @@ struct Piece {
   std::size_t section;
 };
 
-// Where everything lies in a file with these sections.
+// The offsets of all parts of a file.
 struct Layout {
   std::string text;
   std::vector<Piece> pieces;
-  std::int64_t head_bytes = 0;  // all in front of the sections, without the gap
+  std::int64_t head_bytes = 0;  // everything before the sections, without the gap
   std::int64_t file_bytes = 0;
 };
 
@@ -98,12 +99,12 @@ std::int64_t Aligned(std::int64_t offset) {
   return (offset + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-Layout LayOut(const PackedFileKey& key, std::span<const Weights::Section> sections) {
+Layout LayOut(const PackedFileKey& key, std::span<const models::Weights::Section> sections) {
   Layout layout;
   layout.text = absl::StrCat("version ", kPackedFileVersion, "\nfingerprint ", key.fingerprint,
                              "\nquantization ", key.quantization, "\n");
   std::size_t pieces = 0;
-  for (const Weights::Section& section : sections) {
+  for (const models::Weights::Section& section : sections) {
     absl::StrAppend(&layout.text, section.label, ", ", section.bytes.size(), " bytes\n");
     pieces += (section.bytes.size() + kPieceBytes - 1) / kPieceBytes;
   }
@@ -142,7 +143,7 @@ std::string HeadOf(const Layout& layout, std::span<const std::uint64_t> checksum
   return head;
 }
 
-// What is wrong with a text that is not the expected one: its first line that differs.
+// Returns the error of a text that differs from the expected one, with its first different line.
 absl::Status WrongText(const std::string& path, absl::string_view found,
                        absl::string_view expected) {
   const std::vector<absl::string_view> have = absl::StrSplit(found, '\n');
@@ -154,7 +155,7 @@ absl::Status WrongText(const std::string& path, absl::string_view found,
                    "\", expected is \"", line < want.size() ? want[line] : "", "\""));
 }
 
-// The checksums of the pieces, from a head that is as it must be.
+// Checks the head and returns the checksums of the pieces.
 absl::StatusOr<std::vector<std::uint64_t>> ReadHead(int fd, const std::string& path,
                                                     const Layout& layout) {
   const auto damaged = [&](const auto&... what) {
@@ -218,7 +219,7 @@ absl::Status WriteWhole(int fd, const Layout& layout, absl::string_view head,
   return absl::OkStatus();
 }
 
-// Makes a rename last: it is an entry of the directory.
+// Synchronises the directory, which makes a rename in it durable.
 void SyncDirectoryOf(const std::string& path) {
   const std::string directory = path.substr(0, path.rfind('/') + 1);
   const FileDescriptor file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -234,7 +235,7 @@ std::string PackedFilePath(absl::string_view directory, const PackedFileKey& key
 }
 
 absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
-                            std::span<const Weights::Section> sections,
+                            std::span<const models::Weights::Section> sections,
                             const kernels::Backend& backend) {
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (file.fd < 0) return SystemError("open", path);
@@ -260,7 +261,7 @@ absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
 }
 
 absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
-                             std::span<const Weights::Section> sections,
+                             std::span<const models::Weights::Section> sections,
                              const kernels::Backend& backend) {
   const Layout layout = LayOut(key, sections);
   const std::string temporary = path + ".tmp";
@@ -283,4 +284,4 @@ absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
   return absl::OkStatus();
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

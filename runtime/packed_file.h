@@ -1,6 +1,6 @@
 #pragma once
 
-// Packed weights in a file, so that the next start reads them instead of packing again.
+// Stores packed weights in a file, so that the next start reads them instead of packing again.
 //
 //   "quirepk1"                        8 bytes
 //   length of the text                u64, little endian
@@ -9,16 +9,16 @@
 //   a checksum of all the above       u64
 //   sections                          in order, each at a multiple of 4096 bytes
 //
-// The reader knows what the text must say, so it compares instead of parsing, and a line that
-// differs says why the file does not serve. Sections are read into memory of the process rather
-// than mapped: every byte is read for its checksum anyway, huge pages hold weights of the process
-// only, and no other process can change or truncate them under a running model.
+// The reader knows the expected text, so it compares instead of parsing, and the first line that
+// differs is the reason of the error. Sections are read into memory of the process instead of
+// mapped. Every byte is read for its checksum anyway, the memory can use huge pages, and no other
+// process can change or truncate the weights of a running model.
 //
 // Place:      used by LoadModel around Weights.
-// Invariants: a file under its final name is whole: it is written beside it, synchronised, renamed.
+// Invariants: a file with its final name is complete, because it is written under another name,
+//             synchronised and renamed.
 // Threads:    both functions use the backend's threads. Processes may read and write one directory
-//             at the same time; of several writers of a name one writes.
-// Lifetime:   none.
+//             at the same time. If several processes write one name, only one of them succeeds.
 
 #include <cstdint>
 #include <span>
@@ -29,32 +29,33 @@
 #include "kernels/backend/backend.h"
 #include "models/weights/weights.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
-// Of the text, of the packed forms in it and of how weights are rounded to them. Grows when one of
-// them changes.
+// Version of the text, the packed weight formats and the rounding of weights. Incremented when any
+// of them changes.
 inline constexpr int kPackedFileVersion = 4;
 
-// What the weights in a file are.
+// Identifies the weights in a file.
 struct PackedFileKey {
   std::string fingerprint;         // Model::fingerprint
   absl::string_view quantization;  // QuantizationName
 };
 
-// "DIRECTORY/FINGERPRINT-QUANTIZATION.quirepack"
+// Returns "DIRECTORY/FINGERPRINT-QUANTIZATION.quirepack".
 std::string PackedFilePath(absl::string_view directory, const PackedFileKey& key);
 
-// Fills the sections. Returns NOT_FOUND when there is no such file, DATA_LOSS with the reason when
-// it is another model's, another version's or damaged; then the sections hold rubbish.
+// Fills the sections. Returns NOT_FOUND if there is no such file. Returns DATA_LOSS with the reason
+// if the file has another model or version or is damaged; the contents of the sections are then
+// undefined.
 absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
-                            std::span<const Weights::Section> sections,
+                            std::span<const models::Weights::Section> sections,
                             const kernels::Backend& backend);
 
-// Writes or replaces the file. Returns the system's error with the path, or ABORTED when another
-// process is writing it; then nothing has changed. A folder that cannot be synchronised is a
-// warning: the file is there, and may be gone after the machine crashes.
+// Writes or replaces the file. Returns the system's error with the path, or ABORTED if another
+// process is writing it; the file is then unchanged. If the folder cannot be synchronised, a
+// warning is logged, because the file may be lost when the machine crashes.
 absl::Status WritePackedFile(const std::string& path, const PackedFileKey& key,
-                             std::span<const Weights::Section> sections,
+                             std::span<const models::Weights::Section> sections,
                              const kernels::Backend& backend);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

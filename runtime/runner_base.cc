@@ -8,7 +8,7 @@
 #include "models/weights/weights.h"
 #include "runtime/model.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 std::uint32_t TextVocab(const Model& model, const RunnerOptions& options) {
@@ -24,10 +24,10 @@ RunnerBase::RunnerBase(const Model& the_model, const kernels::Backend& the_backe
       backend(the_backend),
       pool(the_pool),
       options(the_options),
-      layers(PlanLayerGroups(model.spec)),
+      layers(models::PlanLayerGroups(model.spec)),
       text_vocab(TextVocab(model, options)),
       has_text(options.has_text.empty() ? nullptr : options.has_text.data()) {
-  const StepLimits limits = LimitsOf(options);
+  const models::StepLimits limits = LimitsOf(options);
   sampling_rows.reserve(limits.max_step_samples);
   sample_indices.reserve(limits.max_step_samples);
   logprob_tokens.reserve(limits.max_step_tokens);
@@ -79,8 +79,8 @@ absl::Status RunnerBase::AddPool(const StepPool& pool, std::uint32_t first, std:
                                  float* sum) {
   for (std::uint32_t begin = 0; begin < pool.num_tokens; begin += head_rows) {
     const std::uint32_t rows = std::min(pool.num_tokens - begin, head_rows);
-    QUIRE_RETURN_IF_ERROR(DecoderNorm(model.spec, *model.weights, backend, &buffers, first + begin,
-                                      first + begin + rows));
+    QUIRE_RETURN_IF_ERROR(models::DecoderNorm(model.spec, *model.weights, backend, &buffers,
+                                              first + begin, first + begin + rows));
     QUIRE_RETURN_IF_ERROR(kernels::SumRows(backend, {.x = buffers.head_in,
                                                      .sum = sum,
                                                      .num_rows = rows,
@@ -109,4 +109,4 @@ StepToken ToStepToken(const kernels::TokenLogprob& token) {
           .top = {token.top, token.num_top}};
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -16,34 +16,35 @@ namespace quire::cache {
 class KvPool;
 }
 
-namespace quire::models {
+namespace quire::runtime {
 
 struct Model;
 
-// What the runners of both backends have in common: what they were made of, and which samples and
-// prompt logprobs have their logits in which block of rows.
+// The common part of both runners: the objects that they were created with, and the assignment of
+// samples and prompt log-probabilities to blocks of logits rows.
 //
-// Place:      under the State of either runner, in no other file.
-// Invariants: a step's blocks of logits are taken in order, each sample and prompt logprob once.
-// Threads:    the runner's.
-// Lifetime:   model, backend and pool outlive it.
+// Place:      base of CpuRunner and of CudaRunner::State only.
+// Invariants: the blocks of a step are taken in order, and each sample and prompt log-probability
+//             is taken once.
+// Threads:    those of the runner.
+// Lifetime:   model, backend and pool must outlive it.
 struct RunnerBase {
   RunnerBase(const Model& the_model, const kernels::Backend& the_backend, cache::KvPool* the_pool,
              const RunnerOptions& the_options);
 
-  // Before the first block of a step, and of its late samples.
+  // Called before the first block of a step, and again before the first block of its late samples.
   void BeginLogits();
-  // Fills sampling_rows with those samples of the pass whose logits are rows [begin, end) of
-  // batch.logits_tokens, which lie in buffers.logits, and sample_indices with their places in
-  // batch.samples. Late samples without a mask are in no pass.
+  // Fills sampling_rows with the samples of the pass whose logits are rows [begin, end) of
+  // batch.logits_tokens, and sample_indices with their indices in batch.samples. These logits are
+  // in buffers.logits. Late samples that are not completed are in no pass.
   enum class SamplePass : std::uint8_t { kAll, kEarly, kLate };
   void TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end, SamplePass pass);
-  // The same for logprob_tokens and batch.prompt_logprobs, of which it returns the first one's
-  // place.
+  // Fills logprob_tokens from batch.prompt_logprobs in the same way. Returns the index of the first
+  // one in batch.prompt_logprobs.
   std::size_t TakePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
 
-  // Adds the pool's rows of the stream, which lie from `first` on, to `sum`, memory of the backend,
-  // at most `head_rows` at a time. The tokens of a row lie one behind the other.
+  // Adds the hidden states of the pool, which begin at `first`, to `sum` in memory of the backend,
+  // at most `head_rows` at a time. The tokens of a row are contiguous.
   absl::Status AddPool(const StepPool& pool, std::uint32_t first, std::uint32_t head_rows,
                        float* sum);
 
@@ -51,12 +52,12 @@ struct RunnerBase {
   const kernels::Backend& backend;
   cache::KvPool* const pool;
   const RunnerOptions options;
-  const LayerGroups layers;
+  const models::LayerGroups layers;
   const std::uint32_t text_vocab;
   const std::uint8_t* const has_text;  // null: every id below text_vocab
-  StepBuffers buffers;
+  models::StepBuffers buffers;
 
-  // Of one block of logits.
+  // The samples and log-probabilities of the current block of logits.
   std::vector<kernels::SamplingRow> sampling_rows;
   std::vector<std::uint32_t> sample_indices;
   std::vector<kernels::TokenLogprob> logprob_tokens;
@@ -68,8 +69,8 @@ struct RunnerBase {
   std::size_t next_prompt_logprob_ = 0;
 };
 
-// What a step reports of a sample and of a prompt logprob.
+// Convert results of kernels to the results of a step.
 StepToken ToStepToken(const kernels::SampledRow& row);
 StepToken ToStepToken(const kernels::TokenLogprob& token);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

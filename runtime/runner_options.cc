@@ -6,7 +6,7 @@
 #include "kernels/comm/communicator.h"
 #include "runtime/memory_plan.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 constexpr std::uint32_t kMaxStepTokens = 1u << 20;
@@ -15,7 +15,7 @@ constexpr std::uint32_t kMaxLogprobs = 1024;
 
 }  // namespace
 
-StepLimits LimitsOf(const RunnerOptions& options) {
+models::StepLimits LimitsOf(const RunnerOptions& options) {
   return {.max_rows = options.max_rows,
           .max_step_tokens = options.max_step_tokens,
           .max_step_samples =
@@ -24,8 +24,8 @@ StepLimits LimitsOf(const RunnerOptions& options) {
           .is_part = options.comm != nullptr};
 }
 
-absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& options) {
-  const StepLimits limits = LimitsOf(options);
+absl::Status CheckRunnerOptions(const models::ModelSpec& spec, const RunnerOptions& options) {
+  const models::StepLimits limits = LimitsOf(options);
   const struct {
     const char* name;
     std::uint32_t value;
@@ -48,10 +48,11 @@ absl::Status CheckRunnerOptions(const ModelSpec& spec, const RunnerOptions& opti
   return absl::OkStatus();
 }
 
-absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options,
+absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& options,
                                const kernels::Backend& backend) {
-  const RankPart given =
-      options.comm == nullptr ? RankPart{} : RankPart{options.comm->rank(), options.comm->size()};
+  const models::RankPart given = options.comm == nullptr
+                                     ? models::RankPart{}
+                                     : models::RankPart{options.comm->rank(), options.comm->size()};
   if (options.comm != nullptr &&
       options.comm->backend() != (backend.cuda() == nullptr ? nullptr : &backend)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -64,15 +65,15 @@ absl::Status CheckCommunicator(RankPart part, const RunnerOptions& options,
         absl::StrCat("the communicator is of rank ", given.rank, " of ", given.size,
                      ", the model's part is of rank ", part.rank, " of ", part.size));
   }
-  // NCCL wants all ranks to capture and to launch alike, where each runner decides for itself, and
-  // does not abort a communicator that a graph holds.
+  // NCCL requires all ranks to capture and launch the same graphs, but each runner decides for
+  // itself. NCCL also cannot abort a communicator that a graph uses.
   if (options.comm != nullptr && backend.cuda() != nullptr && options.graphs) {
     return absl::UnimplementedError("decode graphs of a model that is divided among GPUs");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& pool) {
+absl::Status CheckPoolGeometry(const models::ModelSpec& spec, const cache::KvGeometry& pool) {
   QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry wanted,
                          KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks));
   if (pool.kv_dim == wanted.kv_dim && pool.num_layers == wanted.num_layers &&
@@ -86,4 +87,4 @@ absl::Status CheckPoolGeometry(const ModelSpec& spec, const cache::KvGeometry& p
                                                  wanted.num_heads, " of ", wanted.head_size));
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -1,11 +1,10 @@
 #pragma once
 
-// What is asked of a model that is to run on a device: plain values, which server/config fills in
-// from the keys that the comments name.
+// The options of a model that runs on a device. server/config fills in these values from the
+// configuration keys that the comments name.
 //
-// Place:      above the model's own files, below ComputeDevice, the plans and ModelStack.
-// Threads:    values.
-// Lifetime:   values.
+// Place:      below ComputeDevice, the plans and ModelStack.
+// Threads:    any; plain values.
 
 #include <cstdint>
 #include <optional>
@@ -14,48 +13,48 @@
 #include "base/dtype.h"
 #include "models/weights/quantization.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
 
-// device.*, and of engine.* how the device computes.
+// The keys device.*, and the keys of engine.* that say how the device computes.
 struct DeviceOptions {
   DeviceChoice type = DeviceChoice::kAuto;
-  std::int32_t cuda_ordinal = 0;        // of the only GPU
-  std::int64_t reserve_bytes = 0;       // of a GPU, left to others where the pool takes the rest
-  std::optional<std::int32_t> threads;  // that compute; absent: physical cores
-  bool pin_threads = true;              // where each of them has a core of its own
-  std::string isa = "auto";             // a name of kernels::SelectCpuIsa
-  std::string determinism;  // "strict", "batch_invariant" or "fast"; all are one on CPUs
+  std::int32_t cuda_ordinal = 0;        // ordinal of the only GPU
+  std::int64_t reserve_bytes = 0;       // GPU memory left free if the pool is sized automatically
+  std::optional<std::int32_t> threads;  // number of compute threads; absent: physical cores
+  bool pin_threads = true;              // binds threads to cores if there is a core for each
+  std::string isa = "auto";             // a name that kernels::SelectCpuIsa accepts
+  std::string determinism;  // "strict", "batch_invariant" or "fast"; no difference on CPUs
   bool cuda_graphs = true;
 };
 
-// model.*
+// The keys model.*
 struct ModelOptions {
   std::string path;            // a directory or a GGUF file; "embedded": the model in the binary
-  std::optional<DType> dtype;  // of activations, kBF16 or kF32; absent: the device's own
-  Quantization quantization = Quantization::kAuto;
-  bool fp8_activations = false;  // rows that meet fp8 weights are rounded to e4m3
-  std::string packed_dir;        // of packed weights; empty: none
-  bool dummy_weights = false;    // random numbers instead of the files'
+  std::optional<DType> dtype;  // type of activations, kBF16 or kF32; absent: chosen by device
+  models::Quantization quantization = models::Quantization::kAuto;
+  bool fp8_activations = false;  // dynamic activation quantization (fp8) for fp8 weights
+  std::string packed_dir;        // directory of packed weights; empty: none
+  bool dummy_weights = false;    // random weights instead of those in the files
   std::optional<std::int32_t> max_context_tokens;
 };
 
-// kv_cache.*, and device.cpu.kv_memory_share.
+// The keys kv_cache.*, and device.cpu.kv_memory_share.
 struct PoolOptions {
   std::uint32_t page_size = 0;
   DType dtype = DType::kBF16;
   std::optional<std::int64_t> capacity_bytes;
-  double memory_share = 0;  // of free memory, when capacity_bytes is absent
+  double memory_share = 0;  // share of free memory, used if capacity_bytes is absent
   bool prefix_caching = true;
   bool partial_page_reuse = true;
 };
 
-// What the steps of a scheduler need at most on the device that computes.
+// The maximum sizes of the scheduler's steps on a device.
 struct StepSizes {
   std::uint32_t max_rows = 0;    // sequences that run at a time
-  std::uint32_t max_tokens = 0;  // of one step
-  // Prompt tokens that one sequence has in steps under way.
+  std::uint32_t max_tokens = 0;  // tokens of one step
+  // Prompt tokens of one sequence that are planned or in flight at a time.
   std::uint32_t max_overlap_tokens = 0;
   std::uint32_t max_logprobs = 0;
 };
@@ -67,4 +66,4 @@ struct RuntimeOptions {
   StepSizes steps;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -6,14 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::runtime {
 namespace {
 
 absl::Status Refuse(absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat("step batch: ", problem));
 }
 
-absl::Status CheckCounts(const StepBatch& batch, const StepLimits& limits) {
+absl::Status CheckCounts(const StepBatch& batch, const models::StepLimits& limits) {
   const struct {
     const char* name;
     std::size_t value;
@@ -32,8 +32,9 @@ absl::Status CheckCounts(const StepBatch& batch, const StepLimits& limits) {
   return absl::OkStatus();
 }
 
-absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
-                      std::size_t index, std::uint64_t next_token) {
+absl::Status CheckRow(const StepBatch& batch, const models::ModelSpec& spec,
+                      const models::StepLimits& limits, std::size_t index,
+                      std::uint64_t next_token) {
   const StepRow& row = batch.rows[index];
   const std::uint32_t batch_row = row.batch_row.value();
   const auto lacks_row = [&](const cache::KvStepInputs& kv) { return batch_row >= kv.max_rows; };
@@ -61,7 +62,7 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
     return Refuse(absl::StrCat("rows[", index, "].cache_length is ", row.cache_length,
                                ", the cache manager has ", kv.cache_lengths[batch_row]));
   }
-  // Few rows and no memory to remember them in: each is compared with those before it.
+  // Each row is compared with all earlier ones: there are few rows, and a set would allocate.
   for (std::size_t earlier = 0; earlier < index; ++earlier) {
     if (batch.rows[earlier].batch_row == row.batch_row) {
       return Refuse(
@@ -71,7 +72,7 @@ absl::Status CheckRow(const StepBatch& batch, const ModelSpec& spec, const StepL
   return absl::OkStatus();
 }
 
-absl::Status CheckTokens(const StepBatch& batch, const ModelSpec& spec,
+absl::Status CheckTokens(const StepBatch& batch, const models::ModelSpec& spec,
                          std::uint32_t previous_samples) {
   for (std::size_t i = 0; i < batch.token_ids.size(); ++i) {
     const std::int32_t token = batch.token_ids[i];
@@ -104,8 +105,8 @@ absl::Status CheckLogitsIndex(const StepBatch& batch, const char* name, std::siz
   return absl::OkStatus();
 }
 
-absl::Status CheckSamples(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
-                          std::uint32_t previous_samples) {
+absl::Status CheckSamples(const StepBatch& batch, const models::ModelSpec& spec,
+                          const models::StepLimits& limits, std::uint32_t previous_samples) {
   std::uint32_t previous = 0;
   for (std::size_t i = 0; i < batch.samples.size(); ++i) {
     const StepSample& sample = batch.samples[i];
@@ -141,7 +142,7 @@ absl::Status CheckSamples(const StepBatch& batch, const ModelSpec& spec, const S
   return absl::OkStatus();
 }
 
-absl::Status CheckPools(const StepBatch& batch, const StepLimits& limits) {
+absl::Status CheckPools(const StepBatch& batch, const models::StepLimits& limits) {
   for (std::size_t i = 0; i < batch.pools.size(); ++i) {
     const StepPool& pool = batch.pools[i];
     const std::uint64_t end = std::uint64_t{pool.first_token} + pool.num_tokens;
@@ -183,9 +184,9 @@ absl::Status CheckPages(const StepBatch& batch, const cache::KvGeometry& pool) {
 
 }  // namespace
 
-absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
-                            const cache::KvGeometry& pool, std::uint32_t num_groups,
-                            std::uint32_t previous_samples) {
+absl::Status CheckStepBatch(const StepBatch& batch, const models::ModelSpec& spec,
+                            const models::StepLimits& limits, const cache::KvGeometry& pool,
+                            std::uint32_t num_groups, std::uint32_t previous_samples) {
   QUIRE_RETURN_IF_ERROR(CheckCounts(batch, limits));
   const bool needs_cache = !batch.rows.empty() || !batch.clears.empty() || !batch.copies.empty();
   if ((needs_cache || !batch.kv.empty()) && batch.kv.size() != num_groups) {
@@ -207,4 +208,4 @@ absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const
   return CheckPages(batch, pool);
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -1,6 +1,6 @@
 #pragma once
 
-// Whether a StepBatch keeps its contract, before anything of it is computed.
+// Checks the contract of a StepBatch before the step is computed.
 
 #include "absl/status/status.h"
 #include "cache_manager/views/kv_params.h"
@@ -8,15 +8,15 @@
 #include "models/config/layer_spec.h"
 #include "runtime/step/step_batch.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
-// Returns INVALID_ARGUMENT that names the entry, its value and the limit: rows that do not cover
-// token_ids in order, a token outside the vocabulary, a position behind the context, an index out
-// of range or not ascending, a page outside the pool, more than the limits allow, step inputs of
-// another number of layer groups. `previous_samples` counts those of the step launched before,
-// which token ids below 0 name.
-absl::Status CheckStepBatch(const StepBatch& batch, const ModelSpec& spec, const StepLimits& limits,
-                            const cache::KvGeometry& pool, std::uint32_t num_groups,
-                            std::uint32_t previous_samples = 0);
+// Returns INVALID_ARGUMENT that names the entry, its value and the limit in these cases: rows do
+// not cover token_ids in order; a token is outside the vocabulary; a position is beyond the
+// context; an index is out of range or not ascending; a page is outside the pool; a limit is
+// exceeded; the number of step inputs is not the number of layer groups. `previous_samples` is the
+// number of samples of the previous step, to which token ids below 0 refer.
+absl::Status CheckStepBatch(const StepBatch& batch, const models::ModelSpec& spec,
+                            const models::StepLimits& limits, const cache::KvGeometry& pool,
+                            std::uint32_t num_groups, std::uint32_t previous_samples = 0);
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -8,7 +8,7 @@
 #include "base/logging.h"
 #include "base/status.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 const DeviceGraph* StepGraphs::Find(std::uint32_t bucket) const {
   const auto it = graphs_.find(bucket);
@@ -46,4 +46,4 @@ absl::Status StepGraphs::Capture(std::uint32_t bucket, absl::FunctionRef<absl::S
   return absl::OkStatus();
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -8,29 +8,30 @@
 #include "base/device_graph.h"
 #include "base/stream.h"
 
-namespace quire::models {
+namespace quire::runtime {
 
 // The captured decode steps of a runner, by bucket of rows.
 //
 // Place:      part of CudaRunner.
-// Invariants: memory that captures were seen to take stays within the share; beyond it nothing more
-//             is captured.
-// Threads:    the engine thread. Lifetime: what the graphs read and write outlives them.
+// Invariants: the measured memory of captures stays within the share; capturing stops before the
+//             share is exceeded.
+// Threads:    the engine thread.
+// Lifetime:   the memory that the graphs read and write must outlive them.
 class StepGraphs {
  public:
   StepGraphs(const Stream* stream, std::int64_t share_bytes)
       : stream_(stream), share_bytes_(share_bytes) {}
 
-  // Null when there is none (yet).
+  // Returns the graph of a bucket, or null if it has not been captured.
   const DeviceGraph* Find(std::uint32_t bucket) const;
-  // Captures what `enqueue` enqueues, unless the share is used up. A capture that fails is logged
-  // once and ends capturing; only an error that IsDeviceLost is returned.
+  // Captures the work that `enqueue` enqueues, unless the share is used up. A failed capture is
+  // logged and stops capturing. Only errors for which IsDeviceLost is true are returned.
   absl::Status Capture(std::uint32_t bucket, absl::FunctionRef<absl::Status()> enqueue);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(graphs_.size()); }
 
  private:
-  // No more captures, for the reason given.
+  // Stops capturing and logs the reason.
   void Stop(const char* reason, const absl::Status& status);
 
   const Stream* stream_;
@@ -41,4 +42,4 @@ class StepGraphs {
   std::map<std::uint32_t, DeviceGraph> graphs_;
 };
 
-}  // namespace quire::models
+}  // namespace quire::runtime

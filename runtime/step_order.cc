@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-namespace quire::models {
+namespace quire::runtime {
 
-StepOrder::StepOrder(const StepLimits& limits) {
+StepOrder::StepOrder(const models::StepLimits& limits) {
   row_order_.reserve(limits.max_rows);
   batch_index_.reserve(limits.max_step_tokens);
   step_index_.reserve(limits.max_step_tokens);
@@ -42,4 +42,4 @@ std::uint32_t StepOrder::Order(const StepBatch& batch, const StepArrays& out) {
   return next_row;
 }
 
-}  // namespace quire::models
+}  // namespace quire::runtime

@@ -195,9 +195,9 @@ void Daemon::Impl::OnFatal(const absl::Status& status) {
 // Sets the exit code for an internal error, a lost or unusable device, or an unusable
 // configuration.
 void Daemon::Impl::Fail(const absl::Status& status) {
-  exit_code_ = models::IsDeviceError(status) ? kExitDevice
-               : absl::IsInternal(status)    ? kExitEngine
-                                             : kExitConfig;
+  exit_code_ = runtime::IsDeviceError(status) ? kExitDevice
+               : absl::IsInternal(status)     ? kExitEngine
+                                              : kExitConfig;
   changed_.NotifyAll();
 }
 

@@ -20,7 +20,7 @@
 namespace quire::server {
 namespace {
 
-absl::StatusOr<formats::ModelFiles> OpenModelFiles(const models::ModelOptions& options) {
+absl::StatusOr<formats::ModelFiles> OpenModelFiles(const runtime::ModelOptions& options) {
   if (options.path == "embedded") return EmbeddedModelFiles();
   return formats::ModelFiles::FromPath(options.path);
 }
@@ -68,7 +68,7 @@ engine::Pooling ToPooling(models::PoolingMode mode) {
   return engine::Pooling::kLast;
 }
 
-std::optional<std::int32_t> FindBosToken(const models::ModelStack& loaded) {
+std::optional<std::int32_t> FindBosToken(const runtime::ModelStack& loaded) {
   const std::optional<std::int32_t> named = loaded.tokenizer().bos_token_id();
   return named ? named : loaded.model().config.bos_id;
 }
@@ -121,16 +121,16 @@ std::string ServedModelId(const DaemonOptions& options) {
 }
 
 absl::Status ValidateModel(const DaemonOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(const DeviceKind device, models::ChooseDevice(options.device));
-  if (device == DeviceKind::kCpu) QUIRE_RETURN_IF_ERROR(models::SelectIsa(options.device));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceKind device, runtime::ChooseDevice(options.device));
+  if (device == DeviceKind::kCpu) QUIRE_RETURN_IF_ERROR(runtime::SelectIsa(options.device));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
-  QUIRE_ASSIGN_OR_RETURN(const models::CheckedSpec model, models::ReadModelSpec(files, device));
+  QUIRE_ASSIGN_OR_RETURN(const runtime::CheckedSpec model, runtime::ReadModelSpec(files, device));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
-                         models::OpenTokenizer(options.model, files));
+                         runtime::OpenTokenizer(options.model, files));
   QUIRE_RETURN_IF_ERROR(CheckPreload(options.preload));
   QUIRE_ASSIGN_OR_RETURN(const LoadedChat chat, LoadChatTemplates(options.chat, files, *tokenizer));
   QUIRE_RETURN_IF_ERROR(
-      models::CheckPlan(RuntimeOptionsFor(options, device), files, model, device));
+      runtime::CheckPlan(RuntimeOptionsFor(options, device), files, model, device));
   // Only compiling shows whether preloaded constraints are valid and fit into the cache.
   if (options.preload.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<engine::ConstraintCompiler> compiler,
@@ -145,13 +145,13 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
                                                                 probe::Registry* metrics) {
   QUIRE_RETURN_IF_ERROR(CheckPreload(options.preload));
   std::unique_ptr<EngineStack> stack(new EngineStack());
-  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<models::ComputeDevice> device,
-                         models::ComputeDevice::Open(options.device));
+  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ComputeDevice> device,
+                         runtime::ComputeDevice::Open(options.device));
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, OpenModelFiles(options.model));
-  const models::RuntimeOptions runtime = RuntimeOptionsFor(options, device->device().kind);
+  const runtime::RuntimeOptions runtime = RuntimeOptionsFor(options, device->device().kind);
   QUIRE_ASSIGN_OR_RETURN(stack->loaded_,
-                         models::ModelStack::Build(runtime, files, std::move(device)));
-  models::ModelStack& loaded = *stack->loaded_;
+                         runtime::ModelStack::Build(runtime, files, std::move(device)));
+  runtime::ModelStack& loaded = *stack->loaded_;
   QUIRE_ASSIGN_OR_RETURN(stack->constraints_,
                          MakeCompiler(options, loaded.model().config, loaded.model().spec.has_head,
                                       loaded.tokenizer(), metrics));
@@ -169,8 +169,8 @@ absl::StatusOr<std::unique_ptr<EngineStack>> EngineStack::Build(const DaemonOpti
 }
 
 engine::EngineOptions EngineStack::MakeEngineOptions(const DaemonOptions& options) const {
-  const models::Model& model = loaded_->model();
-  const models::ComputeDevice& device = loaded_->device();
+  const runtime::Model& model = loaded_->model();
+  const runtime::ComputeDevice& device = loaded_->device();
   engine::EngineOptions engine = AdaptEngineOptions(options.engine, device.device().kind);
   engine.model_id = ServedModelId(options);
   engine.fingerprint = model.fingerprint;
@@ -243,7 +243,7 @@ absl::Status EngineStack::Follow(LiveConfig* live) {
 }
 
 ModelDescription EngineStack::Describe(const DaemonOptions& options) const {
-  const models::Model& model = loaded_->model();
+  const runtime::Model& model = loaded_->model();
   const text::Tokenizer& tokenizer = loaded_->tokenizer();
   const cache::KvGeometry& geometry = loaded_->pool().geometry();
   ModelDescription description;

@@ -37,7 +37,7 @@ class EngineStack {
   absl::Status Follow(LiveConfig* live);
 
   const ServedModel& served() const { return *served_; }
-  const models::ModelStack& loaded() const { return *loaded_; }
+  const runtime::ModelStack& loaded() const { return *loaded_; }
 
  private:
   EngineStack() = default;
@@ -46,7 +46,7 @@ class EngineStack {
   absl::StatusOr<TranslatorOptions> TranslatorOptionsFor(const DaemonOptions& options) const;
   ModelDescription Describe(const DaemonOptions& options) const;
 
-  std::unique_ptr<models::ModelStack> loaded_;
+  std::unique_ptr<runtime::ModelStack> loaded_;
   std::unique_ptr<engine::ConstraintCompiler> constraints_;  // null without structured output
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<ServedModel> served_;

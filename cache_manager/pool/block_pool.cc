@@ -50,7 +50,7 @@ PageState BlockPool::StateOf(const Page& page) const {
   if (&page == pages_.data()) return PageState::kNull;
   if (page.requests > 0) return has_node ? PageState::kPublished : PageState::kActive;
   if (page.transfers > 0) return PageState::kInTransit;
-  if (page.poisoned) return PageState::kQuarantined;
+  if (page.is_poisoned) return PageState::kQuarantined;
   return has_node ? PageState::kCached : PageState::kFree;
 }
 
@@ -86,7 +86,7 @@ absl::Status BlockPool::Allocate(std::span<BlockId> out) {
     if (free_.empty()) EvictColdest();
     Page* taken = free_.pop_front();
     taken->requests = 1;
-    taken->proven = false;
+    taken->is_proven_finite = false;
     page = id(taken);
   }
   return absl::OkStatus();
@@ -110,13 +110,13 @@ BlockId BlockPool::FindCached(absl::FunctionRef<bool(BlockId page)> is_wanted) c
   return kNullBlock;
 }
 
-void BlockPool::Pick(Page& page) {
+void BlockPool::Unlink(Page& page) {
   if (page.requests + page.transfers > 0) return;
   QUIRE_CHECK(StateOf(page) == PageState::kCached);
   cached_.erase(&page);
 }
 
-void BlockPool::Settle(Page& page, BlockId before) {
+void BlockPool::Link(Page& page, BlockId before) {
   if (page.requests + page.transfers > 0) return;
   const PageState state = StateOf(page);
   if (state != PageState::kQuarantined) ++num_returned_;
@@ -131,30 +131,30 @@ void BlockPool::Settle(Page& page, BlockId before) {
 }
 
 void BlockPool::AddRequest(BlockId page) {
-  Pick(at(page));
+  Unlink(at(page));
   ++at(page).requests;
 }
 
 void BlockPool::AddTransfer(BlockId page) {
-  Pick(at(page));
+  Unlink(at(page));
   ++at(page).transfers;
 }
 
 void BlockPool::DropRequest(BlockId page, BlockId before) {
   QUIRE_CHECK(at(page).requests > 0);
   --at(page).requests;
-  Settle(at(page), before);
+  Link(at(page), before);
 }
 
 void BlockPool::DropTransfer(BlockId page, BlockId before) {
   QUIRE_CHECK(at(page).transfers > 0);
   --at(page).transfers;
-  Settle(at(page), before);
+  Link(at(page), before);
 }
 
 void BlockPool::AttachNode(BlockId page, NodeId node) {
   Page& target = at(page);
-  QUIRE_CHECK(is_referenced(page) && !target.poisoned);
+  QUIRE_CHECK(is_referenced(page) && !target.is_poisoned);
   QUIRE_CHECK(target.node == kNoNode && node != kNoNode);
   target.node = node;
 }
@@ -170,20 +170,20 @@ void BlockPool::DetachNode(BlockId page) {
   free_.push_front(&target);
 }
 
-void BlockPool::MarkPoisoned(BlockId page) {
+void BlockPool::Poison(BlockId page) {
   QUIRE_CHECK(is_referenced(page) && node(page) == kNoNode);
-  at(page).poisoned = true;
+  at(page).is_poisoned = true;
 }
 
-void BlockPool::MarkProven(BlockId page) {
+void BlockPool::SetProvenFinite(BlockId page) {
   QUIRE_CHECK(is_referenced(page));
-  at(page).proven = true;
+  at(page).is_proven_finite = true;
 }
 
 void BlockPool::FreeQuarantined(BlockId page) {
   QUIRE_CHECK(state(page) == PageState::kQuarantined);
   quarantined_.erase(&at(page));
-  at(page).poisoned = false;
+  at(page).is_poisoned = false;
   free_.push_front(&at(page));
   ++num_returned_;
 }
@@ -247,7 +247,7 @@ absl::Status BlockPool::CheckIntegrity() const {
       return absl::InternalError(absl::StrCat("page ", page, " is ", PageStateName(state),
                                               seen[page] ? " but in a list" : " but in no list"));
     }
-    if (pages_[page].poisoned && pages_[page].node != kNoNode) {
+    if (pages_[page].is_poisoned && pages_[page].node != kNoNode) {
       return absl::InternalError(absl::StrCat("page ", page, " is poisoned but has a node"));
     }
   }

@@ -17,7 +17,7 @@ std::int64_t RoundUp(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// The offset of the first byte that is not `pattern`, or -1.
+// Returns the offset of the first byte that is not `pattern`, or -1.
 std::int64_t FindOther(std::span<const std::byte> bytes, std::byte pattern) {
   const auto other =
       std::find_if(bytes.begin(), bytes.end(), [&](std::byte b) { return b != pattern; });
@@ -79,7 +79,7 @@ KvPool::Region KvPool::Measure(std::int64_t page_bytes, std::int64_t row_bytes,
   Region region;
   region.page_bytes = page_bytes;
   region.num_pages = num_pages;
-  // Whole system pages, so that the first KV page starts at an aligned address.
+  // Guards are a multiple of the system page size, so the first KV page is aligned.
   region.guard_bytes = RoundUp(std::int64_t{kGuardRows} * row_bytes, DeviceBuffer::kAlignment);
   return region;
 }

@@ -14,10 +14,11 @@
 namespace quire::cache {
 
 struct KvPoolOptions {
-  // Fills the guards with 0xff bytes, a NaN in every floating-point type, so that a read through a
-  // guard shows in the results and a write is found by CheckIntegrity. Otherwise guards are zero.
+  // Fills the guards with 0xff bytes, which are NaN in every floating-point type. A read of a guard
+  // then shows in the results, and CheckIntegrity finds a write. Without canary the guards are
+  // zero.
   bool guard_canary = false;
-  // A CUDA stream: the pages lie in that device's memory. Null: host memory.
+  // The pages are allocated on the device of this CUDA stream, or in host memory if it is null.
   const Stream* stream = nullptr;
 };
 
@@ -27,46 +28,46 @@ struct KvPoolOptions {
 //                ^ blocks(), 4096-byte aligned
 //
 // blocks [N, KV, L, P, H, D] and, when the geometry is quantised, scales [N, KV, L, P, H, S] in a
-// second allocation with guards of its own. Everything is zero at the start and becomes resident
-// only when it is touched.
+// second allocation with its own guards. All bytes are zero at the start, and a page of memory
+// becomes resident when it is first touched.
 //
-// Place:      below CacheManager's ids and the views of kernels; knows memory, never page states.
-// Invariants: page 0 (the null page) is zero; the guards hold their pattern. CheckIntegrity().
-// Threads:    immutable apart from the bytes, which belong to the writer of the current step.
+// Place:      below CacheManager and the views of kernels. Knows memory, not page states.
+// Invariants: page 0 (the null page) is zero; the guards contain their pattern. CheckIntegrity().
+// Threads:    immutable except for the bytes, which the current step writes.
 // Lifetime:   must outlive every view and step that reads it; a move keeps the addresses.
 class KvPool {
  public:
-  // Returns INVALID_ARGUMENT for a geometry that KvGeometry::Validate refuses, RESOURCE_EXHAUSTED
-  // with the byte counts when the system has not enough memory.
+  // Returns INVALID_ARGUMENT if KvGeometry::Validate rejects the geometry, and RESOURCE_EXHAUSTED
+  // with the byte counts if the allocation fails.
   static absl::StatusOr<KvPool> Create(const KvGeometry& geometry,
                                        const KvPoolOptions& options = {});
 
-  // Bytes that Create takes, guards included. REQUIRES: a valid geometry.
+  // Returns the bytes that Create allocates, guards included. REQUIRES: the geometry is valid.
   static std::int64_t BytesFor(const KvGeometry& geometry);
 
   const KvGeometry& geometry() const { return geometry_; }
   void* blocks() const { return blocks_.base(); }
-  // Null when the geometry is not quantised.
+  // Null if the geometry is not quantised.
   void* scales() const { return scales_.base(); }
 
-  // The bytes of one page: all layers, K and V. Scales are empty when not quantised.
-  // REQUIRES: page.value() < num_blocks, host memory.
+  // Return the bytes of one page: K and V of all layers. page_scales is empty if the geometry is
+  // not quantised. REQUIRES: page.value() < num_blocks; host memory.
   std::span<std::byte> page_blocks(BlockId page) const { return blocks_.page(page); }
   std::span<std::byte> page_scales(BlockId page) const { return scales_.page(page); }
 
-  // Bytes mapped, guards included.
+  // Number of bytes allocated, guards included.
   std::int64_t size_bytes() const;
   MemoryKind memory_kind() const { return blocks_.buffer.kind(); }
 
-  // Proves that the null page is zero and that the guards are untouched, in O(page + guards). In
-  // device memory it waits for the stream and reads them back.
+  // Checks that the null page is zero and that the guards are untouched. O(page + guards). Device
+  // memory is copied to the host after the stream has finished.
   absl::Status CheckIntegrity() const;
 
  private:
-  // One allocation of equal pages between two guards.
+  // One allocation: equal pages between two guards.
   struct Region {
     DeviceBuffer buffer;
-    std::int64_t guard_bytes = 0;  // before the first page; the same after the last one
+    std::int64_t guard_bytes = 0;  // size of each guard
     std::int64_t page_bytes = 0;
     std::int64_t num_pages = 0;
 
@@ -78,7 +79,7 @@ class KvPool {
     absl::Status CheckIntegrity(const char* name, std::byte pattern, const Stream* stream) const;
   };
 
-  // Sizes without memory.
+  // Return regions that have sizes but no memory.
   static Region Measure(std::int64_t page_bytes, std::int64_t row_bytes, std::uint32_t num_pages);
   static Region MeasureBlocks(const KvGeometry& geometry);
   static Region MeasureScales(const KvGeometry& geometry);

@@ -13,7 +13,7 @@ LookupTable::LookupTable(std::uint32_t max_rows, std::uint32_t max_pages)
       max_pages_(max_pages),
       stride_((max_pages + 7) / 8 * 8 + kPaddingColumns),
       first_column_(max_rows),
-      num_columns_(max_rows) {}
+      end_column_(max_rows) {}
 
 absl::StatusOr<LookupTable> LookupTable::Create(std::uint32_t max_rows, std::uint32_t max_pages) {
   QUIRE_CHECK(max_rows > 0 && max_pages > 0);
@@ -36,18 +36,18 @@ std::uint32_t LookupTable::first_column(BatchRow row) const {
   return first_column_[row.value()];
 }
 
-std::uint32_t LookupTable::num_columns(BatchRow row) const {
+std::uint32_t LookupTable::end_column(BatchRow row) const {
   QUIRE_CHECK(row.value() < max_rows_);
-  return num_columns_[row.value()];
+  return end_column_[row.value()];
 }
 
 bool LookupTable::has_page(BatchRow row, std::uint32_t column) const {
-  return column >= first_column(row) && column < num_columns(row);
+  return column >= first_column(row) && column < end_column(row);
 }
 
-std::span<const std::uint32_t> LookupTable::columns(BatchRow row) const {
+std::span<const std::uint32_t> LookupTable::assigned_pages(BatchRow row) const {
   const std::uint32_t first = first_column(row);
-  return {entry(row, first), num_columns(row) - first};
+  return {entry(row, first), end_column(row) - first};
 }
 
 BlockId LookupTable::page(BatchRow row, std::uint32_t column) const {
@@ -56,14 +56,14 @@ BlockId LookupTable::page(BatchRow row, std::uint32_t column) const {
 }
 
 void LookupTable::Append(BatchRow row, BlockId page) {
-  QUIRE_CHECK(num_columns(row) < max_pages_);
+  QUIRE_CHECK(end_column(row) < max_pages_);
   QUIRE_CHECK(page != kNullBlock);
-  *entry(row, num_columns_[row.value()]++) = page.value();
+  *entry(row, end_column_[row.value()]++) = page.value();
 }
 
 void LookupTable::Skip(BatchRow row) {
-  QUIRE_CHECK(columns(row).empty() && num_columns(row) < max_pages_);
-  first_column_[row.value()] = ++num_columns_[row.value()];
+  QUIRE_CHECK(assigned_pages(row).empty() && end_column(row) < max_pages_);
+  first_column_[row.value()] = ++end_column_[row.value()];
 }
 
 void LookupTable::Replace(BatchRow row, std::uint32_t column, BlockId page) {
@@ -73,18 +73,18 @@ void LookupTable::Replace(BatchRow row, std::uint32_t column, BlockId page) {
 }
 
 BlockId LookupTable::PopBack(BatchRow row) {
-  QUIRE_CHECK(!columns(row).empty());
-  return BlockId{std::exchange(*entry(row, --num_columns_[row.value()]), kNullBlock.value())};
+  QUIRE_CHECK(!assigned_pages(row).empty());
+  return BlockId{std::exchange(*entry(row, --end_column_[row.value()]), kNullBlock.value())};
 }
 
 BlockId LookupTable::PopFront(BatchRow row) {
-  QUIRE_CHECK(!columns(row).empty());
+  QUIRE_CHECK(!assigned_pages(row).empty());
   return BlockId{std::exchange(*entry(row, first_column_[row.value()]++), kNullBlock.value())};
 }
 
 void LookupTable::Clear(BatchRow row) {
-  QUIRE_CHECK(columns(row).empty());
-  first_column_[row.value()] = num_columns_[row.value()] = 0;
+  QUIRE_CHECK(assigned_pages(row).empty());
+  first_column_[row.value()] = end_column_[row.value()] = 0;
 }
 
 void LookupTable::SetLength(BatchRow row, std::uint32_t tokens) {
@@ -95,7 +95,7 @@ void LookupTable::SetLength(BatchRow row, std::uint32_t tokens) {
 absl::Status LookupTable::CheckIntegrity() const {
   for (std::uint32_t row = 0; row < max_rows_; ++row) {
     const std::uint32_t first = first_column_[row];
-    const std::uint32_t assigned = num_columns_[row];
+    const std::uint32_t assigned = end_column_[row];
     if (assigned > max_pages_ || first > assigned) {
       return absl::InternalError(absl::StrCat("row ", row, " has ", assigned,
                                               " pages, the limit is ", max_pages_,

@@ -11,28 +11,28 @@
 
 namespace quire::cache {
 
-// Which page of a layer group holds which tokens of which batch row, and how many tokens each row
-// has: the two arrays that kernels read. Column c of a row covers tokens [c * P, (c + 1) * P).
+// The page table of one layer group, and the lengths of all batch rows: the two arrays that kernels
+// read. Column c of a row names the page of tokens [c * P, (c + 1) * P).
 //
 //   pages    uint32 [max_rows, stride]   stride = roundup(max_pages, 8) + 16
 //   lengths  uint32 [max_rows]
 //
-// The multiple of 8 keeps rows 32-byte aligned; the 16 more columns keep a 16-wide read that starts
-// at any valid column inside its row.
+// The multiple of 8 keeps rows 32-byte aligned. The 16 additional columns keep a 16-wide read that
+// starts at any valid column inside its row.
 //
-// Place:      below CacheManager. Knows page ids, never their states or bytes.
-// Invariants: the assigned columns of a row follow one another and are never 0; all others are 0,
-//             so a read past the end reaches the null page. Before the first one lie those of pages
-//             that a window group has given back or never had. A row without columns has length 0.
-//             Addresses never change. CheckIntegrity().
+// Place:      below CacheManager. Knows page ids, not their states or bytes.
+// Invariants: the assigned columns of a row are contiguous and never 0. All others are 0, so a read
+//             past the end reaches the null page. The columns before the first assigned one belong
+//             to pages that a window group has freed or never had. A row without columns has length
+//             0. Addresses never change. CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   must outlive every step that reads its arrays.
 class LookupTable {
  public:
-  // Columns after the last page that a reader may touch.
+  // Readers may touch this many columns after the last page.
   static constexpr std::uint32_t kPaddingColumns = 16;
 
-  // Returns RESOURCE_EXHAUSTED when the arrays do not fit into memory. REQUIRES: both at least 1.
+  // Returns RESOURCE_EXHAUSTED if the arrays do not fit into memory. REQUIRES: both at least 1.
   static absl::StatusOr<LookupTable> Create(std::uint32_t max_rows, std::uint32_t max_pages);
 
   std::uint32_t max_rows() const { return max_rows_; }
@@ -43,29 +43,30 @@ class LookupTable {
     return static_cast<const std::uint32_t*>(lengths_.data());
   }
 
-  // All of these REQUIRE: row.value() < max_rows.
-  // The assigned columns are [first_column(row), num_columns(row)).
+  // All functions below REQUIRE: row.value() < max_rows.
+  // The assigned columns are [first_column(row), end_column(row)).
   std::uint32_t first_column(BatchRow row) const;
-  std::uint32_t num_columns(BatchRow row) const;
+  std::uint32_t end_column(BatchRow row) const;
   bool has_page(BatchRow row, std::uint32_t column) const;
-  // The pages of the assigned columns.
-  std::span<const std::uint32_t> columns(BatchRow row) const;
+  // Returns the pages of the assigned columns.
+  std::span<const std::uint32_t> assigned_pages(BatchRow row) const;
   // REQUIRES: has_page(row, column).
   BlockId page(BatchRow row, std::uint32_t column) const;
-  // REQUIRES: `page` is not the null page, num_columns(row) < max_pages.
+  // Assigns the next column. REQUIRES: `page` is not the null page; end_column(row) < max_pages.
   void Append(BatchRow row, BlockId page);
-  // The next column stays without a page. REQUIRES: the row has none, num_columns(row) < max_pages.
+  // Leaves the next column without a page. REQUIRES: the row has no page; end_column(row) <
+  // max_pages.
   void Skip(BatchRow row);
-  // REQUIRES: has_page(row, column), `page` is not the null page.
+  // REQUIRES: has_page(row, column); `page` is not the null page.
   void Replace(BatchRow row, std::uint32_t column, BlockId page);
-  // Takes the last or the first page out of the row. REQUIRES: the row has one.
+  // Removes the last or the first page of the row and returns it. REQUIRES: the row has a page.
   BlockId PopBack(BatchRow row);
   BlockId PopFront(BatchRow row);
-  // The row starts anew. REQUIRES: it has no page.
+  // Resets the columns of the row. REQUIRES: the row has no page.
   void Clear(BatchRow row);
   void SetLength(BatchRow row, std::uint32_t tokens);
 
-  // Proves the invariants in O(max_rows * stride).
+  // Checks the invariants. O(max_rows * stride).
   absl::Status CheckIntegrity() const;
 
  private:
@@ -81,7 +82,7 @@ class LookupTable {
   DeviceBuffer pages_;
   DeviceBuffer lengths_;
   std::vector<std::uint32_t> first_column_;  // by row
-  std::vector<std::uint32_t> num_columns_;   // by row
+  std::vector<std::uint32_t> end_column_;    // by row
 };
 
 }  // namespace quire::cache

@@ -15,9 +15,9 @@ PageDemand::PageDemand(std::uint32_t page_size, std::span<const CacheGroup> grou
       ++num_full_groups_;
       continue;
     }
-    // With c tokens computed the row holds the pages from that of token c - window + 1, or from its
-    // last full one, to that of token c + max_overlap_tokens - 1. So many tokens in a row touch
-    // most pages when the first of them is the last token of its page.
+    // After c computed tokens the row holds the pages of tokens c - window + 1 to
+    // c + max_overlap_tokens - 1, and its last full page. A run of tokens touches the most pages if
+    // it begins with the last token of a page.
     const std::uint64_t before = std::max(group.window - 1, page_size);
     const std::uint64_t pages = (before + max_overlap_tokens + page_size - 2) / page_size + 1;
     window_pages_.push_back(static_cast<std::uint32_t>(pages));

@@ -6,33 +6,36 @@
 
 namespace quire::cache {
 
-// Layers that keep their keys and values for equally long, and as many of them as a page has room
-// for: they share one lookup table.
+// Layers of equal window that share one lookup table. A page holds the keys and values of all
+// layers of one group.
 struct CacheGroup {
-  // Tokens that a query reads, its own included; 0: all before it.
+  // Number of tokens that a query reads, including its own; 0 if it reads all tokens before it.
   std::uint32_t window = 0;
 };
 
-// How many pages of the one pool a batch row asks for, over all layer groups.
+// Computes how many pages of the shared pool a batch row needs, over all layer groups.
 //
-// A group without window has a page for every page_size tokens. A row holds in a window group the
-// pages that the window of its next token reaches, those of the tokens that are being computed, and
-// always its last full page, which its next page continues.
+// A group without window has a page for every page_size tokens. In a window group a row holds the
+// pages that the window of its next token reaches, the pages of the tokens being computed, and its
+// last full page, which its next page continues.
 //
-// Place:      beside CacheManager, which answers with the one of its options; planning makes one of
-//             the same groups before there is a cache.
-// Threads:    any; a value.
+// Place:      beside CacheManager, which returns the one of its options. Memory planning makes one
+//             from the same groups before the cache exists.
+// Threads:    any; a value type.
 class PageDemand {
  public:
   // `max_overlap_tokens`: CacheManagerOptions::max_row_overlap_tokens. REQUIRES: page_size > 0.
   PageDemand(std::uint32_t page_size, std::span<const CacheGroup> groups,
              std::uint32_t max_overlap_tokens);
 
-  // The most pages that a row which grows to `tokens` tokens holds at a time.
+  // Returns the maximum number of pages that a row holds at a time while it grows to `tokens`
+  // tokens.
   std::uint32_t PagesFor(std::uint32_t tokens) const;
-  // Those that forks of a row share for good: the full pages of the groups without window.
+  // Returns the number of prompt pages that forks of a row share until they end: the full pages of
+  // the groups without window.
   std::uint32_t SharedPagesFor(std::uint32_t prompt_tokens) const;
-  // A page of each group for every page of tokens, with those that windows let go.
+  // Returns the number of pages of all groups for `tokens` tokens, including the pages that windows
+  // release.
   std::uint64_t HistoryPages(std::uint32_t tokens) const;
 
   std::uint32_t num_groups() const { return num_full_groups_ + num_window_groups(); }
@@ -46,7 +49,7 @@ class PageDemand {
 
   std::uint32_t page_size_;
   std::uint32_t num_full_groups_ = 0;
-  std::vector<std::uint32_t> window_pages_;  // by window group: the most held at a time
+  std::vector<std::uint32_t> window_pages_;  // by window group: maximum held at a time
 };
 
 }  // namespace quire::cache

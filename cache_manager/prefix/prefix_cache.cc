@@ -11,20 +11,21 @@
 namespace quire::cache {
 namespace {
 
-// A node and a root for each page, and the nodes without pages.
+// Returns the size of the node table: a node and a root for each page, and the nodes without pages.
 std::size_t NumSlots(const PrefixCacheOptions& options, std::uint32_t usable_pages) {
   const std::size_t slots = std::size_t{usable_pages} * 2 + options.max_empty_nodes;
   return std::min<std::size_t>(slots, kNoNode.value());
 }
 
-// Room for twice the entries: erased ones then never force a table to grow.
+// Returns the reserved size of a table. Twice the entries leave room for the tombstones of erased
+// entries, so the table never grows.
 std::size_t TableRoom(std::size_t max_entries) {
   return max_entries * 2;
 }
 
-// What flat_hash_map takes for this room: slots by a power of two, of which one in eight stays
-// free, a byte of control for each of them and for a group more. Only a table of one group can
-// grow for the sake of erased entries, once.
+// Returns the bytes of a flat_hash_map with this reserved size. The number of slots is a power of
+// two, one slot in eight stays free, and each slot has one control byte. One more group of control
+// bytes follows. A table of one group can grow once because of tombstones.
 template <typename Table>
 std::size_t TableBytes(std::size_t room) {
   constexpr std::size_t kTwoGroups = 32;
@@ -100,8 +101,8 @@ bool PrefixCache::HasAllPages(NodeId node) const {
   return std::ranges::none_of(pages(node), [](BlockId page) { return page == kNullBlock; });
 }
 
-NodeId PrefixCache::FindRoot(const Hash128& root) const {
-  const auto found = roots_.find(root);
+NodeId PrefixCache::FindRoot(const Hash128& scope) const {
+  const auto found = roots_.find(scope);
   return found == roots_.end() ? kNoNode : found->second;
 }
 
@@ -116,9 +117,9 @@ PrefixCache::Child PrefixCache::FindChild(NodeId parent, const PageKey& key,
   return {.node = found->second, .collision = false};
 }
 
-PrefixCache::Beginning PrefixCache::FindPartialMatch(NodeId parent,
-                                                     std::span<const std::int32_t> tokens) const {
-  Beginning best;
+PrefixCache::PartialMatch PrefixCache::FindPartialMatch(
+    NodeId parent, std::span<const std::int32_t> tokens) const {
+  PartialMatch best;
   if (parent == kNoNode) return best;
   std::uint32_t candidates = kMaxPartialCandidates;
   for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
@@ -126,8 +127,8 @@ PrefixCache::Beginning PrefixCache::FindPartialMatch(NodeId parent,
     if (!HasAllPages(id(child))) break;
     const auto stored = this->tokens(id(child));
     const auto end = std::ranges::mismatch(stored, tokens).in1;
-    const auto rows = static_cast<std::uint32_t>(end - stored.begin());
-    if (rows > best.rows) best = {.node = id(child), .rows = rows};
+    const auto common = static_cast<std::uint32_t>(end - stored.begin());
+    if (common > best.num_tokens) best = {.node = id(child), .num_tokens = common};
   }
   return best;
 }
@@ -143,7 +144,7 @@ NodeId PrefixCache::TakeSlot(Kind kind) {
 bool PrefixCache::MakeRoom() {
   constexpr std::size_t kRootAndChild = 2;
   while (unused_.size() < kRootAndChild) {
-    // Other pages would only leave more nodes empty.
+    // Evicting any other page would free no node slot.
     const BlockId page =
         pool_->FindCached([this](BlockId cached) { return IsColdLeaf(pool_->node(cached)); });
     if (page == kNullBlock) return false;
@@ -158,12 +159,12 @@ bool PrefixCache::IsColdLeaf(NodeId node) const {
          });
 }
 
-NodeId PrefixCache::AddRoot(const Hash128& root) {
-  const NodeId found = FindRoot(root);
+NodeId PrefixCache::AddRoot(const Hash128& scope) {
+  const NodeId found = FindRoot(scope);
   if (found != kNoNode) return found;
   const NodeId node = TakeSlot(Kind::kRoot);
-  at(node).key = root;
-  roots_.emplace(root, node);
+  at(node).key = scope;
+  roots_.emplace(scope, node);
   return node;
 }
 
@@ -279,12 +280,24 @@ void PrefixCache::DropSubtree(NodeId top) {
   Prune(above);
 }
 
+void PrefixCache::DropRequest(BlockId page) {
+  const bool becomes_cached =
+      pool_->node(page) != kNoNode && pool_->requests(page) == 1 && pool_->transfers(page) == 0;
+  pool_->DropRequest(page, becomes_cached ? EvictedBefore(page) : kNullBlock);
+}
+
+void PrefixCache::DropTransfer(BlockId page) {
+  const bool becomes_cached =
+      pool_->node(page) != kNoNode && pool_->requests(page) == 0 && pool_->transfers(page) == 1;
+  pool_->DropTransfer(page, becomes_cached ? EvictedBefore(page) : kNullBlock);
+}
+
 BlockId PrefixCache::EvictedBefore(BlockId page) const {
   const std::size_t group = GroupOf(page);
   if (options_.groups[group].window > 0) return kNullBlock;
-  // Every cached descendant comes before every cached ancestor, so directly before the nearest
-  // ancestor is after all descendants. A page that a row refers to has all its ancestors in that
-  // row.
+  // Every cached descendant precedes every cached ancestor in eviction order, so the place directly
+  // before the nearest cached ancestor follows all descendants. The ancestors of a page that a row
+  // references are referenced by that row too, so the search stops at the first such page.
   for (NodeId node = parent(pool_->node(page)); node != kNoNode; node = parent(node)) {
     ++num_visited_;
     const BlockId above = pages(node)[group];

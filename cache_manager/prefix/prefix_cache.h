@@ -19,118 +19,123 @@ struct PrefixCacheOptions {
   std::uint32_t page_size = 0;
   std::vector<CacheGroup> groups = {CacheGroup{}};
   HashKey hash_key{};
-  PageHashFunction page_hash = &HashPage;  // what the given keys were made with
-  // Nodes without pages for which there is memory; of use where all groups have windows.
+  PageHashFunction page_hash = &HashPage;  // the function that made the keys
+  // Capacity for nodes without pages. Such nodes exist only if every group has a window.
   std::uint32_t max_empty_nodes = 0;
 };
 
-// Which token histories lie in which pages: a tree of nodes, one page of tokens each, under one
-// root per sharing scope.
+// A radix tree of published token histories. Each node holds one page of tokens; each sharing scope
+// (model fingerprint, adapter, salt) has a root of its own.
 //
 //   root(scope) ---- [P tokens] ---- [P tokens] ---- [P tokens]
 //                         |                 |
-//                         +-- [P tokens]    +-- [f < P tokens]    a partial child: only copied
+//                         +-- [P tokens]    +-- [f < P tokens]   partial child: reused by copy only
 //
-// A full node is found by its key, and then its tokens and its parent are compared, so by induction
-// over the path the whole history is equal: a collision of keys is a miss, never a wrong page. Of
-// two histories with one key the second stays unpublished.
+// Lookup. A full node is found by its 128-bit key; then its tokens and its parent are compared. By
+// induction the whole history is equal, so a key collision is a miss and never yields a wrong page.
+// If two histories have the same key, only the first one is published.
 //
-// All layer groups share the tree. A node has a page of each group without window, as no history
-// can be used without it; with such a page the node goes, and all below it. The page of a window
-// group may be missing, since only the last ones of a history are read: it is evicted alone. A node
-// lives as long as it has a page or a child.
+// Layer groups. All groups share the tree; a node owns at most one page per group.
+//   - Group without window: every page of a history is read, so evicting one removes the node and
+//     its subtree.
+//   - Group with window: only the last pages are read, so pages are evicted one at a time.
+// A node exists while it owns a page or has a child.
 //
-// Place:      above BlockPool, whose pages it names; below CacheManager. Knows tokens and ids,
-//             never rows or memory.
-// Invariants: a page of a node has this node; the node's parents up to the root exist. A root has a
-//             child. A partial child has pages of all groups. Children with pages of all groups
-//             come before the others. In groups without window eviction is leaf first: a cached
-//             page has no child that a row refers to and no child that is evicted later. A node's
-//             tokens hash to its key; the index holds exactly the full nodes. CheckIntegrity().
+// Place:      above BlockPool, below CacheManager. Knows token ids and page ids, not sequences or
+//             memory.
 // Threads:    engine thread only.
-// Lifetime:   must not outlive its BlockPool.
+// Lifetime:   destroyed before its BlockPool.
+// Invariants (CheckIntegrity):
+//   1. pool.node(p) == n exactly if node n owns page p.
+//   2. Every parent chain ends at a root, and every root has a child.
+//   3. A partial child owns a page in every group.
+//   4. Among siblings, those that own all their pages come first, most recently used first.
+//   5. Groups without window evict leaves first: no descendant of a cached page is referenced, and
+//      none is evicted after it.
+//   6. The index holds exactly the full nodes, each under the hash of its tokens.
 class PrefixCache {
  public:
-  // How many children of a node are compared for the beginning of a page.
+  // FindPartialMatch compares at most this many children of a node.
   static constexpr std::uint32_t kMaxPartialCandidates = 8;
 
   struct Child {
     NodeId node = kNoNode;
-    bool collision = false;  // the key is taken by another history
+    bool collision = false;  // another history has this key
   };
-  struct Beginning {
+  struct PartialMatch {
     NodeId node = kNoNode;
-    std::uint32_t rows = 0;
+    std::uint32_t num_tokens = 0;
   };
 
-  // An upper bound of the memory that a cache of these options over a pool of `num_blocks` holds
-  // beside the pool's own: all of it from the start, and never more. Grows with `num_blocks`, which
-  // counts the null page.
+  // Returns an upper bound, in bytes, of the memory of a cache with these options, without its
+  // pool. All of it is allocated by the constructor. Grows with `num_blocks`, which counts the null
+  // page.
   static std::int64_t BytesFor(const PrefixCacheOptions& options, std::uint32_t num_blocks);
 
-  // Makes itself the eviction handler of `pool`.
+  // Installs itself as the eviction handler of `pool`.
   PrefixCache(const PrefixCacheOptions& options, BlockPool* pool);
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // kNoNode when nothing is published under `root`.
-  NodeId FindRoot(const Hash128& root) const;
-  // The full child of `parent` with this key and exactly these page_size tokens. `parent` may be
-  // kNoNode, which has no children.
+  // Returns the root node of `scope`, or kNoNode if the scope has no published page.
+  NodeId FindRoot(const Hash128& scope) const;
+  // Returns the full child of `parent` that has this key and exactly these page_size tokens.
+  // `parent` may be kNoNode, which has no children.
   Child FindChild(NodeId parent, const PageKey& key, std::span<const std::int32_t> tokens) const;
-  // The child of `parent`, among the kMaxPartialCandidates most recently used ones, that has the
-  // longest common beginning with `tokens`; the most recent one of equals. Full and partial
-  // children that have pages of all groups.
-  Beginning FindPartialMatch(NodeId parent, std::span<const std::int32_t> tokens) const;
+  // Returns the child of `parent` with the longest common prefix with `tokens`, and the length of
+  // that prefix. Only the kMaxPartialCandidates most recently used children that own all their
+  // pages are compared. Among equals the most recently used child wins.
+  PartialMatch FindPartialMatch(NodeId parent, std::span<const std::int32_t> tokens) const;
 
-  // Makes sure that a root and a child can be added. There is memory for a root and a node of each
-  // page and for max_empty_nodes. Where more of those are kept by pages that follow them, histories
-  // without a reference make room, from their ends, the coldest first: O(cached pages). False
-  // when there are none.
+  // Ensures that one root and one child can be added, evicting unreferenced histories (coldest
+  // first, leaf by leaf) if the node table is full. Returns false if every history is referenced.
+  // O(cached pages).
   bool MakeRoom();
-  // The root node, made on demand. It must get a child before the next operation. REQUIRES (both
-  // and AddPartialChild): there is room.
-  NodeId AddRoot(const Hash128& root);
-  // Publishes `pages`, one per group, as the newest child of `parent`. REQUIRES: FindChild finds
-  // neither node nor collision, tokens.size() == page_size; each page is referenced and has no
-  // node.
+  // Returns the root node of `scope` and creates it if it does not exist. The caller adds a child
+  // before the next operation. REQUIRES: MakeRoom() returned true.
+  NodeId AddRoot(const Hash128& scope);
+  // Publishes `pages`, one per group, as the most recently used child of `parent`. REQUIRES:
+  // MakeRoom() returned true; FindChild finds neither a node nor a collision; tokens.size() ==
+  // page_size; each page is referenced and has no node.
   NodeId AddChild(NodeId parent, const PageKey& key, std::span<const std::int32_t> tokens,
                   std::span<const BlockId> pages);
-  // The same for pages that only tokens.size() < page_size tokens fill.
+  // Publishes `pages` as a partial child, which is reused by copy only. REQUIRES: MakeRoom()
+  // returned true; 0 < tokens.size() < page_size; each page is referenced and has no node.
   NodeId AddPartialChild(NodeId parent, std::span<const std::int32_t> tokens,
                          std::span<const BlockId> pages);
-  // Gives a full node the page of a group that it lacks. REQUIRES: as above.
+  // Adds the page of a group that a full node lacks. REQUIRES: the page is referenced and has no
+  // node.
   void AddPage(NodeId node, std::size_t group, BlockId page);
 
-  // Makes the node the most recently used child of its parent, if it has all its pages.
+  // Makes the node the most recently used child of its parent if it owns all its pages.
   void Touch(NodeId node);
-  // Removes the node and all below it: nothing of them is found any more, unreferenced pages become
-  // free. Roots that lose their last child go too.
+  // Removes the node and its subtree. Their pages are not found any more, and unreferenced ones
+  // become free. A root that loses its last child is removed too.
   void DropSubtree(NodeId node);
 
-  // The node's pages by group; the null page where it has none.
+  // Drops one reference to `page`. A page that loses its last reference and has a node becomes
+  // cached. In eviction order it comes directly before its nearest cached ancestor.
+  void DropRequest(BlockId page);
+  void DropTransfer(BlockId page);
+
+  // The node's pages by group. A group without a page has the null page.
   std::span<const BlockId> pages(NodeId node) const {
     QUIRE_DCHECK(node.value() < nodes_.size());
     return {pages_.data() + node.value() * num_groups_, num_groups_};
   }
   NodeId parent(NodeId node) const { return at(node).parent; }
   bool is_full(NodeId node) const { return at(node).kind == Kind::kFull; }
-  // True for the root node of `root`.
-  bool is_root(NodeId node, const Hash128& root) const {
-    return at(node).kind == Kind::kRoot && at(node).key == root;
+  bool is_root(NodeId node, const Hash128& scope) const {
+    return at(node).kind == Kind::kRoot && at(node).key == scope;
   }
 
-  // Where a page that has a node belongs in the eviction order, now that it becomes cached: before
-  // this page, in a group without window its nearest cached ancestor, or at the warm end when that
-  // is the null page.
-  BlockId EvictedBefore(BlockId page) const;
-  // The nodes that EvictedBefore has gone over: what giving pages back costs beyond O(1) each.
+  // Number of nodes visited by EvictedBefore since construction; tests bound it.
   std::uint64_t num_visited() const { return num_visited_; }
-
-  std::uint32_t num_nodes() const { return num_nodes_; }  // roots not counted
-  // Grows whenever pages become findable.
+  std::uint32_t num_nodes() const { return num_nodes_; }  // without roots
+  // Number of nodes and pages published since construction.
   std::uint64_t num_published() const { return num_published_; }
-  // Grows whenever a node or a page of one goes away; a match stays valid as long as it does not.
+  // Incremented whenever a node is removed or loses a page. A match made at the same generation is
+  // still valid.
   std::uint64_t generation() const { return generation_; }
 
   // Proves the invariants in O(num_blocks * page_size).
@@ -142,13 +147,14 @@ class PrefixCache {
   enum class Kind : std::uint8_t { kUnused, kRoot, kFull, kPartial };
   struct Node {
     IntrusiveNode<Node> sibling;
-    // Those with pages of all groups first, most recently used ones before others.
+    // Ordered by invariant 4.
     IntrusiveList<Node, &Node::sibling> children;
-    PageKey key;              // of a root: the root itself; of a partial child: nothing
+    PageKey key;              // the scope for a root, unset for a partial child
     NodeId parent = kNoNode;  // kNoNode for a root
     std::uint32_t parent_generation = 0;
-    std::uint32_t generation = 0;  // how often this slot was reused
-    std::uint32_t filled = 0;      // tokens: page_size, less for a partial child, 0 for a root
+    // Incremented when the slot is reused, so that stale NodeIds are detected.
+    std::uint32_t generation = 0;
+    std::uint32_t filled = 0;  // tokens: page_size, less for a partial child, 0 for a root
     Kind kind = Kind::kUnused;
   };
   using Siblings = IntrusiveList<Node, &Node::sibling>;
@@ -160,18 +166,21 @@ class PrefixCache {
   NodeId TakeSlot(Kind kind);
   NodeId Link(Kind kind, NodeId parent, std::span<const std::int32_t> tokens,
               std::span<const BlockId> pages);
-  // The node's place for its page of a group.
   BlockId& page(NodeId node, std::size_t group);
-  // Which of its node's pages this is; the number of groups when it is none of them.
+  // Returns the group in which the page's node owns it, or the number of groups if none.
   std::size_t GroupOf(BlockId page) const;
   bool HasPages(NodeId node) const;
   bool HasAllPages(NodeId node) const;
-  // The pool takes a cached page.
+  // Returns the page before which a newly cached page is inserted in eviction order. Groups without
+  // window: its nearest cached ancestor, so that leaves are evicted first. Otherwise the null page,
+  // which means the most recently used end.
+  BlockId EvictedBefore(BlockId page) const;
+  // Unpublishes a cached page that the pool is about to hand out.
   void Evict(BlockId page);
   void RemoveLeaf(NodeId node);
-  // Removes the node and those above it as far as they have neither page nor child.
+  // Removes the node and then its ancestors, up to the first that owns a page or has a child.
   void Prune(NodeId node);
-  // Whether the node would go with its pages, and they have no reference.
+  // True if evicting the node's pages would remove the node and none of them is referenced.
   bool IsColdLeaf(NodeId node) const;
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckNode(const Node& node) const;
@@ -181,7 +190,7 @@ class PrefixCache {
   const PrefixCacheOptions options_;
   const std::size_t num_groups_;
   BlockPool* const pool_;
-  std::vector<Node> nodes_;                     // with those of roots; never resized
+  std::vector<Node> nodes_;                     // roots included; never resized
   std::vector<NodeId> unused_;                  // slots of nodes_, last in, first out
   std::vector<std::int32_t> tokens_;            // [nodes_, page_size]
   std::vector<BlockId> pages_;                  // [nodes_, groups]

@@ -1,13 +1,13 @@
 #pragma once
 
-// All layers of one layer group: the 6-D pool and the step inputs, from which a kernel launch takes
-// the view of one layer's K or V.
+// All layers of one layer group: the 6-D pool and the step inputs. A kernel launch gets the view of
+// one layer's K or V from it.
 //
 // Place:      between the cache manager, which owns pool and step arrays, and the kernels.
-// Invariants: Create proved geometry, limits, alignment and the step inputs' shape; views need no
-//             more checks than those of their own arguments.
+// Invariants: Create checked geometry, limits, alignment and the shape of the step inputs, so views
+//             check only their own arguments.
 // Threads:    immutable values.
-// Lifetime:   none; valid while the pool and the step arrays are.
+// Lifetime:   valid while the pool and the step arrays are.
 
 #include <array>
 #include <bit>
@@ -24,25 +24,24 @@
 #include "base/status.h"
 #include "base/tensor_view.h"
 #include "cache_manager/views/kv_cache_view.h"
-#include "cache_manager/views/kv_continuous_view.h"
 #include "cache_manager/views/kv_params.h"
 #include "cache_manager/views/kv_step_inputs.h"
 
 namespace quire::cache {
 
-// Smallest alignment of a pool and of its scales: what a device allocator gives.
+// Minimum alignment of a pool and of its scales, which device allocators guarantee.
 inline constexpr std::uintptr_t kPoolAlignment = 256;
-// Alignment of a lookup table row, so that eight entries are one or two vector reads.
+// Alignment of a lookup table row, with which eight entries are one or two vector reads.
 inline constexpr std::uintptr_t kLookupTableAlignment = 32;
 
-// Where a pool lies. `blocks` is page 0 of layer 0's K. The scales normally share the values'
-// pages; a table and a page count of their own may place them elsewhere.
+// The addresses of a pool. `blocks` is page 0 of layer 0's K. Scales have the page ids of the
+// values unless they have their own table and page count.
 template <typename T, typename Scale = Unquantized>
 struct KvPoolPointers {
   T* blocks = nullptr;
   std::conditional_t<std::is_const_v<T>, const Scale, Scale>* scales = nullptr;
   const std::uint32_t* scales_lookup_table = nullptr;  // [max_rows, lookup_stride]
-  std::uint32_t num_scale_blocks = 0;                  // 0: as many as num_blocks
+  std::uint32_t num_scale_blocks = 0;                  // 0: equal to num_blocks
 };
 
 namespace internal {
@@ -65,7 +64,7 @@ inline absl::Status CheckPointer(absl::string_view name, const void* pointer,
   return absl::OkStatus();
 }
 
-// What both collections ask of a geometry: that it is the one that their types were made for.
+// Checks that a geometry has the types and extents of a cache type. Both collections use it.
 template <typename Cache>
 absl::Status CheckGeometryType(const KvGeometry& geometry) {
   using Params = typename Cache::Params;
@@ -85,7 +84,7 @@ absl::Status CheckGeometryType(const KvGeometry& geometry) {
   return CheckExtent("granularity", Cache::kGranularity, geometry.granularity);
 }
 
-// The part of the step inputs that both collections read in the same way.
+// Checks the step inputs that both collections use in the same way.
 inline absl::Status CheckStepInputs(const KvStepInputs& inputs) {
   if (inputs.max_rows == 0) return absl::InvalidArgumentError("max_rows is 0");
   return CheckPointer("cache_lengths", inputs.cache_lengths, alignof(std::uint32_t));
@@ -103,7 +102,7 @@ inline absl::Status CheckLookupTable(const KvStepInputs& inputs, std::uint32_t p
   return CheckPointer("lookup_table", inputs.lookup_table, kLookupTableAlignment);
 }
 
-// Members that only a collection with scales has.
+// The members that only a collection with scales has.
 template <typename Cache>
 struct CollectionScaleMembers {};
 template <typename Cache>
@@ -120,7 +119,7 @@ requires(Cache::kQuantized) struct CollectionScaleMembers<Cache> {
 
 }  // namespace internal
 
-// Pool [N, KV, L, P, H, D] in pages, with scales [N, KV, L, P, H, S] when quantised.
+// A pool [N, KV, L, P, H, D] in pages, with scales [N, KV, L, P, H, S] if quantised.
 template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT = Unquantized,
           std::uint32_t Granularity = 1>
 class PagedKVCacheCollection : public internal::CollectionScaleMembers<
@@ -142,15 +141,15 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
                                                             Cache::Extent(Params::kNumHeads),
                                                             Cache::Extent(Params::kHeadSize)};
 
-  // Returns INVALID_ARGUMENT when the geometry is not this type's or breaks a limit, when `pool`
-  // lacks a part or has one too many, or when the step inputs cannot hold the step.
+  // Returns INVALID_ARGUMENT if the geometry does not match this type or exceeds a limit, if `pool`
+  // lacks a pointer or has one that the type does not use, or if the step inputs are too small.
   static absl::StatusOr<PagedKVCacheCollection> Create(const KvGeometry& geometry,
                                                        const KvPoolPointers<T, ScaleT>& pool,
                                                        const KvStepInputs& inputs);
 
-  // K of one layer. REQUIRES: layer < num_layers().
+  // Returns the K of one layer. REQUIRES: layer < num_layers().
   Cache get_key_cache(std::uint32_t layer) const { return LayerCache(0, layer); }
-  // V of one layer; an MLA row holds both.
+  // Returns the V of one layer. Absent for MLA, whose rows serve K and V.
   Cache get_value_cache(std::uint32_t layer) const requires(!ParamsT::kIsMla) {
     return LayerCache(1, layer);
   }
@@ -165,7 +164,7 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
   std::uint32_t max_cache_length() const { return layer0_.max_cache_length; }
   typename Cache::ScalePointer scales() const requires kQuantized { return layer0_.scales; }
 
-  // The pool as a tensor; its first stride may be larger than packed.
+  // Returns the pool as a tensor. Its first stride may be larger than packed.
   BlocksView blocks_view() const {
     const std::int64_t row = layer0_.row_elements();
     const std::int64_t layer = row * layer0_.page_size();
@@ -185,14 +184,14 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
         {layer0_.scale_block_stride(), layer * geometry_.num_layers, layer, row,
          layer0_.scale_groups(), 1}};
   }
-  // Shape {N, P, H, D} and strides {BS, H*D, D, 1} of one layer's view.
+  // Return the shape {N, P, H, D} and the strides {BS, H*D, D, 1} of one layer's view.
   std::array<std::int64_t, 4> kv_cache_dynamic_shape() const {
     return layer0_.blocks_view().extents;
   }
   std::array<std::int64_t, 4> kv_cache_dynamic_strides() const {
     return layer0_.blocks_view().strides;
   }
-  // Shape {N, P, H, S} and strides {SBS, H*S, S, 1} of one layer's scales.
+  // Return the shape {N, P, H, S} and the strides {SBS, H*S, S, 1} of one layer's scales.
   std::array<std::int64_t, 4> kv_cache_scales_dynamic_shape() const requires kQuantized {
     return layer0_.scales_view().extents;
   }
@@ -216,7 +215,7 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
   static absl::Status CheckPool(const KvGeometry& geometry, const KvPoolPointers<T, ScaleT>& pool);
 
   KvGeometry geometry_;
-  Cache layer0_;  // K of layer 0: its bases are those of the pool
+  Cache layer0_;  // K of layer 0, which begins where the pool begins
 };
 
 template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT,
@@ -281,115 +280,6 @@ PagedKVCacheCollection<T, ParamsT, PageSize, ScaleT, Granularity>::Create(
   if constexpr (PageSize == kDynamicExtent) {
     cache.page = KvPageExtent<kDynamicExtent>::FromSize(geometry.page_size);
   }
-  return collection;
-}
-
-// Pool [N, KV, L, max_block_tokens, H, D], one block per sequence; geometry.page_size is
-// max_block_tokens and may be any number.
-template <typename T, typename ParamsT>
-class ContinuousBatchingKVCacheCollection {
- public:
-  using Cache = ContinuousBatchingKVCache<T, ParamsT>;
-  using Element = typename Cache::Element;
-  using Params = ParamsT;
-  using Scale = Unquantized;
-  using BlocksView = TensorView<T, 6>;
-  static constexpr bool kQuantized = false;
-  static constexpr DType kDType = Cache::kDType;
-  static constexpr DType kScaleDType = DType::kInvalid;
-  static constexpr absl::string_view kName = "continuous_batching";
-  static constexpr std::array<std::int64_t, 6> kBlocksShape{kDynamic,
-                                                            Params::kKvDim,
-                                                            kDynamic,
-                                                            kDynamic,
-                                                            Cache::Extent(Params::kNumHeads),
-                                                            Cache::Extent(Params::kHeadSize)};
-
-  // inputs.lookup_table is [max_rows] block ids. Returns INVALID_ARGUMENT as the paged form does.
-  static absl::StatusOr<ContinuousBatchingKVCacheCollection> Create(const KvGeometry& geometry,
-                                                                    T* blocks,
-                                                                    const KvStepInputs& inputs);
-
-  Cache get_key_cache(std::uint32_t layer) const { return LayerCache(0, layer); }
-  Cache get_value_cache(std::uint32_t layer) const requires(!ParamsT::kIsMla) {
-    return LayerCache(1, layer);
-  }
-  std::uint32_t cache_length(std::uint32_t b) const { return layer0_.cache_length(b); }
-
-  std::uint32_t num_layers() const { return geometry_.num_layers; }
-  const KvGeometry& geometry() const { return geometry_; }
-  T* blocks() const { return layer0_.blocks; }
-  const std::uint32_t* cache_lengths() const { return layer0_.cache_lengths; }
-  const std::uint32_t* lookup_table() const { return layer0_.lookup_table; }
-  std::uint32_t max_seq_length() const { return layer0_.max_seq_length; }
-  std::uint32_t max_cache_length() const { return layer0_.max_cache_length; }
-
-  BlocksView blocks_view() const {
-    const std::int64_t row = layer0_.row_elements();
-    const std::int64_t layer = row * geometry_.page_size;
-    return {
-        layer0_.blocks,
-        {geometry_.num_blocks, geometry_.kv_dim, geometry_.num_layers, geometry_.page_size,
-         geometry_.num_heads, geometry_.head_size},
-        {layer0_.block_stride(), layer * geometry_.num_layers, layer, row, geometry_.head_size, 1}};
-  }
-  // Shape {N, max_block_tokens, H, D} and strides of one layer's view.
-  std::array<std::int64_t, 4> kv_cache_dynamic_shape() const {
-    return layer0_.blocks_view().extents;
-  }
-  std::array<std::int64_t, 4> kv_cache_dynamic_strides() const {
-    return layer0_.blocks_view().strides;
-  }
-
- private:
-  ContinuousBatchingKVCacheCollection() = default;
-
-  Cache LayerCache(std::uint32_t kv, std::uint32_t layer) const {
-    QUIRE_DCHECK(layer < geometry_.num_layers);
-    Cache cache = layer0_;
-    cache.blocks += (std::int64_t{kv} * geometry_.num_layers + layer) * geometry_.page_size *
-                    layer0_.row_elements();
-    return cache;
-  }
-
-  KvGeometry geometry_;
-  Cache layer0_;
-};
-
-template <typename T, typename ParamsT>
-absl::StatusOr<ContinuousBatchingKVCacheCollection<T, ParamsT>>
-ContinuousBatchingKVCacheCollection<T, ParamsT>::Create(const KvGeometry& geometry, T* blocks,
-                                                        const KvStepInputs& inputs) {
-  QUIRE_RETURN_IF_ERROR(geometry.ValidateContinuous());
-  QUIRE_RETURN_IF_ERROR(internal::CheckGeometryType<Cache>(geometry));
-  QUIRE_RETURN_IF_ERROR(internal::CheckPointer("blocks", blocks, kPoolAlignment));
-  QUIRE_RETURN_IF_ERROR(internal::CheckStepInputs(inputs));
-  QUIRE_RETURN_IF_ERROR(
-      internal::CheckPointer("lookup_table", inputs.lookup_table, alignof(std::uint32_t)));
-  if (inputs.lookup_stride != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("lookup_stride is ", inputs.lookup_stride,
-                                                   ", one block per sequence needs 1"));
-  }
-  if (inputs.max_cache_length > geometry.page_size) {
-    return absl::InvalidArgumentError(absl::StrCat("max_cache_length is ", inputs.max_cache_length,
-                                                   ", a block holds ", geometry.page_size,
-                                                   " tokens"));
-  }
-  ContinuousBatchingKVCacheCollection collection;
-  collection.geometry_ = geometry;
-  Cache& cache = collection.layer0_;
-  cache.blocks = blocks;
-  cache.cache_lengths = inputs.cache_lengths;
-  cache.lookup_table = inputs.lookup_table;
-  cache.rows_per_block = static_cast<std::uint32_t>(geometry.rows_per_block());
-  cache.max_block_tokens = geometry.page_size;
-  cache.batch_size = inputs.max_rows;
-  cache.num_blocks = geometry.num_blocks;
-  cache.max_seq_length = inputs.max_seq_length;
-  cache.max_cache_length = inputs.max_cache_length;
-  cache.max_history_length = inputs.max_history_length;
-  if constexpr (Params::kNumHeads == kDynamicExtent) cache.heads.value = geometry.num_heads;
-  if constexpr (Params::kHeadSize == kDynamicExtent) cache.columns.value = geometry.head_size;
   return collection;
 }
 

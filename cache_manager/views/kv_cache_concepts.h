@@ -1,6 +1,6 @@
 #pragma once
 
-// What a kernel may ask of a cache, a collection and an operand, whatever its layout.
+// The members that kernels may use of a cache, a collection and an operand, whatever its layout.
 
 #include <concepts>
 #include <cstdint>
@@ -11,15 +11,12 @@
 #include "base/dtype.h"
 #include "base/tensor_view.h"
 #include "base/vec.h"
-#include "cache_manager/views/kv_cache_collection.h"
 #include "cache_manager/views/kv_cache_view.h"
-#include "cache_manager/views/kv_continuous_view.h"
-#include "cache_manager/views/kv_mha_operand.h"
 #include "cache_manager/views/kv_row_indices.h"
 
 namespace quire::cache {
 
-// Passed by value as a kernel argument.
+// A type that is passed by value as a kernel argument.
 template <typename T>
 concept KvDevicePassable = std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T> &&
                            std::is_standard_layout_v<T> && std::is_aggregate_v<T> &&
@@ -27,7 +24,8 @@ concept KvDevicePassable = std::is_trivially_copyable_v<T> && std::is_trivially_
 
 namespace internal {
 
-// `load` is absent from rope-aware rows, whose halves it could straddle; `store` from readers.
+// Rope-aware rows have no `load`, because a vector could contain content and rope values. Views for
+// readers have no `store`.
 template <typename C>
 concept HasLoad = requires(const C& c) {
   {c.template load<1>(0u, 0u, 0u, 0u)};
@@ -42,7 +40,7 @@ concept HasStore = requires(const C& c, Vec<typename C::Element, 1> v) {
 
 }  // namespace internal
 
-// One K or V of one layer.
+// The K or V of one layer.
 template <typename C>
 concept KVCacheT = KvDevicePassable<C> && internal::HasLoad<C> && internal::HasStore<C> &&
     requires(const C& c, std::uint32_t u, std::int32_t i) {
@@ -85,7 +83,7 @@ concept QuantizedKVCacheT = KVCacheT<C> && C::kQuantized && requires(const C& c,
   { C::kScaleGroups } -> std::convertible_to<std::uint32_t>;
 };
 
-// A cache whose rows hold one-byte content followed by BF16 rope values.
+// A cache whose rows contain one-byte content followed by BF16 rope values.
 template <typename C>
 concept RopeAwareKVCacheT = KVCacheT<C> && C::kRopeAware && requires(const C& c, std::uint32_t u) {
   { c.template load_content<8>(u, u, u) } -> std::same_as<Vec<float, 8>>;
@@ -104,7 +102,7 @@ concept KVCollectionT = std::is_trivially_copyable_v<X> && KVCacheT<typename X::
   };
 };
 
-// What an attention kernel reads through.
+// An operand of attention (reference/kv_mha_operand.h).
 template <typename O>
 concept MHAOperand = KvDevicePassable<O> && requires(const O& o, std::uint32_t u, std::int32_t i) {
   typename O::Element;

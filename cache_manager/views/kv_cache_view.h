@@ -1,23 +1,31 @@
 #pragma once
 
-// Views of a paged KV cache: small values through which kernels, tests and the specification read
-// and write the K or V of one layer. The only address arithmetic of the cache:
+// Views of a paged KV cache: small values through which kernels and tests read and write the K or V
+// of one layer. No other code computes addresses in the cache:
 //
 //   row(b, t)           = lut[b][t / P] * R + t mod P
 //   element(b, t, h, d) = base + row * H*D + h*D + d
 //   scale(b, t, h, d)   = scale base + scale row * H*S + h*S + d / G
 //
-// Place:      below the cache manager and all kernels; knows memory, never ownership or page
-//             states.
-// Invariants: R is the distance between two pages of one view in rows, a run-time value, since it
-//             depends on the layers of the 6-D pool; element offsets are int64. Page 0 is the null
-//             page: loads through it read zeros, stores through it write nothing.
-// Threads:    immutable values; concurrent stores to different rows are independent.
-// Lifetime:   none; a view is valid while pool, lookup table and lengths are.
+// Order of arguments. All arguments are std::uint32_t, so the compiler does not detect a swap. The
+// members have the two orders of the reference API, whose parameter names are:
+//   (b, t, h, d) = (batch_idx, tok_idx or start_tok_idx, head_idx, head_dim_idx)
+//       row_idx, page_id, kv_tma_coords, populate, block_paged_ptr, scales_block_paged_ptr,
+//       load_content, load_rope, store_rope
+//   (b, h, t, d) = (bs, head_idx, tok_idx, head_dim_idx)
+//       load, store, load_quantized, load_scale, store_scale
+// A member that has no head or no column leaves that argument out.
 //
-// An extent (heads, head size, page size, granularity) is a constant or a field, see KvExtent; a
-// static view converts to a dynamic one. What a cache does not support is absent by a requires
-// clause.
+// Place:      below the cache manager and all kernels. Knows memory, not ownership or page states.
+// Invariants: R is the distance in rows between two pages of one view. It is a run-time value,
+//             because it depends on the number of layers of the 6-D pool. Element offsets are
+//             int64. Page 0 is the null page: loads through it read zeros, stores write nothing.
+// Threads:    immutable values; concurrent stores to different rows are independent.
+// Lifetime:   a view is valid while its pool, lookup table and lengths are.
+//
+// An extent (heads, head size, page size, granularity) is a constant or a field, see KvExtent. A
+// static view converts to a dynamic one. A requires clause removes each member that a cache type
+// does not support.
 
 #include <array>
 #include <bit>
@@ -38,20 +46,20 @@
 
 namespace quire::cache {
 
-// Position of a token for a descriptor that is addressed by page: bounded by the pages and the page
-// size, not by the rows of the whole view.
+// The coordinates of a token in a tensor map that is addressed by page. They are bounded by the
+// number of pages and the page size, not by the rows of the whole view.
 struct KvTmaCoords {
   std::uint32_t row = 0;  // inside the page
   std::uint32_t page = 0;
   friend constexpr bool operator==(const KvTmaCoords&, const KvTmaCoords&) = default;
 };
 
-// Text of an extent in a type name: its number, or ? when it is a run-time field.
+// Returns the text of an extent in a type name: its number, or "?" for a run-time field.
 inline std::string KvExtentName(std::uint32_t extent) {
   return extent == kDynamicExtent ? std::string("?") : absl::StrCat(extent);
 }
 
-// Members that only a cache with scales has.
+// The members that only a cache with scales has.
 template <typename T, std::uint32_t HeadSize, typename Scale, std::uint32_t Granularity>
 struct KvScaleMembers {
   static_assert(std::is_same_v<Scale, float>, "scales are f32");
@@ -68,8 +76,9 @@ struct KvScaleMembers<T, HeadSize, Unquantized, Granularity> {
   static_assert(Granularity == 1, "a cache without scales has granularity 1");
 };
 
-// K or V of one layer, in pages of P tokens that a lookup table names. Readers take a const T.
-// PageSize, heads and head size may be kDynamicExtent; R, table width and counts are always fields.
+// The K or V of one layer, in pages of P tokens that a lookup table names. A view for readers has a
+// const T. PageSize, heads and head size may be kDynamicExtent. R, the table width and counts are
+// always fields.
 template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT = Unquantized,
           std::uint32_t Granularity = 1>
 struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity> {
@@ -92,25 +101,25 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   static_assert(!kQuantized || sizeof(Element) == 1, "only one-byte elements have scales");
   static_assert(!kRopeAware || sizeof(Element) == 1, "rope-aware content has one-byte elements");
 
-  // Whether no vector of Width elements that starts at a multiple of Width leaves its head or
-  // group.
+  // True if every vector of Width elements, at a multiple of Width, is within one head and one
+  // scale group.
   template <int Width>
   static constexpr bool kVectorFits = KvWidth<Width> &&
                                       (kHeadSize == kDynamicExtent || kHeadSize % Width == 0) &&
                                       (!kQuantized || Granularity == kDynamicExtent ||
                                        Granularity % Width == 0);
 
-  // Whether Tile rows that start at a multiple of Tile lie on one page.
+  // True if Tile rows that start at a multiple of Tile are on one page.
   template <std::uint32_t Tile>
   static constexpr bool kPointerTile = Tile >= 1 && (PageSize == kDynamicExtent ||
                                                      (Tile <= PageSize && PageSize % Tile == 0));
 
-  // Whether populate has a row table for such a tile.
+  // True if populate supports the tile.
   template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta>
   static constexpr bool kRowTile = ValidTile(BN, PageSize, PairCta) &&
                                    ValidTileAlignment(BN, PageSize, Alignment);
 
-  // Whether a view of these extents is another type that can stand for this one.
+  // True if this view converts to a view of these extents, which is another type.
   template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages,
             std::uint32_t Group>
   static constexpr bool kIsWiderView =
@@ -142,7 +151,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   const std::uint32_t* cache_lengths = nullptr;        // [batch_size]
   const std::uint32_t* lookup_table = nullptr;         // [batch_size, lookup_stride]
   ScalePointer scales = nullptr;                       // view base, seen as [N, P, H, S]
-  const std::uint32_t* scales_lookup_table = nullptr;  // null: the scales lie on the values' pages
+  const std::uint32_t* scales_lookup_table = nullptr;  // null: scales use the values' page ids
   std::uint32_t rows_per_page = 0;                     // R
   std::uint32_t scale_rows_per_page = 0;
   std::uint32_t lookup_stride = 0;
@@ -157,8 +166,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   KvPageExtent<PageSize> page{};
   KvExtent<Granularity> group{};
 
-  // "PagedKVCache<bf16,h8,d128,p64>"; a run-time extent is "?", and ",q=f32/128", ",mla" and
-  // ",rope64" follow where they apply.
+  // Returns "PagedKVCache<bf16,h8,d128,p64>". A run-time extent is "?". ",q=f32/128" follows for a
+  // quantised cache, ",mla" for an MLA cache, ",rope64" for rope-aware rows.
   static std::string type_name() {
     std::string name =
         absl::StrCat("PagedKVCache<", DTypeName(kDType), ",h", KvExtentName(Params::kNumHeads),
@@ -174,18 +183,18 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE constexpr std::uint32_t num_heads() const { return heads.get(); }
   QUIRE_HOST_DEVICE constexpr std::uint32_t head_size() const { return columns.get(); }
   QUIRE_HOST_DEVICE constexpr std::uint32_t page_size() const { return page.size(); }
-  // Columns per scale; 1 when not quantised.
+  // Number of columns per scale; 1 if not quantised.
   QUIRE_HOST_DEVICE constexpr std::uint32_t granularity() const { return group.get(); }
-  // Elements of one row.
+  // Number of elements of one row.
   QUIRE_HOST_DEVICE constexpr std::int64_t row_elements() const {
     return std::int64_t{num_heads()} * head_size();
   }
-  // R, and BS in elements.
+  // R, in rows; block_stride() is the same distance in elements (BS).
   QUIRE_HOST_DEVICE constexpr std::uint32_t row_stride() const { return rows_per_page; }
   QUIRE_HOST_DEVICE constexpr std::int64_t block_stride() const {
     return std::int64_t{rows_per_page} * row_elements();
   }
-  // Most rows of a pointer tile: a tile never crosses a page.
+  // Maximum number of rows of a pointer tile, which is within one page.
   QUIRE_HOST_DEVICE static constexpr std::uint32_t max_tile_size() requires(PageSize !=
                                                                             kDynamicExtent) {
     return PageSize;
@@ -208,19 +217,19 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     return LookupTableView::RowMajor(lookup_table, {batch_size, lookup_stride});
   }
 
-  // Tokens of batch row b that were cached before this step.
+  // Returns the number of tokens of batch row b that were cached before this step.
   QUIRE_HOST_DEVICE std::uint32_t cache_length(std::uint32_t b) const {
     QUIRE_DCHECK(b < batch_size);
     return cache_lengths[b];
   }
   QUIRE_HOST_DEVICE std::uint32_t max_prompt_length() const { return max_seq_length; }
-  // An upper bound of the keys of any scheduled row, this step's tokens included.
+  // Upper bound of the number of keys of any scheduled row, including this step's tokens.
   QUIRE_HOST_DEVICE std::uint32_t max_context_length() const { return max_cache_length; }
-  // True exactly when all scheduled rows have cached length 0.
+  // True if and only if all scheduled rows have cached length 0.
   QUIRE_HOST_DEVICE bool empty_cache() const { return max_history_length == 0; }
 
-  // Page of token t of batch row b; 0 is the null page. REQUIRES: b < batch_size, t inside the
-  // table.
+  // Returns the page of token t of batch row b; 0 is the null page. REQUIRES: b < batch_size; the
+  // table has a column for t.
   QUIRE_HOST_DEVICE std::uint32_t page_id(std::uint32_t b, std::uint32_t t) const {
     QUIRE_DCHECK(b < batch_size);
     QUIRE_DCHECK(page.page_of(t) < lookup_stride);
@@ -229,22 +238,23 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE std::uint32_t row_idx(std::uint32_t b, std::uint32_t t) const {
     return page_id(b, t) * rows_per_page + page.offset_of(t);
   }
-  // Rows from the view's base to the end of its last page.
+  // Returns the number of rows from the view's base to the end of its last page.
   QUIRE_HOST_DEVICE std::int64_t num_kv_rows() const {
     return (std::int64_t{num_blocks} - 1) * rows_per_page + page_size();
   }
-  // First column of head h in the reading as a matrix [rows, H*D].
+  // Returns the first column of head h in the view as a matrix [rows, H*D].
   QUIRE_HOST_DEVICE std::uint32_t col_idx(std::uint32_t h) const {
     QUIRE_DCHECK(h < num_heads());
     return h * head_size();
   }
-  // Row of a sparse index page * P + offset; -1, a row that reads as zero, for a negative one.
+  // Returns the row of a sparse index page * P + offset. Returns -1 for negative indices; TMA reads
+  // that row as zeros.
   QUIRE_HOST_DEVICE std::int32_t get_tma_row(std::int32_t encoded) const {
     if (encoded < 0) return -1;
     const auto at = static_cast<std::uint32_t>(encoded);
     return static_cast<std::int32_t>(page.page_of(at) * rows_per_page + page.offset_of(at));
   }
-  // Row of token t, or -1 when it is negative, past the table or on no page.
+  // Returns the row of token t, or -1 if t is negative, past the table, or on no page.
   QUIRE_HOST_DEVICE std::int32_t sparse_tma_row(std::uint32_t b, std::int32_t t) const {
     const auto at = static_cast<std::uint32_t>(t);
     if (t < 0 || page.page_of(at) >= lookup_stride) return -1;
@@ -256,8 +266,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     return {page.offset_of(t), page_id(b, t)};
   }
 
-  // Pointer to element (b, t, h, d), the first of Tile rows that lie H*D apart on one page.
-  // REQUIRES: t mod Tile == 0.
+  // Returns the pointer to element (b, t, h, d), the first of Tile rows with stride H*D on one
+  // page. REQUIRES: t mod Tile == 0.
   template <std::uint32_t Tile>
   requires kPointerTile<Tile> QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t,
                                                                    std::uint32_t h,
@@ -266,7 +276,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     return ElementAt(row_idx(b, t), h, d);
   }
 
-  // Row table of the BN positions from `base` on, a multiple of Alignment; see kv_row_indices.h.
+  // Returns the row table of the BN positions from `base` on; see kv_row_indices.h. REQUIRES:
+  // base % Alignment == 0.
   template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta = false, bool IsLeader = true>
   requires(kRowTile<BN, Alignment, PairCta>)
       QUIRE_HOST_DEVICE PagedRowIndices<BN, PageSize, PairCta, IsLeader> populate(
@@ -279,8 +290,9 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
         base);
   }
 
-  // Width elements from (b, t, h, d) on, as Out; a quantised cache multiplies them by their scale.
-  // REQUIRES: the vector stays inside its head, and inside one group when quantised.
+  // Loads Width elements from column d on and converts them to Out. A quantised cache multiplies
+  // them by their scale. REQUIRES: the vector is within its head and, if quantised, one scale
+  // group.
   template <int Width, typename Out = std::conditional_t<kQuantized, float, Element>>
   requires(!kRopeAware && kVectorFits<Width> &&
            (kQuantized ? KvFloat<Out> : KvElement<Out>)&&(!kQuantized ||
@@ -298,8 +310,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     }
   }
 
-  // Writes Width elements as they are; nothing when the token has no page. A quantised cache pairs
-  // it with store_scale; in a rope-aware row it writes content.
+  // Stores Width elements unchanged. Writes nothing if the token has no page. The caller stores the
+  // scale of a quantised cache with store_scale. In a rope-aware row the elements are content.
   template <int Width>
   requires(kWritable&& KvWidth<Width>)
       QUIRE_HOST_DEVICE void store(std::uint32_t b, std::uint32_t h, std::uint32_t t,
@@ -311,7 +323,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     StoreVector<Width>(ElementAt(row_idx(b, t), h, d), values);
   }
 
-  // Width elements as they are stored, no scale applied.
+  // Loads Width elements without applying a scale.
   template <int Width>
   requires(kQuantized&& KvWidth<Width>)
       QUIRE_HOST_DEVICE Vec<Element, Width> load_quantized(std::uint32_t b, std::uint32_t h,
@@ -327,7 +339,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE std::int64_t scale_row_elements() const requires kQuantized {
     return std::int64_t{num_heads()} * scale_groups();
   }
-  // SBS, in scales.
+  // Distance between two pages of scales (SBS), in scales.
   QUIRE_HOST_DEVICE std::int64_t scale_block_stride() const requires kQuantized {
     return std::int64_t{scale_rows_per_page} * scale_row_elements();
   }
@@ -338,8 +350,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
         {num_scale_blocks, page_size(), num_heads(), scale_groups()},
         {scale_block_stride(), scale_row_elements(), scale_groups(), 1}};
   }
-  // Page of the scales of token t; the values' own page unless the scales have a table of their
-  // own.
+  // Returns the page of the scales of token t. It has the id of the values' page unless the scales
+  // have their own table.
   QUIRE_HOST_DEVICE std::uint32_t scale_page_id(std::uint32_t b,
                                                 std::uint32_t t) const requires kQuantized {
     QUIRE_DCHECK(b < batch_size);
@@ -350,7 +362,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
                                                 std::uint32_t t) const requires kQuantized {
     return scale_page_id(b, t) * scale_rows_per_page + page.offset_of(t);
   }
-  // Lookup table row of b for the scales.
+  // Returns the lookup table row of b for the scales.
   QUIRE_HOST_DEVICE KvTableRow<PageSize> scale_table_row(std::uint32_t b) const requires
       kQuantized {
     QUIRE_DCHECK(b < batch_size);
@@ -360,19 +372,19 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE std::int64_t num_scale_rows() const requires kQuantized {
     return (std::int64_t{num_scale_blocks} - 1) * scale_rows_per_page + page_size();
   }
-  // Start of the 16 bytes that hold the scale of token t, and its page.
+  // Returns the start of the 16 bytes that contain the scale of token t, and its page.
   QUIRE_HOST_DEVICE KvTmaCoords scale_tma_coords(std::uint32_t b,
                                                  std::uint32_t t) const requires kQuantized {
     constexpr std::uint32_t kScalesPerUnit = 16 / sizeof(Scale);
     return {page.offset_of(t) / kScalesPerUnit * kScalesPerUnit, scale_page_id(b, t)};
   }
-  // Pointer to the scale of element (b, t, h, d).
+  // Returns the pointer to the scale of element (b, t, h, d).
   QUIRE_HOST_DEVICE ScalePointer
   scales_block_paged_ptr(std::uint32_t b, std::uint32_t t, std::uint32_t h,
                          std::uint32_t d = 0) const requires kQuantized {
     return ScaleAt(scale_row_idx(b, t), h, d);
   }
-  // Width scales from the group of column d on. REQUIRES: they belong to head h.
+  // Loads Width scales from the group of column d on. REQUIRES: they belong to head h.
   template <int Width>
   requires(kQuantized&& KvWidth<Width>)
       QUIRE_HOST_DEVICE Vec<Scale, Width> load_scale(std::uint32_t b, std::uint32_t h,
@@ -381,7 +393,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     QUIRE_DCHECK(d / granularity() + Width <= scale_groups());
     return LoadVector<Width>(ScaleAt(scale_row_idx(b, t), h, d));
   }
-  // Writes Width scales from the group of column d on; nothing when the token has no page.
+  // Stores Width scales from the group of column d on. Writes nothing if the token has no page.
   template <int Width>
   requires(kQuantized&& kWritable&& KvWidth<Width>)
       QUIRE_HOST_DEVICE void store_scale(std::uint32_t b, std::uint32_t h, std::uint32_t t,
@@ -393,7 +405,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     StoreVector<Width>(ScaleAt(scale_row_idx(b, t), h, d), values);
   }
 
-  // Content columns of a rope-aware row, dequantised. REQUIRES: d + Width <= kContentSize.
+  // Loads and dequantises content columns of a rope-aware row. REQUIRES: d + Width <= kContentSize.
   template <int Width>
   requires(kRopeAware&& kVectorFits<Width>)
       QUIRE_HOST_DEVICE Vec<float, Width> load_content(std::uint32_t b, std::uint32_t t,
@@ -408,13 +420,13 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
       return ConvertVector<float>(raw);
     }
   }
-  // Rope values of a rope-aware row, stored unscaled. REQUIRES: d + Width <= kRopeSize.
+  // Loads rope values of a rope-aware row, which have no scale. REQUIRES: d + Width <= kRopeSize.
   template <int Width>
   requires(kRopeAware&& KvWidth<Width>&& Params::kRopeSize % Width == 0)
       QUIRE_HOST_DEVICE Vec<BF16, Width> load_rope(std::uint32_t b, std::uint32_t t,
                                                    std::uint32_t d)
   const { return LoadVector<Width>(static_cast<const BF16*>(RopeAt(b, t, d, Width))); }
-  // Writes rope values; nothing when the token has no page.
+  // Stores rope values. Writes nothing if the token has no page.
   template <int Width>
   requires(kRopeAware&& kWritable&& KvWidth<Width>&& Params::kRopeSize % Width == 0)
       QUIRE_HOST_DEVICE void store_rope(std::uint32_t b, std::uint32_t t, std::uint32_t d,
@@ -423,7 +435,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     StoreVector<Width>(RopeAt(b, t, d, Width), values);
   }
 
-  // The same view with any of its extents as fields, or for readers only.
+  // Converts to a view with any of the extents as fields, or to a view for readers.
   template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages,
             std::uint32_t Group>
   requires(kIsWiderView<U, Heads, Columns, Pages, Group>) QUIRE_HOST_DEVICE constexpr

@@ -1,7 +1,7 @@
 #pragma once
 
-// The shape of a KV cache: what a kernel knows at compile time, and what a pool is made of at run
-// time.
+// The shape of a KV cache: the parameters that a kernel knows at compile time, and the geometry of
+// a pool at run time.
 
 #include <algorithm>
 #include <cstdint>
@@ -15,24 +15,24 @@
 
 namespace quire::cache {
 
-// An extent that is a field of the view instead of a constant.
+// Stands for an extent that is a field of the view instead of a constant.
 inline constexpr std::uint32_t kDynamicExtent = 0xffffffffu;
 
-// max_tile_size of a cache whose sequences lie in one piece.
+// The max_tile_size of a cache whose sequences are contiguous.
 inline constexpr std::uint32_t kNoTileLimit = 0xffffffffu;
 
-// Rows of mapped memory before the first page and after the last one: a TMA box may reach that far.
+// Number of mapped rows before the first page and after the last one, which a TMA box may reach.
 inline constexpr std::uint32_t kGuardRows = 256;
 
-// Page ids start here; id 0 is the null page, which reads as zero and is never written.
+// The id of the null page, which reads as zero and is never written.
 inline constexpr std::uint32_t kNullPage = 0;
 
-// Most entries of a tile's row table, and the width of the table's padding.
+// Maximum number of entries of a tile's row table, and the padding of a lookup table row.
 inline constexpr std::uint32_t kMaxTilePages = 16;
 
-// An extent E that is a constant, or a field when E is kDynamicExtent. Views hold it as a plain
-// member: nvcc 13.0 passes a class with [[no_unique_address]] members to kernels in another layout
-// than the host's.
+// An extent E that is a constant, or a field if E is kDynamicExtent. Views have it as a plain
+// member, because nvcc 13.0 lays out [[no_unique_address]] members of kernel arguments differently
+// than the host compiler.
 template <std::uint32_t E>
 struct KvExtent {
   QUIRE_HOST_DEVICE constexpr std::uint32_t get() const { return E; }
@@ -43,9 +43,10 @@ struct KvExtent<kDynamicExtent> {
   QUIRE_HOST_DEVICE constexpr std::uint32_t get() const { return value; }
 };
 
-// Heads and columns of one device's share of the cache. A type with constants, because a class-type
-// template argument breaks the host stubs of nvcc 13.0. MLA keeps one head whose row serves K and
-// V; RopeSize BF16 values may follow a one-byte content in that row ("rope-aware").
+// The heads and columns of one device's share of the cache. This is a type with constants, because
+// nvcc 13.0 generates invalid host stubs for class-type template arguments. An MLA cache has one
+// head, whose row serves K and V. In a rope-aware row, RopeSize BF16 values follow content of one
+// byte per element.
 template <std::uint32_t NumHeads, std::uint32_t HeadSize, bool IsMla = false,
           std::uint32_t RopeSize = 0>
 struct KVCacheStaticParams {
@@ -60,18 +61,18 @@ struct KVCacheStaticParams {
   static constexpr bool kIsMla = IsMla;
   static constexpr std::uint32_t kKvDim = IsMla ? 1 : 2;
   static constexpr std::uint32_t kRopeSize = RopeSize;
-  // Columns before the rope values: a BF16 value takes two one-byte columns.
+  // Number of columns before the rope values. A BF16 value takes two one-byte columns.
   static constexpr std::uint32_t kContentSize =
       HeadSize == kDynamicExtent ? kDynamicExtent : HeadSize - 2 * RopeSize;
 };
 
-// One layer group's pool: blocks [N, KV, L, P, H, D] and, when quantised, scales [N, KV, L, P, H,
-// S]. A page is one contiguous run of block_stride() elements; (kv, layer) is a fixed offset inside
-// it.
+// The pool of one layer group: blocks [N, KV, L, P, H, D] and, if quantised, scales [N, KV, L, P,
+// H, S]. A page is one contiguous run of block_stride() elements, and (kv, layer) is a fixed offset
+// inside it.
 struct KvGeometry {
-  // Distance between pages that lie without a gap.
+  // Stands for a page stride without gap.
   static constexpr std::int64_t kPacked = -1;
-  // Rows of one view, with the 256 that a TMA box may add, stay below this signed 32-bit bound.
+  // Signed 32-bit bound of the rows of one view, including the 256 rows that a TMA box may add.
   static constexpr std::int64_t kRowLimit = std::int64_t{1} << 31;
 
   std::uint32_t num_blocks = 0;  // N, the null page included
@@ -82,42 +83,42 @@ struct KvGeometry {
   std::uint32_t head_size = 0;   // D
   DType dtype = DType::kInvalid;
   DType scale_dtype = DType::kInvalid;  // kInvalid: not quantised
-  std::uint32_t granularity = 1;        // G, columns per scale; 1 when not quantised
-  // Elements (scales) from one page to the next, when that is more than the page itself.
+  std::uint32_t granularity = 1;        // G, columns per scale; 1 if not quantised
+  // Number of elements (scales) from one page to the next, if that is more than the page itself.
   std::int64_t page_stride = kPacked;
   std::int64_t scale_page_stride = kPacked;
 
   bool quantized() const { return scale_dtype != DType::kInvalid; }
   std::int64_t row_elements() const { return std::int64_t{num_heads} * head_size; }
-  // S = ceil(D / G); 0 when not quantised.
+  // S = ceil(D / G); 0 if not quantised.
   std::uint32_t scale_groups() const {
     return quantized() ? (head_size + granularity - 1) / granularity : 0;
   }
   std::int64_t scale_row_elements() const { return std::int64_t{num_heads} * scale_groups(); }
-  // Rows of one page over K, V and all layers, without a gap after them.
+  // Number of rows of one page over K, V and all layers, without a gap after them.
   std::int64_t packed_rows() const { return std::int64_t{kv_dim} * num_layers * page_size; }
-  // BS and SBS: from one page to the next, in elements and in scales.
+  // Distance from one page to the next, in elements (BS) and in scales (SBS).
   std::int64_t block_stride() const {
     return page_stride == kPacked ? packed_rows() * row_elements() : page_stride;
   }
   std::int64_t scale_block_stride() const {
     return scale_page_stride == kPacked ? packed_rows() * scale_row_elements() : scale_page_stride;
   }
-  // R: rows between two consecutive pages of one view.
+  // Number of rows between two consecutive pages of one view (R).
   std::int64_t rows_per_block() const { return block_stride() / row_elements(); }
   std::int64_t scale_rows_per_block() const {
     return quantized() ? scale_block_stride() / scale_row_elements() : 0;
   }
-  // Rows from a view's base to the end of its last page.
+  // Number of rows from a view's base to the end of its last page.
   std::int64_t num_kv_rows() const {
     return (std::int64_t{num_blocks} - 1) * rows_per_block() + page_size;
   }
-  // Bytes of one page, its scales included.
+  // Number of bytes of one page, including its scales.
   std::int64_t page_bytes() const {
     return block_stride() * DTypeSize(dtype) +
            (quantized() ? scale_block_stride() * DTypeSize(scale_dtype) : 0);
   }
-  // The most blocks whose rows stay within kRowLimit.
+  // Maximum number of blocks whose rows are within kRowLimit.
   std::int64_t max_num_blocks() const {
     return (kRowLimit - kGuardRows - page_size) /
                std::max(rows_per_block(), scale_rows_per_block()) +
@@ -126,7 +127,8 @@ struct KvGeometry {
 
   // Returns INVALID_ARGUMENT that names the field, its value and the limit.
   absl::Status Validate() const;
-  // The same, for a cache of one block of page_size tokens per sequence: any page_size from 1 on.
+  // The same for a cache with one block of page_size tokens per sequence, where any page_size from
+  // 1 on is valid.
   absl::Status ValidateContinuous() const;
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Quantises one group of a cache row and back. The same bits on every backend: divisions are IEEE
-// and rounding is to nearest, ties to even.
+// Quantises and dequantises one group of a cache row. All backends compute the same bits: division
+// is IEEE, and rounding is to nearest, ties to even.
 
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace quire::cache {
 
-// Largest magnitude that an element holds.
+// The largest magnitude of an element.
 template <typename Q>
 inline constexpr float kQuantizedMax = 0;
 template <>
@@ -22,12 +22,12 @@ inline constexpr float kQuantizedMax<std::int8_t> = 127.0f;
 
 struct GroupScale {
   float scale = 1.0f;
-  // False: the group held an infinity or NaN and was stored as zeros. The caller raises the row's
-  // non-finite flag.
+  // False if the group contained an infinity or NaN and was stored as zeros. The caller sets the
+  // non-finite flag of the row.
   bool finite = true;
 };
 
-// x / scale to nearest, ties to even, saturated to +-kQuantizedMax.
+// Returns x / scale rounded to nearest, ties to even, and saturated to +-kQuantizedMax.
 template <typename Q>
 QUIRE_HOST_DEVICE inline Q QuantizeValue(float x, float scale) {
   const float y = x / scale;
@@ -41,9 +41,9 @@ QUIRE_HOST_DEVICE inline Q QuantizeValue(float x, float scale) {
   }
 }
 
-// q[0, count) = x[0, count) / scale with scale = max(max |x| / kQuantizedMax, 2^-126), or 1 when
-// all are zero. A group that is not finite becomes zeros with scale 1. A magnitude within an ulp or
-// two of the largest f32 may come back as infinity, since the scale itself is rounded.
+// Sets q[0, count) = x[0, count) / scale with scale = max(max |x| / kQuantizedMax, 2^-126), or 1 if
+// all are zero. A group that is not finite becomes zeros with scale 1. A magnitude within two ulps
+// of the largest f32 may be dequantised to infinity, because the scale is rounded.
 template <typename Q>
 QUIRE_HOST_DEVICE inline GroupScale QuantizeGroup(const float* x, std::uint32_t count, Q* q) {
   float amax = 0.0f;

@@ -1,6 +1,7 @@
 #pragma once
 
-// The rows of a tile of consecutive key positions: one entry per page that the tile touches.
+// The row table of a tile of consecutive key positions, with one entry per page that the tile
+// touches.
 
 #include <algorithm>
 #include <bit>
@@ -13,8 +14,8 @@
 
 namespace quire::cache {
 
-// A page size P that is a constant, or a field when P is kDynamicExtent. A dynamic one is a power
-// of two, so that t / P and t mod P are a shift and a mask.
+// A page size P that is a constant, or a field if P is kDynamicExtent. A dynamic page size is a
+// power of two, so that t / P and t mod P are a shift and a mask.
 template <std::uint32_t P>
 struct KvPageExtent {
   QUIRE_HOST_DEVICE constexpr std::uint32_t size() const { return P; }
@@ -35,12 +36,13 @@ struct KvPageExtent<kDynamicExtent> {
   }
 };
 
-// Rows of one entry: the whole tile when the cache has no pages (P = 0) or the tile fits in one.
+// Returns the number of rows of one entry: the whole tile if the cache has no pages (P = 0) or the
+// tile is within one page.
 constexpr std::uint32_t TileEffPage(std::uint32_t bn, std::uint32_t p) {
   return p == 0 || p >= bn ? bn : p;
 }
 
-// Whether a tile of bn rows over pages of p rows has a row table.
+// True if a tile of bn rows over pages of p rows has a row table.
 constexpr bool ValidTile(std::uint32_t bn, std::uint32_t p, bool pair_cta) {
   if (bn == 0 || (pair_cta && bn % 2 != 0)) return false;
   if (p == kDynamicExtent) return true;  // checked when the table is filled
@@ -49,16 +51,17 @@ constexpr bool ValidTile(std::uint32_t bn, std::uint32_t p, bool pair_cta) {
   return pages <= kMaxTilePages && (!pair_cta || pages == 1 || pages % 2 == 0);
 }
 
-// Whether `alignment` says enough about a tile's base: a tile of several pages starts at a page,
-// one inside a page at a divisor of it.
+// True if `alignment` of a tile's base is sufficient: a tile of several pages starts at a page
+// boundary, and a smaller tile does not cross one.
 constexpr bool ValidTileAlignment(std::uint32_t bn, std::uint32_t p, std::uint32_t alignment) {
   if (alignment == 0) return false;
   if (p == kDynamicExtent) return true;
   return alignment % (p == 0 ? bn : std::min(bn, p)) == 0;
 }
 
-// Row table of BN consecutive positions of one batch row over pages of P rows. With PairCta two
-// thread blocks share the tile, and each loads half of the K rows: the leader the first half.
+// The row table of BN consecutive positions of one batch row over pages of P rows. With PairCta two
+// thread blocks share the tile. The leader loads the first half of the K rows and the other thread
+// block the second half.
 template <std::uint32_t BN, std::uint32_t P, bool PairCta = false, bool IsLeader = true>
 struct PagedRowIndices {
   static_assert(ValidTile(BN, P, PairCta));
@@ -80,13 +83,13 @@ struct PagedRowIndices {
       return rows[offset / kEffPage] + offset % kEffPage;
     }
   }
-  // Row of this thread block's share of K. REQUIRES: offset < BN / kCtaGroup.
+  // Returns the row of this thread block's share of K. REQUIRES: offset < BN / kCtaGroup.
   QUIRE_HOST_DEVICE constexpr std::uint32_t cta_row(std::uint32_t offset) const {
     QUIRE_DCHECK(offset < BN / kCtaGroup);
     return get_row(offset + (IsLeader ? 0 : BN / 2));
   }
-  // Table of the SubBN rows from `offset` on. A part of one entry may start anywhere, and its entry
-  // is good up to the end of that page; a part of several entries starts at a page.
+  // Returns the table of the SubBN rows from `offset` on. A part of one entry may start anywhere,
+  // and its entry is valid up to the end of that page. A part of several entries starts at a page.
   template <std::uint32_t SubBN>
   requires(SubBN <= BN && ValidTile(SubBN, P, false))
       QUIRE_HOST_DEVICE constexpr PagedRowIndices<SubBN, P> sub_rows(std::uint32_t offset) const {
@@ -101,7 +104,7 @@ struct PagedRowIndices {
   }
 };
 
-// The same over pages whose size is known at run time: up to kMaxTilePages entries.
+// The row table over pages whose size is known at run time, with up to kMaxTilePages entries.
 template <std::uint32_t BN, bool PairCta, bool IsLeader>
 struct PagedRowIndices<BN, kDynamicExtent, PairCta, IsLeader> {
   static_assert(ValidTile(BN, kDynamicExtent, PairCta));
@@ -142,12 +145,13 @@ struct PagedRowIndices<BN, kDynamicExtent, PairCta, IsLeader> {
 
 namespace internal {
 
-// Largest power of two that divides x; 0 for 0.
+// Returns the largest power of two that divides x; 0 for 0.
 constexpr std::uint32_t PowerOfTwoIn(std::uint32_t x) {
   return x & (~x + 1);
 }
 
-// Entries of one table read: as many as the tile, the base's alignment and 32 bytes allow.
+// Returns the number of entries of one table read. The tile, the alignment of its base and 32 bytes
+// limit it.
 constexpr std::uint32_t TableChunk(std::uint32_t num_pages, std::uint32_t p,
                                    std::uint32_t alignment) {
   return std::min({PowerOfTwoIn(num_pages), PowerOfTwoIn(alignment / p), std::uint32_t{8}});
@@ -155,7 +159,7 @@ constexpr std::uint32_t TableChunk(std::uint32_t num_pages, std::uint32_t p,
 
 }  // namespace internal
 
-// One sequence's row of a lookup table, with what turns its entries into view rows.
+// One sequence's row of a lookup table, and the values that convert its entries to view rows.
 template <std::uint32_t P>
 struct KvTableRow {
   const std::uint32_t* entries = nullptr;
@@ -164,8 +168,8 @@ struct KvTableRow {
   KvPageExtent<P> page{};
 };
 
-// The row table of the tile at `base`, a multiple of Alignment: entry i is the row of position
-// base + i * eff_page. Columns without a page give row 0, the null page.
+// Returns the row table of the tile at `base`. Entry i is the row of position base + i * eff_page.
+// A column without a page has row 0, in the null page. REQUIRES: base % Alignment == 0.
 template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta, bool IsLeader, std::uint32_t P>
 QUIRE_HOST_DEVICE inline PagedRowIndices<BN, P, PairCta, IsLeader> PopulateTile(
     const KvTableRow<P>& table, std::uint32_t base) {

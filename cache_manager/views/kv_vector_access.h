@@ -1,7 +1,7 @@
 #pragma once
 
-// Vectors of elements at any address. On the device an aligned address is one access; everywhere
-// else lane by lane, which host compilers turn into vector moves.
+// Loads and stores of vectors at any address. On the device an aligned vector is one access. All
+// other vectors are accessed lane by lane, which host compilers turn into vector moves.
 
 #include <concepts>
 #include <cstdint>
@@ -13,16 +13,16 @@
 
 namespace quire::cache {
 
-// Element types of a cache.
+// The element types of a cache.
 template <typename T>
 concept KvElement = std::same_as<T, float> || std::same_as<T, BF16> || std::same_as<T, F16> ||
     std::same_as<T, F8E4M3> || std::same_as<T, std::int8_t>;
 
-// Types that a load may convert to.
+// The types that a load may convert to.
 template <typename T>
 concept KvFloat = KvElement<T> && !std::same_as<T, std::int8_t>;
 
-// Widths of Vec.
+// The widths of Vec.
 template <int Width>
 concept KvWidth = Width == 1 || Width == 2 || Width == 4 || Width == 8 || Width == 16;
 
@@ -50,7 +50,7 @@ QUIRE_HOST_DEVICE inline void StoreVector(T* to, const Vec<T, Width>& vector) {
   for (int i = 0; i < Width; ++i) to[i] = vector.lane[i];
 }
 
-// Each lane through f32, multiplied by `scale`, rounded to Out.
+// Converts each lane to f32, multiplies it by `scale` and rounds it to Out.
 template <typename Out, int Width, typename In>
 QUIRE_HOST_DEVICE inline Vec<Out, Width> ScaleVector(const Vec<In, Width>& vector, float scale) {
   Vec<Out, Width> out;
@@ -60,7 +60,7 @@ QUIRE_HOST_DEVICE inline Vec<Out, Width> ScaleVector(const Vec<In, Width>& vecto
   return out;
 }
 
-// Each lane through f32, rounded to Out; the same bits when the types are the same.
+// Converts each lane to f32 and rounds it to Out. Equal types keep their bits.
 template <typename Out, int Width, typename In>
 QUIRE_HOST_DEVICE inline Vec<Out, Width> ConvertVector(const Vec<In, Width>& vector) {
   if constexpr (std::is_same_v<Out, In>) {

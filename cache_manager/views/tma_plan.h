@@ -1,15 +1,14 @@
 #pragma once
 
-// What a tensor map says, in numbers: extents, strides, box and base of the copies that bring tiles
-// of a KV cache into shared memory. No CUDA header, so that plans are proven on machines without
-// one; tma_descriptor.h encodes them.
+// Plans of tensor maps: extents, strides, box and base of the TMA copies that load tiles of a KV
+// cache into shared memory. No CUDA header is included, so tests check plans on machines without
+// CUDA. tma_descriptor.h encodes the plans.
 //
-// Place:      above the views and operands of cache_manager, below the kernels that issue copies.
-// Invariants: a plan that was returned keeps every rule of the encoder (cuTensorMapEncodeTiled,
-// CUDA
-//             13.0). It depends on base, rows and types only, so maps are made once, at start.
-// Threads:    values.
-// Lifetime:   none; `base` must stay mapped while a map of the plan is in use.
+// Place:      above the views of cache_manager, below the kernels that issue copies.
+// Invariants: a returned plan obeys every rule of the encoder (cuTensorMapEncodeTiled, CUDA 13.0).
+//             It depends on base, rows and types only, so maps are made once, at start.
+// Threads:    any; values.
+// Lifetime:   `base` must stay mapped while a map of the plan is in use.
 //
 // SOURCE: the builders, their names and tile shapes are those of the KV cache of Modular MAX; where
 // they differ, tests/testdata/kv_cache/differences.md says how.
@@ -25,41 +24,42 @@
 #include "base/device.h"
 #include "base/dtype.h"
 #include "cache_manager/views/kv_cache_view.h"
-#include "cache_manager/views/kv_continuous_view.h"
-#include "cache_manager/views/kv_mha_operand.h"
 
 namespace quire::kernels::cuda {
 
-// 16-byte pieces of a row in shared memory change places inside 32, 64 or 128 bytes.
+// The swizzle permutes the 16-byte pieces of a row in shared memory within 32, 64 or 128 bytes.
 enum class TmaSwizzle : std::uint8_t { kNone, k32B, k64B, k128B };
 enum class TmaL2Promotion : std::uint8_t { kNone, k64B, k128B, k256B };
 
-// How the 128-byte column chunks of a row come in one copy. kNone: one copy per chunk. kTile: one
-// box of all chunks, [chunk][row][unit] in shared memory as with kNone. kRows: the same in groups
-// of 8 rows, [row / 8][chunk][row % 8][unit], which lets every page of a tile come in one copy.
+// Selects how the 128-byte column chunks of a row are copied.
+//   kNone: one copy per chunk.
+//   kTile: one box of all chunks, with the layout of kNone in shared memory: [chunk][row][unit].
+//   kRows: groups of 8 rows, [row / 8][chunk][row % 8][unit], so that one copy loads a whole page.
 enum class TmaFold : std::uint8_t { kNone, kTile, kRows };
 
-// Elements of one swizzle span; of 16 bytes, the least box row, without a swizzle.
+// Returns the number of elements of one swizzle span, or of 16 bytes, the minimum box row, without
+// a swizzle.
 constexpr std::uint32_t TmaUnit(std::uint32_t element_bytes, TmaSwizzle swizzle) {
   return (16u << static_cast<std::uint32_t>(swizzle)) / element_bytes;
 }
-// Columns of a tile that holds `depth` columns: whole units.
+// Returns `depth` rounded up to whole units.
 constexpr std::uint32_t PaddedDepth(std::uint32_t element_bytes, TmaSwizzle swizzle,
                                     std::uint32_t depth) {
   const std::uint32_t unit = TmaUnit(element_bytes, swizzle);
   return (depth + unit - 1) / unit * unit;
 }
-// Columns that one gather of four rows brings.
+// Returns the number of columns that one gather of four rows loads.
 constexpr std::uint32_t Gather4BoxWidth(std::uint32_t element_bytes, std::uint32_t width,
                                         TmaSwizzle swizzle) {
   return swizzle == TmaSwizzle::kNone ? width : TmaUnit(element_bytes, swizzle);
 }
-// Rows of one box of a tile of `tile_rows` rows over pages of page_size (0: no pages).
+// Returns the rows of one box of a tile of `tile_rows` rows over pages of page_size (0: no pages).
 constexpr std::uint32_t TmaBoxRows(std::uint32_t tile_rows, std::uint32_t page_size) {
   return cache::TileEffPage(tile_rows, page_size);
 }
-// Chunks that a folded copy brings; 1 when it cannot fold: the tile is whole chunks, the head whole
-// tiles, and the boxes of a tile lie where unfolded ones would (kRows: in groups of 8 rows).
+// Returns the number of chunks that a folded copy loads, or 1 if the copy cannot be folded. Folding
+// requires whole chunks per tile and whole tiles per head. The boxes of a tile must have the places
+// of unfolded boxes, or with kRows be whole groups of 8 rows.
 constexpr std::uint32_t TmaFoldChunks(std::uint32_t element_bytes, TmaFold fold,
                                       std::uint32_t tile_columns, std::uint32_t head_size,
                                       std::uint32_t box_rows, std::uint32_t tile_rows) {
@@ -71,25 +71,26 @@ constexpr std::uint32_t TmaFoldChunks(std::uint32_t element_bytes, TmaFold fold,
                                                : false;
   return whole && placed ? tile_columns / unit : 1;
 }
-// Where byte `offset` of an unswizzled box lies, counted from the same 1024-byte aligned place.
+// Returns the swizzled offset of byte `offset` of a box, from the same 1024-byte aligned address.
 constexpr std::uint32_t TmaSwizzledByte(std::uint32_t offset, TmaSwizzle swizzle) {
   const std::uint32_t mask = (1u << static_cast<std::uint32_t>(swizzle)) - 1;
   return offset ^ (((offset >> 7) & mask) << 4);
 }
-// The box of TILE scales: its start is rounded down to 16 bytes, so it is 16 bytes longer.
+// Returns the length of the box of `tile` scales. Its start is rounded down to 16 bytes, so it is
+// 16 bytes longer.
 inline constexpr std::uint32_t kScaleAlignment = 16 / sizeof(float);
 constexpr std::uint32_t TmaScaleWindow(std::uint32_t tile) {
   return tile + kScaleAlignment;
 }
 
-// What a builder reads of a cache or a tensor.
+// The properties of a cache or a tensor that builders use.
 struct TmaSource {
   const void* base = nullptr;
   DType dtype = DType::kInvalid;
   std::uint32_t num_heads = 0;
   std::uint32_t head_size = 0;     // columns of a head in memory
-  std::uint32_t content_size = 0;  // of them, columns of `dtype`; the rest is BF16 rope values
-  std::uint32_t page_size = 0;     // 0: rows in one piece
+  std::uint32_t content_size = 0;  // leading columns of type `dtype`; BF16 rope values follow
+  std::uint32_t page_size = 0;     // 0: all rows are contiguous
   std::uint32_t rows_per_page = 0;
   std::uint32_t num_pages = 0;
   std::int64_t num_rows = 0;
@@ -123,51 +124,9 @@ TmaSource TmaSourceOf(const cache::PagedKVCache<T, Params, P, Scale, G>& view) {
   }
   return source;
 }
-template <typename T, typename Params>
-TmaSource TmaSourceOf(const cache::ContinuousBatchingKVCache<T, Params>& view) {
-  return {.base = view.blocks,
-          .dtype = view.kDType,
-          .num_heads = view.num_heads(),
-          .head_size = view.head_size(),
-          .content_size = view.head_size(),
-          .rows_per_page = view.row_stride(),
-          .num_pages = view.num_blocks,
-          .num_rows = view.num_kv_rows(),
-          .name = view.type_name()};
-}
-template <typename C>
-TmaSource TmaSourceOf(const cache::KVCacheMHAOperand<C>& operand) {
-  return TmaSourceOf(operand.cache);
-}
-namespace internal {
-// A plain tensor of f32 is also what CreateScaleTmaTile reads: a flat list of scales.
-template <typename Operand>
-TmaSource TensorSource(const Operand& operand) {
-  TmaSource source{.base = operand.data,
-                   .dtype = operand.kDType,
-                   .num_heads = operand.num_heads,
-                   .head_size = operand.head_size,
-                   .content_size = operand.head_size,
-                   .num_rows = operand.num_kv_rows(),
-                   .name = operand.type_name()};
-  if constexpr (std::is_same_v<typename Operand::Element, float>) {
-    source.scales = operand.data;
-    source.scales_per_row = operand.num_heads * operand.head_size;
-    source.num_scales = source.num_rows * source.scales_per_row;
-  }
-  return source;
-}
-}  // namespace internal
-template <typename T>
-TmaSource TmaSourceOf(const cache::ContiguousMHAOperand<T>& operand) {
-  return internal::TensorSource(operand);
-}
-template <typename T>
-TmaSource TmaSourceOf(const cache::RaggedMHAOperand<T>& operand) {
-  return internal::TensorSource(operand);
-}
 
-// Which builders exist for which type.
+// The types that each builder accepts. Overloads of TmaSourceOf for other types are found by
+// argument-dependent lookup (reference/tma_reference_source.h).
 template <typename C>
 concept TmaReadable = requires(const C& c) {
   TmaSourceOf(c);
@@ -176,8 +135,6 @@ template <typename C>
 inline constexpr bool kTmaRope = false;
 template <typename T, typename Params, std::uint32_t P, typename Scale, std::uint32_t G>
 inline constexpr bool kTmaRope<cache::PagedKVCache<T, Params, P, Scale, G>> = Params::kRopeSize > 0;
-template <typename C>
-inline constexpr bool kTmaRope<cache::KVCacheMHAOperand<C>> = kTmaRope<C>;
 template <typename C>
 concept TmaRopeReadable = TmaReadable<C> && kTmaRope<C>;
 template <typename C>
@@ -188,11 +145,12 @@ concept TmaPagedReadable = TmaReadable<C> && C::kPageSize != 0;
 
 inline constexpr std::uint32_t kMaxTmaRank = 5;
 
-// Arguments of the encoder, and what a kernel does with the map. Extents, strides and boxes are
-// fastest first; interleave none, element strides 1, out of bounds reads zero.
+// The arguments of the encoder, and the tile that a kernel loads with the map. Extents, strides and
+// boxes begin with the fastest dimension. There is no interleave, element strides are 1, and reads
+// out of bounds are zero.
 struct TmaPlan {
   absl::string_view builder;             // for messages
-  std::int32_t compute_capability = 90;  // the least, 90 for 9.0
+  std::int32_t compute_capability = 90;  // minimum, 90 for 9.0
   const void* base = nullptr;
   DType dtype = DType::kInvalid;  // of the map; one-byte types are unsigned bytes there
   std::uint32_t rank = 0;
@@ -201,17 +159,17 @@ struct TmaPlan {
   std::array<std::uint32_t, kMaxTmaRank> box{};
   TmaSwizzle swizzle = TmaSwizzle::kNone;
   TmaL2Promotion l2 = TmaL2Promotion::kNone;
-  // What all copies of one stage fill: rows, heads, columns. A multiple of the box.
+  // Rows, heads and columns that all copies of one stage fill. A multiple of the box.
   std::array<std::uint32_t, 3> tile{};
 
   std::int64_t box_bytes() const;
   std::int64_t tile_bytes() const;
 };
 
-// K and V of attention: a tile is tile_rows rows of one head. Extents {D, H, rows}, box {unit, 1,
-// TmaBoxRows}; columns past the content read as zero, never as the next head. For page entry p and
-// chunk j the copy has coordinates (j unit, head, row of p) and goes to element
-// (j tile_rows + p box rows) unit of the stage.
+// Plans K and V of attention: a tile is tile_rows rows of one head. The map has extents {D, H,
+// rows} and box {unit, 1, TmaBoxRows}. Columns after the content read as zero, not as the next
+// head. For page entry p and chunk j the copy has coordinates (j * unit, head, row of p). Its
+// destination is element (j * tile_rows + p * box rows) * unit of the stage.
 struct TmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // whole units; 0: all of the content
@@ -221,14 +179,14 @@ struct TmaTileSpec {
 };
 absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& spec);
 
-// The same, addressed by (row in page, page): coordinates (j unit, head, row, page). Bounded by the
-// pages instead of the rows of the whole view.
+// Plans the same tile addressed by page: coordinates (j * unit, head, row in page, page). The map
+// is bounded by the pages instead of the rows of the whole view.
 absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileSpec& spec);
 
-// Loads or stores the first n of tile_rows rows from row `start` on: coordinates (column, tile_rows
-// - n, (start + n) H + head), so that rows from n on fall outside extent 1. Extents {D, tile_rows,
-// H (rows + 1)}, whose strides overlap on purpose; the base lies tile_rows rows before the first
-// one, in memory that must be mapped (kGuardRows).
+// Plans loads or stores of the first n of tile_rows rows from row `start` on. The coordinates are
+// (column, tile_rows - n, (start + n) * H + head), so rows from n on are outside extent 1. The
+// extents {D, tile_rows, H * (rows + 1)} have strides that overlap on purpose. The base is
+// tile_rows rows before the first row, in memory that must be mapped (kGuardRows).
 struct RaggedTmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // whole units; 0: all of the content
@@ -236,19 +194,20 @@ struct RaggedTmaTileSpec {
 };
 absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedTmaTileSpec& spec);
 
-// Four arbitrary rows per copy, all heads of a row in one: extents {row, rows}. Compute
-// capability 10.0.
+// Plans copies of four arbitrary rows with all heads: extents {row, rows}. Needs compute capability
+// 10.0.
 struct Gather4TmaTileSpec {
   std::uint32_t tile_width = 0;   // elements of `dtype`
   std::uint32_t tile_stride = 0;  // 0, or the width of a row
   std::uint32_t tile_height = 4;  // a multiple of 4
   TmaSwizzle swizzle = TmaSwizzle::kNone;
-  DType dtype = DType::kInvalid;  // a wider type reads the same bytes; kInvalid: the source's
+  DType dtype = DType::kInvalid;  // kInvalid: that of the source; a wider type reads the same bytes
   TmaL2Promotion l2 = TmaL2Promotion::kNone;
 };
 absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source, const Gather4TmaTileSpec& spec);
 
-// The BF16 rope values of rope-aware rows, as PlanTmaTile. padded_depth is the bytes before them.
+// Plans the BF16 rope values of rope-aware rows like PlanTmaTile. padded_depth is the number of
+// bytes before them.
 struct RopeTmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // rope values of a row
@@ -257,7 +216,7 @@ struct RopeTmaTileSpec {
 };
 absl::StatusOr<TmaPlan> PlanRopeTmaTile(const TmaSource& source, const RopeTmaTileSpec& spec);
 
-// The same values of four arbitrary rows. Compute capability 10.0.
+// Plans copies of the rope values of four arbitrary rows. Needs compute capability 10.0.
 struct RopeGather4TmaTileSpec {
   std::uint32_t tile_width = 0;  // rope values of a row
   std::uint32_t padded_depth = 0;
@@ -268,16 +227,17 @@ struct RopeGather4TmaTileSpec {
 absl::StatusOr<TmaPlan> PlanRopeGather4TmaTile(const TmaSource& source,
                                                const RopeGather4TmaTileSpec& spec);
 
-// f32 scales of consecutive rows, one per row. Of a cache the box is TmaScaleWindow(tile_rows)
-// scales and starts at the scale row rounded down to 16 bytes; of a tensor it is tile_rows scales.
+// Plans the f32 scales of consecutive rows, one per row. The box of a cache is
+// TmaScaleWindow(tile_rows) scales and starts at the scale row rounded down to 16 bytes. The box of
+// a tensor is tile_rows scales.
 struct ScaleTmaTileSpec {
   std::uint32_t tile_rows = 0;
 };
 absl::StatusOr<TmaPlan> PlanScaleTmaTile(const TmaSource& source, const ScaleTmaTileSpec& spec);
 
-// FAILED_PRECONDITION, with both capabilities, unless `device` can use the plan's copies.
+// Returns FAILED_PRECONDITION with both capabilities if `device` cannot execute the plan's copies.
 absl::Status CheckTmaDevice(const Device& device, const TmaPlan& plan);
-// INVALID_ARGUMENT that names the rule of the encoder which the plan breaks.
+// Returns INVALID_ARGUMENT that names the rule of the encoder that the plan violates.
 absl::Status CheckTmaPlan(const TmaPlan& plan);
 
 }  // namespace quire::kernels::cuda

@@ -205,7 +205,7 @@ bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
     const absl::Status status =
         cache_->Reserve(*sequence.row, std::max(tokens, sequence.total()), tokens);
     if (status.ok()) {
-      SetPages(sequence, cache_->pages_of(*sequence.row));
+      SetPages(sequence, cache_->num_pages(*sequence.row));
       return true;
     }
     if (options_.admission == AdmissionMode::kSafe) return false;
@@ -214,7 +214,7 @@ bool Scheduler::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead) {
       return false;
     }
     Sequence* victim = ChooseVictim(running_, page_size_, [this](const Sequence& candidate) {
-      return cache_->private_pages_of(*candidate.row) > 0;
+      return cache_->num_private_pages(*candidate.row) > 0;
     });
     if (victim == nullptr) return false;
     Preempt(*victim);

@@ -193,7 +193,7 @@ bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
     cache_->Free(*sequence.row);
     return false;
   }
-  SetPages(sequence, cache_->pages_of(*sequence.row));
+  SetPages(sequence, cache_->num_pages(*sequence.row));
   return true;
 }
 
@@ -202,7 +202,7 @@ bool Scheduler::TakePages(Sequence& sequence, const cache::PrefixMatch& match,
 bool Scheduler::FitsBesides(const Sequence& sequence) const {
   if (options_.admission == AdmissionMode::kSafe) return true;
   const std::uint32_t pages = cache_->demand().PagesFor(sequence.total());
-  const std::uint32_t missing = pages - std::min(pages, cache_->pages_of(*sequence.row));
+  const std::uint32_t missing = pages - std::min(pages, cache_->num_pages(*sequence.row));
   const ScheduledRequest& request = *sequence.request;
   const std::uint32_t limit =
       request.forked ? request.prompt.worst_pages_first : request.worst_pages();

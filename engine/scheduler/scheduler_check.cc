@@ -42,7 +42,7 @@ absl::Status Scheduler::CheckReservations() const {
                                             " sequences are preempted in safe mode"));
   }
   absl::flat_hash_map<const ScheduledRequest*, std::uint32_t> held;
-  for (const Sequence* s : running_) held[s->request] += cache_->private_pages_of(*s->row);
+  for (const Sequence* s : running_) held[s->request] += cache_->num_private_pages(*s->row);
   for (const auto& [request, pages] : held) {
     if (pages <= request->reserved_pages) continue;
     return absl::InternalError(absl::StrCat("request ", request->request.id, " holds ", pages,
@@ -67,10 +67,10 @@ absl::Status Scheduler::CheckIntegrity() const {
     const bool has_pages = !s.waits_for(WaitCause::kFirstChoice);
     // A window of one token can leave a row without pages between two steps.
     const bool may_lack_pages = !has_pages || cache_->demand().has_windows();
-    if (s.pages != cache_->pages_of(*s.row) || (s.pages > 0 && !has_pages) ||
+    if (s.pages != cache_->num_pages(*s.row) || (s.pages > 0 && !has_pages) ||
         (s.pages == 0 && !may_lack_pages)) {
       return absl::InternalError(absl::StrCat(name, " counts ", s.pages, " pages, its row has ",
-                                              cache_->pages_of(*s.row)));
+                                              cache_->num_pages(*s.row)));
     }
     if (has_pages && s.computed >= s.total()) {
       return absl::InternalError(

@@ -113,7 +113,7 @@ void Scheduler::Fork(ScheduledRequest& request) {
     cache_->SetPublish(*child.row, !request.request.cache.skip_write);
     if (cache_->Fork(*parent.row, *child.row, parent.computed).ok()) {
       Enter(child, SequenceState::kDecode);
-      SetPages(child, cache_->pages_of(*child.row));
+      SetPages(child, cache_->num_pages(*child.row));
       NoteCopy(request);
       continue;
     }
@@ -130,7 +130,7 @@ void Scheduler::Fork(ScheduledRequest& request) {
 void Scheduler::ReleaseOutsideWindow(Sequence& sequence) {
   if (!cache_->demand().has_windows()) return;
   cache_->ReleaseOutsideWindow(*sequence.row, sequence.computed);
-  SetPages(sequence, cache_->pages_of(*sequence.row));
+  SetPages(sequence, cache_->num_pages(*sequence.row));
 }
 
 void Scheduler::EndChoice(Sequence& sequence) {

@@ -12,7 +12,7 @@ namespace {
 
 // limits.max_logit_bias_entries is at most that.
 constexpr std::size_t kMaxRequestBias = 65536;
-static_assert(kMaxRequestBias + kMaxDryTokens <= models::kMaxBias);
+static_assert(kMaxRequestBias + kMaxDryTokens <= runtime::kMaxBias);
 
 }  // namespace
 
@@ -44,7 +44,7 @@ bool BatchBuilder::FillCacheWork(InFlightStep* flight) {
 }
 
 void BatchBuilder::TakeCacheWork() {
-  models::StepBatch& batch = flight_->batch;
+  runtime::StepBatch& batch = flight_->batch;
   batch.clears = cache_->TakeClears();
   batch.clears.insert(batch.clears.end(), kept_clears_.begin(), kept_clears_.end());
   kept_clears_.clear();
@@ -57,7 +57,7 @@ void BatchBuilder::KeepClears(const InFlightStep& flight) {
 }
 
 void BatchBuilder::AddRow(Sequence& sequence, std::uint32_t num_tokens) {
-  models::StepBatch& batch = flight_->batch;
+  runtime::StepBatch& batch = flight_->batch;
   const auto first_token = static_cast<std::uint32_t>(batch.token_ids.size());
   const std::uint32_t begin = sequence.launched();
   const std::uint32_t end = begin + num_tokens;
@@ -97,7 +97,7 @@ void BatchBuilder::AddPromptLogprobRows(Sequence& sequence, std::uint32_t first_
   ScheduledRequest& request = *sequence.request;
   const std::int32_t num_top = request.request.output.prompt_logprobs;
   if (num_top < 0 || sequence.choice != 0) return;
-  models::StepBatch& batch = flight_->batch;
+  runtime::StepBatch& batch = flight_->batch;
   for (std::uint32_t i = 0; i < num_tokens; ++i) {
     const std::uint32_t position = sequence.launched() + i + 1;
     if (position >= sequence.prompt_tokens || position < request.prompt_logprob_tokens) continue;
@@ -116,11 +116,11 @@ void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
   if (request.task != Task::kEmbed) return;
   const bool has_first = sequence.launched() == 0;
   const bool has_last = sequence.launched() + num_tokens == sequence.total();
-  models::StepPool pool{.batch_row = *sequence.row,
-                        .first_token = first_token,
-                        .num_tokens = num_tokens,
-                        .begins = has_first,
-                        .ends = has_last};
+  runtime::StepPool pool{.batch_row = *sequence.row,
+                         .first_token = first_token,
+                         .num_tokens = num_tokens,
+                         .begins = has_first,
+                         .ends = has_last};
   if (request.pooling != Pooling::kMean) {
     const bool is_last = request.pooling == Pooling::kLast;
     if (!(is_last ? has_last : has_first)) return;
@@ -144,10 +144,10 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const SamplingParams& params = live.request.sampling;
   const bool holds_end =
       static_cast<std::int32_t>(position - known.prompt_tokens) < live.request.stopping.min_tokens;
-  models::StepBatch& batch = flight_->batch;
+  runtime::StepBatch& batch = flight_->batch;
   sequence.sample_index = static_cast<std::uint32_t>(batch.samples.size());
   ++sequence.samples_in_flight;
-  models::StepSample sample{
+  runtime::StepSample sample{
       .logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size() - 1),
       .row = {.logits = nullptr,
               .temperature = params.temperature,
@@ -184,7 +184,7 @@ void BatchBuilder::CompleteSample(InFlightStep* flight, std::size_t index) const
   const Sequence& sequence = *flight->sample_owners[index].sequence;
   const ScheduledRequest& live = *sequence.request;
   const Sequence& known = live.forked ? sequence : *live.sequences.front();
-  models::StepSample& sample = flight->batch.samples[index];
+  runtime::StepSample& sample = flight->batch.samples[index];
   QUIRE_CHECK(sample.row.position == known.total());
   const std::span<const kernels::TokenCount> history = known.history.entries();
   sample.row.history = history.data();

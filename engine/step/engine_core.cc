@@ -19,7 +19,7 @@ absl::Status DeviceError() {
 }
 
 EngineCore::EngineCore(const EngineOptions& options, cache::CacheManager* cache,
-                       models::StepRunner* runner, const Clock* clock, AdmissionLimiter* queue,
+                       runtime::StepRunner* runner, const Clock* clock, AdmissionLimiter* queue,
                        EngineProbe* probe)
     : options_(options),
       cache_(cache),

@@ -57,7 +57,7 @@ class EngineCore {
  public:
   static constexpr std::size_t kMaxStepsInFlight = 2;
 
-  EngineCore(const EngineOptions& options, cache::CacheManager* cache, models::StepRunner* runner,
+  EngineCore(const EngineOptions& options, cache::CacheManager* cache, runtime::StepRunner* runner,
              const Clock* clock, AdmissionLimiter* queue, EngineProbe* probe);
 
   void Handle(Signal& signal, absl::Time now);
@@ -129,17 +129,18 @@ class EngineCore {
   void CollectOldest();
   void LoseDevice(const absl::Status& error);
   void FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now);
-  void Collect(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
-  void FailBadRows(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
+  void Collect(const InFlightStep& flight, const runtime::StepResult& result, absl::Time now);
+  void FailBadRows(const InFlightStep& flight, const runtime::StepResult& result, absl::Time now);
   static std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed);
-  void Advance(Sequence& sequence, const models::StepRow& row);
-  void CollectPromptLogprobs(const InFlightStep& flight, const models::StepResult& result,
+  void Advance(Sequence& sequence, const runtime::StepRow& row);
+  void CollectPromptLogprobs(const InFlightStep& flight, const runtime::StepResult& result,
                              absl::Time now);
-  void CollectPools(const InFlightStep& flight, const models::StepResult& result);
+  void CollectPools(const InFlightStep& flight, const runtime::StepResult& result);
   void FinishPrompts(const InFlightStep& flight, absl::Time now);
-  void CollectSamples(const InFlightStep& flight, const models::StepResult& result, absl::Time now);
+  void CollectSamples(const InFlightStep& flight, const runtime::StepResult& result,
+                      absl::Time now);
   void ForkRequest(ScheduledRequest& live);
-  void AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now);
+  void AppendToken(Sequence& sequence, const runtime::StepToken& token, absl::Time now);
   std::optional<FinishReason> FinishAfter(const Sequence& sequence) const;
   void FillEnd(const Sequence& sequence, OutputItem* item) const;
   void FinishChoice(Sequence& sequence, absl::Time now);
@@ -154,7 +155,7 @@ class EngineCore {
 
   const EngineOptions& options_;
   cache::CacheManager* const cache_;
-  models::StepRunner* const runner_;
+  runtime::StepRunner* const runner_;
   const Clock* const clock_;
   AdmissionLimiter* const queue_;
   EngineProbe* const probe_;

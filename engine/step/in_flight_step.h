@@ -36,7 +36,7 @@ struct PoolOwner {
 struct InFlightStep {
   std::uint64_t number = 0;
   StepPlan plan;
-  models::StepBatch batch;
+  runtime::StepBatch batch;
   std::vector<SampleOwner> sample_owners;
   std::vector<PromptLogprobOwner> prompt_logprob_owners;
   std::vector<PoolOwner> pool_owners;

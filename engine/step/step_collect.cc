@@ -23,7 +23,7 @@ bool IsFinite(std::span<const float> values) {
 
 // The sequences that have ended since the launch and whose rows are not finite.
 std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
-                                              const models::StepResult& result) {
+                                              const runtime::StepResult& result) {
   std::vector<const Sequence*> poisoned;
   for (std::size_t i = 0; i < flight.sample_owners.size(); ++i) {
     const Sequence& sequence = *flight.sample_owners[i].sequence;
@@ -53,9 +53,9 @@ void EngineCore::CollectOldest() {
   if (num_in_flight_ == 1) FinishSampling();
   InFlightStep& oldest = flight(0);
   absl::Status error = oldest.launch_error;
-  const models::StepResult* result = nullptr;
+  const runtime::StepResult* result = nullptr;
   if (error.ok()) {
-    const absl::StatusOr<const models::StepResult*> answer = runner_->Collect();
+    const absl::StatusOr<const runtime::StepResult*> answer = runner_->Collect();
     error = answer.status();
     if (error.ok()) result = *answer;
   }
@@ -133,7 +133,7 @@ void EngineCore::FailStep(const InFlightStep& flight, const absl::Status& error,
   }
 }
 
-void EngineCore::Collect(const InFlightStep& flight, const models::StepResult& result,
+void EngineCore::Collect(const InFlightStep& flight, const runtime::StepResult& result,
                          absl::Time now) {
   QUIRE_CHECK(result.samples.size() == flight.sample_owners.size());
   QUIRE_CHECK(result.prompt_logprobs.size() == flight.prompt_logprob_owners.size());
@@ -154,7 +154,7 @@ void EngineCore::Collect(const InFlightStep& flight, const models::StepResult& r
 }
 
 // Before anything of the step is published.
-void EngineCore::FailBadRows(const InFlightStep& flight, const models::StepResult& result,
+void EngineCore::FailBadRows(const InFlightStep& flight, const runtime::StepResult& result,
                              absl::Time now) {
   auto fail_non_finite = [&](absl::string_view what, ScheduledRequest& live) {
     probe_->NonFinite();
@@ -165,7 +165,7 @@ void EngineCore::FailBadRows(const InFlightStep& flight, const models::StepResul
              {{"incident_id", absl::StrCat("step-", steps_)}, {"step", absl::StrCat(steps_)}}),
          /*invalidate=*/true, now);
   };
-  auto check = [&](const models::StepToken& token, ScheduledRequest& live) {
+  auto check = [&](const runtime::StepToken& token, ScheduledRequest& live) {
     if (live.ended || (!token.non_finite && !token.no_survivor)) return;
     if (token.non_finite) {
       fail_non_finite("logits", live);
@@ -207,7 +207,7 @@ std::uint32_t EngineCore::ProvenTokens(const ScheduledRequest& live, std::uint32
 }
 
 // The row's tokens now have K and V. They count for whom they were computed, even if it has ended.
-void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
+void EngineCore::Advance(Sequence& sequence, const runtime::StepRow& row) {
   // A row without its sample computes its last token again, which counts then.
   const std::uint32_t unsampled = sequence.awaits_mask && !sequence.finished() ? 1 : 0;
   const std::uint32_t begin = row.cache_length;
@@ -238,8 +238,8 @@ void EngineCore::Advance(Sequence& sequence, const models::StepRow& row) {
   scheduler_.ReleaseOutsideWindow(sequence);
 }
 
-void EngineCore::CollectPromptLogprobs(const InFlightStep& flight, const models::StepResult& result,
-                                       absl::Time now) {
+void EngineCore::CollectPromptLogprobs(const InFlightStep& flight,
+                                       const runtime::StepResult& result, absl::Time now) {
   const std::vector<PromptLogprobOwner>& owners = flight.prompt_logprob_owners;
   OutputItem* item = nullptr;
   for (std::size_t i = 0; i < owners.size(); ++i) {
@@ -249,7 +249,7 @@ void EngineCore::CollectPromptLogprobs(const InFlightStep& flight, const models:
       item = &Emit(OutputItem::Kind::kPromptLogprobs, live, now);
       item->start_position = static_cast<std::int32_t>(owners[i].position);
     }
-    const models::StepToken& prompt_logprob = result.prompt_logprobs[i];
+    const runtime::StepToken& prompt_logprob = result.prompt_logprobs[i];
     item->prompt_logprobs.push_back(
         {.token = prompt_logprob.token,
          .logprob = prompt_logprob.logprob,
@@ -261,7 +261,7 @@ void EngineCore::CollectPromptLogprobs(const InFlightStep& flight, const models:
 }
 
 // What a row gives is kept until its prompt is computed.
-void EngineCore::CollectPools(const InFlightStep& flight, const models::StepResult& result) {
+void EngineCore::CollectPools(const InFlightStep& flight, const runtime::StepResult& result) {
   for (std::size_t i = 0; i < flight.pool_owners.size(); ++i) {
     ScheduledRequest& live = *flight.pool_owners[i].request;
     const std::span<const float> sum = result.pools[i];
@@ -289,7 +289,7 @@ void EngineCore::FinishPrompts(const InFlightStep& flight, absl::Time now) {
   }
 }
 
-void EngineCore::CollectSamples(const InFlightStep& flight, const models::StepResult& result,
+void EngineCore::CollectSamples(const InFlightStep& flight, const runtime::StepResult& result,
                                 absl::Time now) {
   const std::vector<SampleOwner>& owners = flight.sample_owners;
   for (const SampleOwner& owner : owners) --owner.sequence->samples_in_flight;
@@ -337,7 +337,7 @@ void EngineCore::ForkRequest(ScheduledRequest& live) {
   }
 }
 
-void EngineCore::AppendToken(Sequence& sequence, const models::StepToken& token, absl::Time now) {
+void EngineCore::AppendToken(Sequence& sequence, const runtime::StepToken& token, absl::Time now) {
   ScheduledRequest& live = *sequence.request;
   sequence.Append(token.token);
   if (live.uses_history()) sequence.history.AddOutput(token.token);

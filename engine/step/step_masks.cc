@@ -73,7 +73,7 @@ void EngineCore::WaitForMasks(const InFlightStep& step) {
   awaited_.clear();
   bool has_others = false;
   std::size_t sampled_rows = 0;
-  const std::vector<models::StepSample>& samples = step.batch.samples;
+  const std::vector<runtime::StepSample>& samples = step.batch.samples;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const Sequence& sequence = *step.sample_owners[i].sequence;
     const bool waits = samples[i].is_late && !sequence.finished() && !sequence.mask->is_ready();

@@ -75,7 +75,7 @@ struct ModelDescription {
 
 struct ServedModel {
   ServedModel(RequestTranslator the_translator, ModelDescription the_description,
-              models::DeviceDescription the_device, const text::Tokenizer* the_tokenizer,
+              runtime::DeviceDescription the_device, const text::Tokenizer* the_tokenizer,
               engine::Engine* the_engine)
       : model_id(the_translator.options()->model_id),
         translator(std::move(the_translator)),
@@ -89,7 +89,7 @@ struct ServedModel {
   const std::string model_id;
   RequestTranslator translator;
   ModelDescription description;
-  models::DeviceDescription device;
+  runtime::DeviceDescription device;
   const text::Tokenizer* tokenizer;
   engine::Engine* engine;
 };

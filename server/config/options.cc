@@ -166,17 +166,17 @@ std::string ToIsaName(config::v1::CpuIsa isa) {
   }
 }
 
-void ReadDevice(const Config& config, models::DeviceOptions* options) {
+void ReadDevice(const Config& config, runtime::DeviceOptions* options) {
   const auto& device = config.device();
   switch (device.type()) {
     case config::v1::DEVICE_TYPE_CPU:
-      options->type = models::DeviceChoice::kCpu;
+      options->type = runtime::DeviceChoice::kCpu;
       break;
     case config::v1::DEVICE_TYPE_CUDA:
-      options->type = models::DeviceChoice::kCuda;
+      options->type = runtime::DeviceChoice::kCuda;
       break;
     default:
-      options->type = models::DeviceChoice::kAuto;
+      options->type = runtime::DeviceChoice::kAuto;
   }
   // The validator ensures that there is one id.
   options->cuda_ordinal = device.ids(0);

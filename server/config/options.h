@@ -94,8 +94,8 @@ struct DaemonOptions {
   absl::Duration engine_stall_timeout;
   std::optional<std::string> model_id;  // absent: use the name of the directory
   std::vector<std::string> model_aliases;
-  models::ModelOptions model;
-  models::PoolOptions pool;
+  runtime::ModelOptions model;
+  runtime::PoolOptions pool;
   // Sections scheduler, limits, stream and tokenizer, and structured.mask_threads. The daemon sets
   // what depends on the model.
   engine::EngineOptions engine;
@@ -106,7 +106,7 @@ struct DaemonOptions {
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context length
   std::int32_t default_max_tokens = 0;
   std::int32_t stream_interval_tokens = 0;
-  models::DeviceOptions device;
+  runtime::DeviceOptions device;
   SamplingDefaults sampling;
   ChatTemplateOptions chat;
   ShutdownOptions shutdown;

@@ -19,7 +19,7 @@ engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKin
   return engine;
 }
 
-models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device) {
+runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device) {
   const engine::EngineOptions engine = AdaptEngineOptions(options.engine, device);
   const std::uint32_t page_size = options.pool.page_size;
   // The CPU never has more than one step in flight.

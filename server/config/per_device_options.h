@@ -15,6 +15,6 @@ namespace quire::server {
 // Removes the limit of prompt tokens per step on GPUs; max_step_tokens remains.
 engine::EngineOptions AdaptEngineOptions(engine::EngineOptions engine, DeviceKind device);
 
-models::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
+runtime::RuntimeOptions RuntimeOptionsFor(const DaemonOptions& options, DeviceKind device);
 
 }  // namespace quire::server

@@ -40,7 +40,7 @@ using RawService = Base::WithRawCallbackMethod_Generate<Base::WithRawCallbackMet
 constexpr std::size_t kMaxWaitingTextCalls = 256;
 constexpr std::int32_t kMaxPageSize = 1000;
 
-void FillDevice(const models::DeviceDescription& description, v1::Device* device) {
+void FillDevice(const runtime::DeviceDescription& description, v1::Device* device) {
   const Device& used = description.device;
   device->set_kind(used.is_cpu() ? "cpu" : "cuda");
   device->set_ordinal(0);  // the index among the devices in use; there is one

@@ -133,7 +133,7 @@ TEST_F(BlockPoolTest, DetachedCachedPageIsFree) {
 TEST_F(BlockPoolTest, PoisonedPageIsQuarantinedUntilItIsCleared) {
   const BlockId page = Take();
   pool_.AddRequest(page);
-  pool_.MarkPoisoned(page);
+  pool_.Poison(page);
   pool_.DropRequest(page);
   EXPECT_EQ(pool_.state(page), PageState::kActive);
   pool_.DropRequest(page);
@@ -245,7 +245,7 @@ class BlockPoolModelTest : public ::testing::Test {
   void PoisonOrFreeQuarantined(std::uint32_t page) {
     Page& state = model_[page];
     if (state.is_referenced() && !state.node && random_.OneIn(4)) {
-      pool_.MarkPoisoned(BlockId{page});
+      pool_.Poison(BlockId{page});
       state.poisoned = true;
     } else if (!quarantined_.empty()) {
       pool_.FreeQuarantined(BlockId{quarantined_.front()});
@@ -323,7 +323,7 @@ TEST(BlockPoolIntegrityTest, ReportsBrokenInvariants) {
               HasSubstr("page 3 is free but in the cached list"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 4).transfers = 1; }),
               HasSubstr("page 4 is in transit but in the free list"));
-  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).poisoned = true; }),
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).is_poisoned = true; }),
               HasSubstr("page 2 is poisoned but has a node"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 0).requests = 1; }),
               HasSubstr("null page"));
@@ -353,7 +353,7 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   EXPECT_DEATH(pool.FreeQuarantined(page[0]), "check failed");
   pool.AttachNode(page[0], NodeId{0});
   EXPECT_DEATH(pool.AttachNode(page[0], NodeId{1}), "check failed");
-  EXPECT_DEATH(pool.MarkPoisoned(page[0]), "check failed");
+  EXPECT_DEATH(pool.Poison(page[0]), "check failed");
   EXPECT_DEATH(pool.DropRequest(page[0], BlockId{2}), "check failed");  // 2 is not cached
 }
 

@@ -125,7 +125,7 @@ TEST(CacheGroupsRandomTest, RowsHoldNoMoreThanTheyAskFor) {
         const std::uint32_t ahead =
             std::min(left, 1 + random.Below(options.max_row_overlap_tokens));
         ASSERT_TRUE(cache->Reserve(row, computed + ahead).ok());
-        const std::uint32_t pages = cache->pages_of(row);
+        const std::uint32_t pages = cache->num_pages(row);
         ASSERT_LE(pages, cache->demand().PagesFor(computed + ahead));
         ASSERT_EQ(cache->reserved_tokens(row), (computed + ahead + kP - 1) / kP * kP);
         most = std::max(most, pages);

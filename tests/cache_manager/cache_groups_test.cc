@@ -35,11 +35,9 @@ class CacheGroupsTest : public CacheManagerTest {
   explicit CacheGroupsTest(CacheManagerOptions options = WithWindows(TinyOptions(40), {0, kWindow}))
       : CacheManagerTest(std::move(options)) {}
 
-  LookupTable& table(std::size_t group) const {
-    return CacheManagerPeer::state(*cache_).tables[group];
-  }
-  PrefixCache& prefixes() { return CacheManagerPeer::state(*cache_).prefixes; }
-  BlockPool& pool() { return CacheManagerPeer::state(*cache_).pool; }
+  LookupTable& table(std::size_t group) const { return CacheManagerPeer::table(*cache_, group); }
+  PrefixCache& prefixes() { return CacheManagerPeer::prefixes(*cache_); }
+  BlockPool& pool() { return CacheManagerPeer::pool(*cache_); }
   // Columns that the row holds in the last group.
   std::vector<std::uint32_t> HeldColumns(BatchRow row) const {
     std::vector<std::uint32_t> held;
@@ -76,27 +74,27 @@ class CacheGroupsTest : public CacheManagerTest {
 TEST_F(CacheGroupsTest, EachGroupHasItsOwnPagesOfOnePool) {
   StartAndPublish(kA, Count(40));
   EXPECT_EQ(cache_->num_groups(), 2u);
-  EXPECT_EQ(cache_->pages_of(kA), 6u);
-  EXPECT_EQ(cache_->private_pages_of(kA), 6u);
+  EXPECT_EQ(cache_->num_pages(kA), 6u);
+  EXPECT_EQ(cache_->num_private_pages(kA), 6u);
   EXPECT_EQ(cache_->reserved_tokens(kA), 48u);
   EXPECT_EQ(cache_->available_pages(), 33u);
   EXPECT_EQ(Start(kB, Count(40)), 2 * kP);
   EXPECT_EQ(PageOf(kB, 1, 0), PageOf(kA, 1, 0));
   EXPECT_EQ(PageOf(kB, 1, 1), PageOf(kA, 1, 1));
   EXPECT_NE(PageOf(kB, 1, 1), PageOf(kA, 1, 0));
-  EXPECT_EQ(cache_->private_pages_of(kA), 2u);
+  EXPECT_EQ(cache_->num_private_pages(kA), 2u);
 }
 
 TEST_F(CacheGroupsTest, ReserveTakesWindowPagesForTheStepOnly) {
   ASSERT_TRUE(cache_->Reserve(kA, 10 * kP, kP + 1).ok());
-  EXPECT_EQ(cache_->pages_of(kA), 12u);
+  EXPECT_EQ(cache_->num_pages(kA), 12u);
   EXPECT_EQ(cache_->reserved_tokens(kA), 2 * kP);
   ASSERT_TRUE(cache_->Reserve(kA, 10 * kP, 3 * kP).ok());
-  EXPECT_EQ(cache_->pages_of(kA), 13u);
+  EXPECT_EQ(cache_->num_pages(kA), 13u);
   const absl::Status status = cache_->Reserve(kB, 16 * kP, 11 * kP);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "needs 27 pages, 26 available");
-  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->num_pages(kB), 0u);
   EXPECT_EQ(cache_->available_pages(), 26u);
   EXPECT_TRUE(cache_->Reserve(kB, 16 * kP, 10 * kP).ok());
 }
@@ -243,7 +241,7 @@ TEST_F(CacheGroupsTest, PreemptedRowFindsItsWindowAgain) {
   EXPECT_EQ(match.partial_sources.size(), 2u);
   ASSERT_TRUE(cache_->Attach(kA, match, kRoot).ok());
   EXPECT_THAT(HeldColumns(kA), ElementsAre(7, 8, 9));
-  EXPECT_EQ(cache_->pages_of(kA), 13u);
+  EXPECT_EQ(cache_->num_pages(kA), 13u);
   const auto copies = cache_->TakeCopies();
   ASSERT_EQ(copies.size(), 2u);
   for (std::size_t group = 0; group < 2; ++group) {
@@ -273,7 +271,7 @@ TEST_F(CacheGroupsTest, AttachNeedsAPageForTheCopyOfEachGroup) {
   const absl::Status status = cache_->Attach(BatchRow{3}, Match(Count(kP)), kRoot);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "needs 2 pages, 1 available");
-  EXPECT_EQ(cache_->pages_of(BatchRow{3}), 0u);
+  EXPECT_EQ(cache_->num_pages(BatchRow{3}), 0u);
 }
 
 TEST_F(CacheGroupsTest, ForkSharesWhatTheParentStillHolds) {
@@ -338,7 +336,7 @@ TEST_F(WindowOnlyTest, LongContextHoldsItsWindowInAPoolTooSmallForAllOfIt) {
   ASSERT_GT(2000u / kP, cache_->usable_pages());
   Run(kA, tokens);
   EXPECT_THAT(HeldColumns(kA), ElementsAre(123, 124));
-  EXPECT_LE(cache_->pages_of(kA), cache_->demand().PagesFor(2000));
+  EXPECT_LE(cache_->num_pages(kA), cache_->demand().PagesFor(2000));
   EXPECT_LE(cache_->demand().PagesFor(2000), cache_->usable_pages());
 }
 
@@ -389,7 +387,7 @@ TEST_F(WindowOnlyTest, MemoryForNodesFollowsFromWindowsAndRows) {
     CacheManagerOptions options = WithWindows(TinyOptions(41, max_rows, 100 * kP), windows);
     options.prefix_caching = prefix_caching;
     const auto cache = MakeCache(options);
-    return PrefixCachePeer::num_slots(CacheManagerPeer::state(*cache).prefixes);
+    return PrefixCachePeer::num_slots(CacheManagerPeer::prefixes(*cache));
   };
   EXPECT_EQ(slots({0}, 8), 80u);
   EXPECT_EQ(slots({0, kP}, 8), 80u);
@@ -489,7 +487,7 @@ TEST(CacheGroupsMatchTest, WindowsDecideWhichBoundariesAreHit) {
       ASSERT_TRUE(cache->Attach(kA, {}, kRoot).ok());
       ASSERT_TRUE(cache->Reserve(kA, kPages * kP).ok());
       cache->Publish(kA, tokens, &keys, kPages * kP);
-      BlockPool& pool = CacheManagerPeer::state(*cache).pool;
+      BlockPool& pool = CacheManagerPeer::pool(*cache);
       std::vector<BlockId> pages;
       for (std::uint32_t column = 0; column < kPages; ++column) {
         pages.push_back(CacheManagerPeer::page(*cache, kA, column));
@@ -554,10 +552,10 @@ TEST_F(CacheGroupsIntegrityTest, WindowGroupAheadOfTheOthers) {
 }
 
 TEST_F(CacheGroupsIntegrityTest, MorePublishedThanThereIs) {
-  CacheManagerPeer::state(*cache_).rows[0].num_published = 5;
+  CacheManagerPeer::publication(*cache_, 0).num_published = 5;
   ExpectReport("row 0 has published 5 columns of 4 in group 0");
-  CacheManagerPeer::state(*cache_).rows[1].num_published = 1;
-  CacheManagerPeer::state(*cache_).rows[0].num_published = 4;
+  CacheManagerPeer::publication(*cache_, 1).num_published = 1;
+  CacheManagerPeer::publication(*cache_, 0).num_published = 4;
   ExpectReport("row 1 has published 1 columns of 0 in group 0");
 }
 
@@ -584,20 +582,20 @@ TEST_F(WindowsIntegrityTest, GroupThatBeginsBeforeTheWidest) {
 }
 
 TEST_F(WindowsIntegrityTest, RowOfAnotherScopeWhoseBeginningIsGone) {
-  CacheManagerPeer::state(*cache_).rows[0].root = kOtherRoot;
+  CacheManagerPeer::publication(*cache_, 0).root = kOtherRoot;
   EXPECT_THAT(cache_->CheckIntegrity().message(),
               HasSubstr("row 0 column 5 does not continue the prefix before it"));
 }
 
 TEST_F(WindowsIntegrityTest, PagesInOtherColumnsThanTheirNodes) {
   for (const std::size_t group : {0u, 1u}) {
-    while (table(group).num_columns(kC) < 4) table(group).Skip(kC);
+    while (table(group).end_column(kC) < 4) table(group).Skip(kC);
     while (table(group).first_column(kA) < 5) pool().DropRequest(table(group).PopFront(kA));
     table(group).Append(kC, table(group).PopFront(kA));
   }
-  auto& rows = CacheManagerPeer::state(*cache_).rows;
-  rows[2] = rows[0];
-  rows[2].num_published = 0;
+  auto& copy = CacheManagerPeer::publication(*cache_, 2);
+  copy = CacheManagerPeer::publication(*cache_, 0);
+  copy.num_published = 0;
   EXPECT_THAT(cache_->CheckIntegrity().message(),
               HasSubstr("row 2 column 4 does not continue the prefix before it"));
 }

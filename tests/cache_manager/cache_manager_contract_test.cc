@@ -16,7 +16,9 @@ class CacheManagerIntegrityTest : public CacheManagerTest {
     EXPECT_EQ(StartAndPublish(kB, Count(kP) + Count(kP, 700)), kP);
   }
   ~CacheManagerIntegrityTest() override { cache_ = MakeCache(options_); }
-  CacheManagerPeer::State& state() { return CacheManagerPeer::state(*cache_); }
+  BlockPool& pool() { return CacheManagerPeer::pool(*cache_); }
+  LookupTable& table() { return CacheManagerPeer::table(*cache_, 0); }
+  StepWork& work() { return CacheManagerPeer::step_work(*cache_); }
   void ExpectReport(const char* text) const {
     const absl::Status status = cache_->CheckIntegrity();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
@@ -29,57 +31,57 @@ TEST_F(CacheManagerIntegrityTest, SoundBeforehand) {
 }
 
 TEST_F(CacheManagerIntegrityTest, RequestCount) {
-  state().pool.AddRequest(PageOf(kA, 0));
+  pool().AddRequest(PageOf(kA, 0));
   ExpectReport(
       "counts 3 requests and 0 transfers, but 2 columns and 0 copies and steps in flight name it");
 }
 
 TEST_F(CacheManagerIntegrityTest, TransferCount) {
-  state().pool.AddTransfer(PageOf(kA, 0));
+  pool().AddTransfer(PageOf(kA, 0));
   ExpectReport("1 transfers");
 }
 
 TEST_F(CacheManagerIntegrityTest, ColumnWithoutReference) {
-  state().tables[0].Append(kC, PageOf(kA, 2));
+  table().Append(kC, PageOf(kA, 2));
   ExpectReport("counts 1 requests and 0 transfers, but 2 columns");
 }
 
 TEST_F(CacheManagerIntegrityTest, PageOutOfRange) {
-  state().tables[0].Append(kC, BlockId{20});
+  table().Append(kC, BlockId{20});
   ExpectReport("row 2 names page 20 of 20");
 }
 
 TEST_F(CacheManagerIntegrityTest, RowThatDoesNotContinueItsPrefix) {
   const BlockId first = PageOf(kA, 0);
   const BlockId second = PageOf(kA, 1);
-  state().tables[0].Replace(kA, 0, second);
-  state().tables[0].Replace(kA, 1, first);
+  table().Replace(kA, 0, second);
+  table().Replace(kA, 1, first);
   ExpectReport("row 0 column 0 does not continue the prefix before it");
 }
 
 TEST_F(CacheManagerIntegrityTest, RowOfAnotherScope) {
-  state().rows[0].root = kOtherRoot;
+  CacheManagerPeer::publication(*cache_, 0).root = kOtherRoot;
   ExpectReport("row 0 column 0 does not continue the prefix before it");
 }
 
 TEST_F(CacheManagerIntegrityTest, PublishedPageAfterAPrivateOne) {
   const BlockId tail = PageOf(kA, 2);
   const BlockId second = PageOf(kA, 1);
-  state().tables[0].Replace(kA, 1, tail);
-  state().tables[0].Replace(kA, 2, second);
+  table().Replace(kA, 1, tail);
+  table().Replace(kA, 2, second);
   ExpectReport("row 0 column 2 does not continue the prefix before it");
 }
 
 TEST_F(CacheManagerIntegrityTest, CopyIntoAFreePage) {
-  state().QueueCopy(PageOf(kA, 0), BlockId{19}, 3);
+  work().QueueCopy(PageOf(kA, 0), BlockId{19}, 3);
   ExpectReport("a copy of 3 rows into page 19 has no purpose");
 }
 
 TEST_F(CacheManagerIntegrityTest, ClearOfAPageThatIsNotQuarantined) {
-  state().taken.clears.push_back(PageOf(kA, 2));
+  StepWorkPeer::taken(work()).clears.push_back(PageOf(kA, 2));
   ExpectReport("1 pages are being cleared that are not the first of 0 quarantined ones");
-  state().taken.clears.clear();
-  state().num_clears_taken = 1;
+  StepWorkPeer::taken(work()).clears.clear();
+  StepWorkPeer::num_clears_taken(work()) = 1;
   ExpectReport("0 pages are being cleared that are not the first of 0 quarantined ones");
 }
 
@@ -87,22 +89,34 @@ TEST_F(CacheManagerIntegrityTest, PagesOfStepsInFlight) {
   const RowStep step{kA, 40, 1};
   cache_->PrepareStep(std::span(&step, 1));
   const BlockId page = PageOf(kA, 2);
-  state().in_flight[0].held.push_back(page);
+  StepWorkPeer::in_flight(work())[0].pinned.push_back(page);
   ExpectReport("counts 1 requests and 0 transfers, but 1 columns and 1 copies and steps in flight");
-  state().in_flight[0].held.clear();
-  state().pool.AddTransfer(PageOf(kA, 0));
-  state().in_flight[0].copies.push_back({PageOf(kA, 0), BlockId{19}, 3});
-  ExpectReport("page 19 was let go while a step in flight copies into it");
+  StepWorkPeer::in_flight(work())[0].pinned.clear();
+  pool().AddTransfer(PageOf(kA, 0));
+  StepWorkPeer::in_flight(work())[0].copies.push_back({PageOf(kA, 0), BlockId{19}, 3});
+  ExpectReport("page 19 was freed while a step in flight copies into it");
+}
+
+TEST_F(CacheManagerIntegrityTest, ProofWithoutPages) {
+  CacheManagerPeer::proof(*cache_, 1).proven_tokens = 2 * kP + 1;
+  ExpectReport("row 1 has 33 proven tokens, but pages for 32");
+}
+
+TEST_F(CacheManagerIntegrityTest, ProofOfAPageThatIsNotProven) {
+  cache_->SetProven(kA, 2 * kP);
+  EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
+  CacheManagerPeer::proof(*cache_, 0).proven_tokens = 3 * kP;
+  ExpectReport("row 0 has 48 proven tokens, but page 3 of column 2 is not proven finite");
 }
 
 TEST_F(CacheManagerIntegrityTest, DamageOfThePartsIsReportedToo) {
-  BlockPoolPeer::page(state().pool, 19).requests = 1;
+  BlockPoolPeer::page(pool(), 19).requests = 1;
   ExpectReport("page 19 is active but in the free list");
-  BlockPoolPeer::page(state().pool, 19).requests = 0;
-  LookupTablePeer::entry(state().tables[0], 5, 2) = 3;
+  BlockPoolPeer::page(pool(), 19).requests = 0;
+  LookupTablePeer::entry(table(), 5, 2) = 3;
   ExpectReport("row 5 column 2 holds page 3");
-  LookupTablePeer::entry(state().tables[0], 5, 2) = 0;
-  ++PrefixCachePeer::token(state().prefixes, state().pool.node(PageOf(kA, 1)), 0);
+  LookupTablePeer::entry(table(), 5, 2) = 0;
+  ++PrefixCachePeer::token(CacheManagerPeer::prefixes(*cache_), pool().node(PageOf(kA, 1)), 0);
   ExpectReport("key of other tokens");
 }
 

@@ -249,7 +249,7 @@ TEST_F(CacheManagerTest, AttachWithoutAPageForTheCopyDoesNothing) {
   const absl::Status status = cache_->Attach(kB, match, kRoot);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "needs 1 pages, 0 available");
-  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->num_pages(kB), 0u);
   EXPECT_EQ(cache_->stats().cached_pages, 2u);
   EXPECT_EQ(cache_->stats().hit_tokens, 0u);
 }
@@ -263,7 +263,7 @@ TEST_F(CacheManagerTest, OutdatedMatchIsRefused) {
   cache_->Free(kB);
   cache_->Flush();
   EXPECT_EQ(cache_->Attach(kB, match, kRoot).code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->num_pages(kB), 0u);
   EXPECT_TRUE(cache_->Attach(kB, miss, kRoot).ok());  // nothing in it can be outdated
   EXPECT_TRUE(cache_->Attach(kC, PrefixMatch{}, kRoot).ok());
 }
@@ -275,13 +275,13 @@ TEST_F(CacheManagerTest, ReserveIsAllOrNothing) {
   const absl::Status status = cache_->Reserve(kB, 10 * kP);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "needs 10 pages, 9 available");
-  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->num_pages(kB), 0u);
   EXPECT_EQ(cache_->stats().evicted_pages, 0u);
   EXPECT_TRUE(cache_->Reserve(kB, 9 * kP).ok());
   EXPECT_EQ(cache_->available_pages(), 0u);
   EXPECT_TRUE(cache_->Reserve(kB, 9 * kP).ok());
   EXPECT_TRUE(cache_->Reserve(kB, 1).ok());
-  EXPECT_EQ(cache_->pages_of(kB), 9u);
+  EXPECT_EQ(cache_->num_pages(kB), 9u);
 }
 
 TEST_F(CacheManagerTest, TwinsOfOneStepBecomeOne) {
@@ -296,7 +296,7 @@ TEST_F(CacheManagerTest, TwinsOfOneStepBecomeOne) {
     EXPECT_EQ(PageOf(kA, 0), PageOf(kB, 0));
     EXPECT_EQ(PageOf(kA, 1), PageOf(kB, 1));
     EXPECT_NE(PageOf(kA, 2), PageOf(kB, 2));
-    EXPECT_EQ(cache_->private_pages_of(kA), 1u);
+    EXPECT_EQ(cache_->num_private_pages(kA), 1u);
     EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
     cache_->Free(first_ends_first ? kA : kB);
     EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
@@ -364,14 +364,14 @@ TEST_F(CacheManagerTest, ForkSharesFullPagesAndCopiesTheRest) {
   cache_->PrepareStep(steps);
   cache_->CompleteStep();
   ASSERT_TRUE(cache_->Fork(kA, kC, 2 * kP).ok());
-  EXPECT_EQ(cache_->pages_of(kC), 2u);
+  EXPECT_EQ(cache_->num_pages(kC), 2u);
   EXPECT_FALSE(cache_->has_step_work());
 }
 
 TEST_F(CacheManagerTest, ForkBeforeTheEndPublishesItsOwnPages) {
   StartAndPublish(kA, Count(3 * kP));
   ASSERT_TRUE(cache_->Fork(kA, kB, kP + 4).ok());
-  EXPECT_EQ(cache_->pages_of(kB), 2u);
+  EXPECT_EQ(cache_->num_pages(kB), 2u);
   RunStepWork();
   const Tokens own = Count(kP + 4) + Count(kP - 4, 900);
   Publish(kB, own);
@@ -384,7 +384,7 @@ TEST_F(CacheManagerTest, ForkWithoutAPageForTheTailDoesNothing) {
   ASSERT_TRUE(cache_->Reserve(kC, 16 * kP).ok());
   const absl::Status status = cache_->Fork(kA, kB, 2 * kP + 5);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(cache_->pages_of(kB), 0u);
+  EXPECT_EQ(cache_->num_pages(kB), 0u);
   EXPECT_TRUE(cache_->Fork(kA, kB, 2 * kP).ok());
 }
 
@@ -462,7 +462,7 @@ TEST_F(CacheManagerTest, FlushUnderLoad) {
   EXPECT_EQ(counts.retained_pages, 2u);
   EXPECT_EQ(cache_->stats().cached_pages, 0u);
   EXPECT_EQ(MatchedTokens(live), 0u);
-  EXPECT_EQ(cache_->pages_of(kA), 3u);
+  EXPECT_EQ(cache_->num_pages(kA), 3u);
   // What was computed before the flush does not come back through the live row.
   Publish(kA, live);
   ASSERT_TRUE(cache_->Fork(kA, kC, 2 * kP + 1).ok());
@@ -479,7 +479,7 @@ TEST_F(CacheManagerTest, InvalidatedPagesAreClearedBeforeTheyComeBack) {
   StartAndPublish(kA, prompt);
   const BlockId bad[] = {PageOf(kA, 2), PageOf(kA, 1)};
   Invalidate(kA, kP);
-  EXPECT_EQ(cache_->pages_of(kA), 0u);
+  EXPECT_EQ(cache_->num_pages(kA), 0u);
   EXPECT_EQ(MatchedTokens(prompt), kP);
   EXPECT_EQ(cache_->available_pages(), 17u);
   EXPECT_TRUE(cache_->has_step_work());

@@ -354,10 +354,10 @@ class Storm {
   }
 
   void ReleaseOutsideWindow(std::uint32_t row) {
-    const std::uint32_t before = cache_->pages_of(BatchRow{row});
+    const std::uint32_t before = cache_->num_pages(BatchRow{row});
     cache_->ReleaseOutsideWindow(BatchRow{row}, sequences_[row].computed);
     model_.ReleaseOutsideWindow(row, sequences_[row].computed);
-    coverage_.released += before - cache_->pages_of(BatchRow{row});
+    coverage_.released += before - cache_->num_pages(BatchRow{row});
   }
 
   void Free(std::uint32_t row) {
@@ -435,22 +435,21 @@ class Storm {
     ASSERT_EQ(cache_->available_pages(), model_.available());
     for (const LaunchedStep& step : in_flight_) {
       for (const std::uint32_t page : step.named) {
-        ASSERT_TRUE(CacheManagerPeer::state(*cache_).pool.is_referenced(BlockId{page}))
+        ASSERT_TRUE(CacheManagerPeer::pool(*cache_).is_referenced(BlockId{page}))
             << "page " << page << " may be handed out while a step in flight names it";
         coverage_.held += model_.IsHeld(page);
       }
     }
-    auto& state = CacheManagerPeer::state(*cache_);
-    ASSERT_TRUE(
-        std::ranges::equal(state.pool.EvictionOrder(), model_.cached(), {}, &BlockId::value));
+    ASSERT_TRUE(std::ranges::equal(CacheManagerPeer::pool(*cache_).EvictionOrder(), model_.cached(),
+                                   {}, &BlockId::value));
     for (std::uint32_t row = 0; row < sequences_.size(); ++row) {
       const auto pages = model_.PagesOf(row);
       for (std::size_t group = 0; group < num_groups(); ++group) VerifyColumns(row, group);
-      ASSERT_EQ(cache_->pages_of(BatchRow{row}), pages.size());
-      ASSERT_EQ(cache_->private_pages_of(BatchRow{row}), model_.PrivatePages(row));
+      ASSERT_EQ(cache_->num_pages(BatchRow{row}), pages.size());
+      ASSERT_EQ(cache_->num_private_pages(BatchRow{row}), model_.PrivatePages(row));
       trace_.insert(trace_.end(), pages.begin(), pages.end());
     }
-    ASSERT_EQ(state.prefixes.num_nodes(), model_.tree().size());
+    ASSERT_EQ(CacheManagerPeer::prefixes(*cache_).num_nodes(), model_.tree().size());
     coverage_.empty_nodes += model_.tree().num_empty();
     coverage_.full_trees += model_.tree().num_slots() + 2 > num_slots_;
     VerifyProven();
@@ -464,9 +463,9 @@ class Storm {
   }
 
   void VerifyColumns(std::uint32_t row, std::size_t group) {
-    const LookupTable& table = CacheManagerPeer::state(*cache_).tables[group];
+    const LookupTable& table = CacheManagerPeer::table(*cache_, group);
     const auto& expected = model_.columns(row, group);
-    ASSERT_EQ(table.num_columns(BatchRow{row}), expected.size());
+    ASSERT_EQ(table.end_column(BatchRow{row}), expected.size());
     for (std::uint32_t column = 0; column < expected.size(); ++column) {
       const bool has_page = table.has_page(BatchRow{row}, column);
       ASSERT_EQ(has_page ? table.page(BatchRow{row}, column).value() : 0, expected[column])
@@ -476,14 +475,15 @@ class Storm {
 
   // Of the pages that are of use to anybody.
   void VerifyProven() {
-    auto& state = CacheManagerPeer::state(*cache_);
+    const BlockPool& pool = CacheManagerPeer::pool(*cache_);
+    PrefixCache& prefixes = CacheManagerPeer::prefixes(*cache_);
     for (std::uint32_t page = 1; page < options_.geometry.num_blocks; ++page) {
-      const NodeId node = state.pool.node(BlockId{page});
-      const bool is_used = node != kNoNode || state.pool.requests(BlockId{page}) > 0;
+      const NodeId node = pool.node(BlockId{page});
+      const bool is_used = node != kNoNode || pool.requests(BlockId{page}) > 0;
       if (!is_used || !IsProven(page)) continue;
       ++coverage_.proven;
       const std::uint32_t filled =
-          node == kNoNode ? kTestPageSize : PrefixCachePeer::node(state.prefixes, node).filled;
+          node == kNoNode ? kTestPageSize : PrefixCachePeer::node(prefixes, node).filled;
       for (std::uint32_t at = 0; at < filled; ++at) {
         ASSERT_TRUE(is_read_[std::size_t{page} * kTestPageSize + at])
             << "page " << page << " is proven, no finite logits have read its row " << at;
@@ -514,7 +514,7 @@ class Storm {
   }
 
   std::size_t LimitSlots(std::size_t slots_per_page) {
-    PrefixCache& prefixes = CacheManagerPeer::state(*cache_).prefixes;
+    PrefixCache& prefixes = CacheManagerPeer::prefixes(*cache_);
     if (slots_per_page > 0) {
       PrefixCachePeer::LimitSlots(prefixes, slots_per_page * cache_->usable_pages());
     }
@@ -522,7 +522,7 @@ class Storm {
   }
   std::size_t num_groups() const { return options_.groups.size(); }
   bool IsProven(std::uint32_t page) const {
-    return CacheManagerPeer::state(*cache_).pool.is_proven(BlockId{page});
+    return CacheManagerPeer::pool(*cache_).is_proven_finite(BlockId{page});
   }
   std::vector<bool> ProvenPages() const {
     std::vector<bool> proven(options_.geometry.num_blocks);

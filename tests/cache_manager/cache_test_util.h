@@ -14,10 +14,13 @@
 
 #include "base/check.h"
 #include "cache_manager/cache_manager.h"
-#include "cache_manager/cache_manager_state.h"
+#include "cache_manager/finite_proof.h"
 #include "cache_manager/pool/block_pool.h"
 #include "cache_manager/pool/lookup_table.h"
 #include "cache_manager/prefix/prefix_cache.h"
+#include "cache_manager/prefix_index.h"
+#include "cache_manager/row_pages.h"
+#include "cache_manager/step_work.h"
 
 namespace quire::cache {
 
@@ -126,8 +129,8 @@ struct LookupTablePeer {
   static std::uint32_t& first_column(LookupTable& table, std::uint32_t row) {
     return table.first_column_[row];
   }
-  static std::uint32_t& num_columns(LookupTable& table, std::uint32_t row) {
-    return table.num_columns_[row];
+  static std::uint32_t& end_column(LookupTable& table, std::uint32_t row) {
+    return table.end_column_[row];
   }
 };
 
@@ -151,12 +154,40 @@ struct PrefixCachePeer {
   }
 };
 
+struct StepWorkPeer {
+  static auto& taken(StepWork& work) { return work.taken_; }
+  static auto& in_flight(StepWork& work) { return work.in_flight_; }
+  static std::size_t& num_clears_taken(StepWork& work) { return work.num_clears_taken_; }
+};
+
+struct RowPagesPeer {
+  static LookupTable& table(RowPages& rows, std::size_t group) { return rows.tables_[group]; }
+};
+
+struct FiniteProofPeer {
+  static auto& row(FiniteProof& proof, std::uint32_t row) { return proof.proofs_[row]; }
+};
+
+struct PrefixIndexPeer {
+  static auto& row(PrefixIndex& index, std::uint32_t row) { return index.publications_[row]; }
+};
+
 struct CacheManagerPeer {
-  using State = CacheManager::State;
-  static State& state(CacheManager& cache) { return *cache.state_; }
-  static BlockId page(const CacheManager& cache, BatchRow row, std::uint32_t column,
+  static BlockPool& pool(CacheManager& cache) { return cache.pool_; }
+  static PrefixCache& prefixes(CacheManager& cache) { return cache.prefixes_; }
+  static StepWork& step_work(CacheManager& cache) { return cache.step_work_; }
+  static LookupTable& table(CacheManager& cache, std::size_t group) {
+    return RowPagesPeer::table(cache.rows_, group);
+  }
+  static auto& proof(CacheManager& cache, std::uint32_t row) {
+    return FiniteProofPeer::row(cache.proof_, row);
+  }
+  static auto& publication(CacheManager& cache, std::uint32_t row) {
+    return PrefixIndexPeer::row(cache.index_, row);
+  }
+  static BlockId page(CacheManager& cache, BatchRow row, std::uint32_t column,
                       std::size_t group = 0) {
-    return cache.state_->tables[group].page(row, column);
+    return table(cache, group).page(row, column);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cache_manager/views/kv_params.h"
+#include "cache_manager/views/reference/kv_continuous_collection.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"

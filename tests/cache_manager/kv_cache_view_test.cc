@@ -11,6 +11,7 @@
 
 #include "cache_manager/views/kv_cache_collection.h"
 #include "cache_manager/views/kv_cache_concepts.h"
+#include "cache_manager/views/reference/kv_continuous_collection.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"
 

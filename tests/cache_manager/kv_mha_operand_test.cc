@@ -1,4 +1,4 @@
-#include "cache_manager/views/kv_mha_operand.h"
+#include "cache_manager/views/reference/kv_mha_operand.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "cache_manager/views/kv_cache_collection.h"
 #include "cache_manager/views/kv_cache_concepts.h"
+#include "cache_manager/views/reference/kv_continuous_collection.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_test_util.h"
 

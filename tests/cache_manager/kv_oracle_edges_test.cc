@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_manager/views/kv_cache_collection.h"
+#include "cache_manager/views/reference/kv_continuous_collection.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache_manager/kv_oracle_support.h"

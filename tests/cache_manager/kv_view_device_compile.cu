@@ -3,6 +3,8 @@
 
 #include "cache_manager/views/kv_cache_concepts.h"
 #include "cache_manager/views/kv_quantize.h"
+#include "cache_manager/views/reference/kv_continuous_collection.h"
+#include "cache_manager/views/reference/kv_mha_operand.h"
 
 namespace quire::cache {
 namespace {

@@ -81,9 +81,9 @@ TEST(LookupTableTest, FollowsANaiveModel) {
     const auto end = first + static_cast<std::uint32_t>(expected.size());
     table.SetLength(row, end);
     ASSERT_TRUE(table.CheckIntegrity().ok());
-    ASSERT_TRUE(std::ranges::equal(table.columns(row), expected));
+    ASSERT_TRUE(std::ranges::equal(table.assigned_pages(row), expected));
     ASSERT_EQ(table.first_column(row), first);
-    ASSERT_EQ(table.num_columns(row), end);
+    ASSERT_EQ(table.end_column(row), end);
     for (std::uint32_t column = 0; column < 12; ++column) {
       ASSERT_EQ(table.has_page(row, column), column >= first && column < end);
     }
@@ -113,7 +113,7 @@ TEST(LookupTableTest, ReportsBrokenInvariants) {
               HasSubstr("row 1 has 1 pages, the limit is 8, the first is 2"));
   EXPECT_THAT(broken([](LookupTable& table) { Peer::first_column(table, 1) = 1; }),
               HasSubstr("row 1 column 0 holds page 5"));
-  EXPECT_THAT(broken([](LookupTable& table) { Peer::num_columns(table, 1) = 9; }),
+  EXPECT_THAT(broken([](LookupTable& table) { Peer::end_column(table, 1) = 9; }),
               HasSubstr("row 1 has 9 pages, the limit is 8"));
   EXPECT_THAT(broken([](LookupTable& table) { table.SetLength(BatchRow{0}, 1); }),
               HasSubstr("row 0 has no pages but length 1"));

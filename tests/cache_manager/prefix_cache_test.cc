@@ -41,7 +41,7 @@ class PrefixCacheTest : public ::testing::Test {
   }
   NodeId AddFirst(const Tokens& tokens) { return Add(cache_.AddRoot(kRoot), kRoot, tokens); }
   BlockId PageOf(NodeId node) const { return cache_.pages(node)[0]; }
-  void Drop(NodeId node) { pool_.DropRequest(PageOf(node), cache_.EvictedBefore(PageOf(node))); }
+  void Drop(NodeId node) { cache_.DropRequest(PageOf(node)); }
 
   PageHashFunction page_hash_;
   BlockPool pool_{16};
@@ -79,25 +79,25 @@ TEST_F(PrefixCacheTest, LongestBeginningWinsAndTiesGoToTheMostRecent) {
   const NodeId recent = Add(root, kRoot, {1, 2, 8, 8});
   const NodeId longer = cache_.AddPartialChild(root, Tokens{1, 2, 3}, Pages(Take()));
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 3, 4}).node, longer);
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 3, 4}).rows, 3u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 3, 4}).num_tokens, 3u);
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 9}).node, old);
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2}).node, longer);
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2}).rows, 2u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2}).num_tokens, 2u);
   cache_.Touch(recent);
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{1, 2, 7}).node, recent);
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{7}).rows, 0u);
-  EXPECT_EQ(cache_.FindPartialMatch(root, {}).rows, 0u);
-  EXPECT_EQ(cache_.FindPartialMatch(kNoNode, Tokens{1}).rows, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{7}).num_tokens, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, {}).num_tokens, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(kNoNode, Tokens{1}).num_tokens, 0u);
 }
 
 TEST_F(PrefixCacheTest, ComparesOnlyTheEightMostRecentChildren) {
   const NodeId root = cache_.AddRoot(kRoot);
   const NodeId oldest = Add(root, kRoot, {50, 1, 1, 1});
   for (std::int32_t i = 0; i < 8; ++i) Add(root, kRoot, {i, 0, 0, 0});
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).rows, 0u);
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).num_tokens, 0u);
   cache_.Touch(oldest);
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).node, oldest);
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).rows, 0u);  // pushed out in turn
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).num_tokens, 0u);  // pushed out in turn
 }
 
 TEST_F(PrefixCacheTest, PartialChildrenAreNotFoundAsPages) {
@@ -156,10 +156,10 @@ TEST_F(PrefixCacheTest, EvictionIsLeafFirstWhateverTheOrderOfRelease) {
   // In-transit pages may outlive the references to their parents.
   for (const BlockId page : pages) pool_.AddTransfer(page);
   for (const BlockId page : pages) pool_.DropRequest(page);
-  pool_.DropTransfer(pages[0], cache_.EvictedBefore(PageOf(first)));
-  pool_.DropTransfer(pages[2], cache_.EvictedBefore(PageOf(third)));
+  cache_.DropTransfer(pages[0]);
+  cache_.DropTransfer(pages[2]);
   EXPECT_EQ(cache_.CheckIntegrity(), absl::OkStatus());
-  pool_.DropTransfer(pages[1], cache_.EvictedBefore(PageOf(second)));
+  cache_.DropTransfer(pages[1]);
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(pages[2], pages[1], pages[0]));
 }
 
@@ -321,7 +321,7 @@ TEST(PrefixCacheBytesTest, AreWhatAFullPoolHolds) {
         for (std::uint64_t root = 1; root <= 2 * (num_blocks / num_groups); ++root) {
           QUIRE_CHECK(pool.Allocate(pages).ok() && cache.MakeRoom());
           cache.AddChild(cache.AddRoot({root, 1}), {root, 2}, tokens, pages);
-          for (const BlockId page : pages) pool.DropRequest(page, cache.EvictedBefore(page));
+          for (const BlockId page : pages) cache.DropRequest(page);
         }
         const auto held = static_cast<std::int64_t>(BytesAllocated() - before);
         const std::int64_t bound = PrefixCache::BytesFor(options, num_blocks);

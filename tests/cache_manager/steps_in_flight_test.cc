@@ -31,7 +31,7 @@ TEST_F(StepsInFlightTest, PagesOfAnEndedRowComeBackWithTheLastStepThatNamesThem)
   Launch(kA, 20, 1);
   Launch(kA, 21, 1);
   cache_->Free(kA);
-  EXPECT_EQ(cache_->pages_of(kA), 0u);
+  EXPECT_EQ(cache_->num_pages(kA), 0u);
   ExpectAvailable(15);
   cache_->Free(kB);  // no step names it
   ExpectAvailable(17);
@@ -49,7 +49,7 @@ TEST_F(StepsInFlightTest, HeldPagesAreFoundButNotHandedOut) {
   FreeKeepingTail(kA, prompt);
   EXPECT_EQ(MatchedTokens(prompt + Count(3, 500)), 2 * kP + 5);
   Fill(kB);
-  EXPECT_EQ(cache_->pages_of(kB), 16u);
+  EXPECT_EQ(cache_->num_pages(kB), 16u);
   cache_->CompleteStep();
   ExpectAvailable(3);
 }
@@ -83,7 +83,7 @@ TEST_F(StepsInFlightTest, AdoptedTwinKeepsTheOwnPageUntilTheStepHasRun) {
   Launch(kB, kP + 3, 1);
   Publish(kB, tokens);
   EXPECT_EQ(PageOf(kB, 0), PageOf(kA, 0));
-  EXPECT_EQ(CacheManagerPeer::state(*cache_).pool.state(own), PageState::kInTransit);
+  EXPECT_EQ(CacheManagerPeer::pool(*cache_).state(own), PageState::kInTransit);
   ExpectAvailable(15);
   cache_->CompleteStep();
   ExpectAvailable(16);
@@ -153,7 +153,7 @@ TEST_F(StepsInFlightTest, PagesHeldForALaterStepArePoisonedByTheEarlierOne) {
 std::uint64_t VisitsToRelease(std::uint32_t pages) {
   const CacheManagerOptions options = TinyOptions(2 * pages, 8, (pages + 1) * kP);
   const auto cache = MakeCache(options);
-  PrefixCache& prefixes = CacheManagerPeer::state(*cache).prefixes;
+  PrefixCache& prefixes = CacheManagerPeer::prefixes(*cache);
   const Tokens tokens = Count(pages * kP + 1);
   const auto size = static_cast<std::uint32_t>(tokens.size());
   auto keys = KeysOf(options, kRoot, tokens);

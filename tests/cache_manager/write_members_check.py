@@ -63,7 +63,11 @@ PROLOGUE = """// Written by tests/cache_manager/write_members_check.py; compilin
 #include <string>
 #include <type_traits>
 
+#include "cache_manager/views/kv_cache_collection.h"
 #include "cache_manager/views/kv_cache_concepts.h"
+#include "cache_manager/views/reference/kv_continuous_collection.h"
+#include "cache_manager/views/reference/kv_mha_operand.h"
+#include "cache_manager/views/reference/tma_reference_source.h"
 #include "kernels/cuda/tma_descriptor.h"
 
 namespace quire::cache {

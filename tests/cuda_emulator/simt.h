@@ -4,8 +4,8 @@
 // fiber. A fiber runs until it meets others (a warp collective, a barrier) and has to wait for
 // them; who goes on then, of which block, is drawn from the seed.
 //
-// Place:   below the twins of kernels/cuda/*.cuh in include/, the interpreter of their PTX (ptx/),
-//          and the emulated runtime; nothing else calls it.
+// Place:   below the host emulation of kernels/cuda/*.cuh in include/, the interpreter of their PTX
+//          (ptx/), and the emulated runtime; nothing else calls it.
 // Threads: one kernel at a time in the process; the runtime holds its lock while it runs.
 // Errors:  what no kernel may do ends the process with a message that names the kernel, the block
 //          and the thread.

@@ -36,7 +36,7 @@ class AdmissionTest : public ::testing::Test {
     change(options.engine);
     tokenizer_ = MakeByteTokenizer();
     runner_ = std::make_unique<FakeRunner>(options.runner);
-    runner_->SetHook([this](const models::StepBatch&) {
+    runner_->SetHook([this](const runtime::StepBatch&) {
       steps_.Pass();
       return absl::OkStatus();
     });

@@ -24,17 +24,17 @@ namespace {
 
 constexpr std::int32_t kTokens = 512;
 
-class NullRunner final : public models::StepRunner {
+class NullRunner final : public runtime::StepRunner {
  public:
   explicit NullRunner(int max_steps_in_flight) : max_steps_in_flight_(max_steps_in_flight) {}
 
-  absl::Status Run(const models::StepBatch& batch) override {
+  absl::Status Run(const runtime::StepBatch& batch) override {
     num_samples_[(launched_++) % 2] = batch.samples.size();
     return absl::OkStatus();
   }
-  void SampleLate(const models::StepBatch&) override {}
-  absl::StatusOr<const models::StepResult*> Collect() override {
-    models::StepToken token;
+  void SampleLate(const runtime::StepBatch&) override {}
+  absl::StatusOr<const runtime::StepResult*> Collect() override {
+    runtime::StepToken token;
     token.token = 'a';
     result_.samples.assign(num_samples_[(collected_++) % 2], token);
     return &result_;
@@ -45,7 +45,7 @@ class NullRunner final : public models::StepRunner {
   const int max_steps_in_flight_;
   std::size_t num_samples_[2] = {};
   std::size_t launched_ = 0, collected_ = 0;
-  models::StepResult result_;
+  runtime::StepResult result_;
 };
 
 // Read by the output worker itself, as fast as it writes.

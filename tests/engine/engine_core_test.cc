@@ -539,7 +539,7 @@ TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
   options.engine.max_running_sequences = 2;
   Harness harness(options);
   int runs = 0;
-  harness.runner.SetHook([&](const models::StepBatch&) {
+  harness.runner.SetHook([&](const runtime::StepBatch&) {
     return ++runs == 6 ? absl::InternalError("the device is on fire") : absl::OkStatus();
   });
   for (int i = 0; i < 4; ++i) {
@@ -654,8 +654,8 @@ TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesFindTheirOwnPages) {
   options.engine.share_generated_pages = false;
   Harness harness(options);
   std::uint32_t resumed = 0;
-  harness.runner.SetHook([&](const models::StepBatch& batch) {
-    for (const models::StepRow& row : batch.rows) {
+  harness.runner.SetHook([&](const runtime::StepBatch& batch) {
+    for (const runtime::StepRow& row : batch.rows) {
       // Several tokens behind cached ones that were generated: a sequence that came back.
       resumed += row.cache_length > 40 && row.num_tokens > 1;
     }
@@ -682,7 +682,7 @@ TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
   for (int round = 0; round < 4; ++round) {
     Harness harness(
         Tiny(round % 2 == 0 ? AdmissionMode::kOvercommit : AdmissionMode::kSafe, GetParam()));
-    harness.runner.SetHook([&](const models::StepBatch&) {
+    harness.runner.SetHook([&](const runtime::StepBatch&) {
       return random() % 200 == 0 ? absl::InternalError("random failure") : absl::OkStatus();
     });
     std::vector<std::shared_ptr<AcceptedRequest>> live;

@@ -361,7 +361,7 @@ TEST_P(FailedStepTest, EndsItsRequestsAndNoOther) {
     int calls = 0;
     auto fail = [&] { return ++calls == at ? absl::InternalError("on fire") : absl::OkStatus(); };
     if (at_launch) {
-      harness.runner.SetHook([&](const models::StepBatch&) { return fail(); });
+      harness.runner.SetHook([&](const runtime::StepBatch&) { return fail(); });
     } else {
       harness.runner.SetCollectHook(fail);
     }
@@ -404,7 +404,7 @@ TEST_P(FailedStepTest, LostDeviceStopsTheCoreWithEverythingAccountedFor) {
   const absl::Status lost = WithReason(absl::UnavailableError("no device"), Reason::kDeviceLost);
   auto fail = [&] { return ++calls >= 9 ? lost : absl::OkStatus(); };
   if (at_launch) {
-    harness.runner.SetHook([&](const models::StepBatch&) { return fail(); });
+    harness.runner.SetHook([&](const runtime::StepBatch&) { return fail(); });
   } else {
     harness.runner.SetCollectHook(fail);
   }
@@ -443,8 +443,8 @@ TEST(EngineOverlapTest, RowsSayWhichTokensAreOfThePrompt) {
     options.runner.end_period = 0;
     Harness harness(options);
     int mixed = 0;
-    harness.runner.SetHook([&](const models::StepBatch& batch) {
-      for (const models::StepRow& row : batch.rows) {
+    harness.runner.SetHook([&](const runtime::StepBatch& batch) {
+      for (const runtime::StepRow& row : batch.rows) {
         const std::uint32_t end = row.cache_length + row.num_tokens;
         EXPECT_EQ(row.prompt_tokens, std::min(end, 40u) - std::min(row.cache_length, 40u));
         mixed += row.prompt_tokens > 0 && row.prompt_tokens < row.num_tokens;

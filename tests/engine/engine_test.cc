@@ -32,7 +32,7 @@ class EngineTest : public ::testing::TestWithParam<int> {
     if (change) change(options.engine, options.runner);
     tokenizer_ = MakeByteTokenizer();
     runner_ = std::make_unique<FakeRunner>(options.runner);
-    runner_->SetHook([this](const models::StepBatch&) {
+    runner_->SetHook([this](const runtime::StepBatch&) {
       MutexLock lock(&gate_mutex_);
       while (gate_closed_) gate_.Wait(&gate_mutex_);
       return absl::OkStatus();
@@ -580,7 +580,7 @@ absl::Status LostDevice() {
 TEST_P(EngineFailureTest, DeviceLostAtLaunch) {
   StartFailing();
   int runs = 0;
-  runner_->SetHook([&](const models::StepBatch&) {
+  runner_->SetHook([&](const runtime::StepBatch&) {
     return ++runs < 20 || !HasAcceptedAll() ? absl::OkStatus() : LostDevice();
   });
   Gate(false);

@@ -25,9 +25,9 @@ std::uint64_t KeyOf(const kernels::LogitBias& bias) {
 }
 
 // What the samples point to; late ones get their biases when they are completed.
-std::uint64_t FingerprintOf(const models::StepBatch& batch) {
+std::uint64_t FingerprintOf(const runtime::StepBatch& batch) {
   std::uint64_t sum = batch.samples.size();
-  for (const models::StepSample& sample : batch.samples) {
+  for (const runtime::StepSample& sample : batch.samples) {
     const kernels::SamplingRow& row = sample.row;
     sum = Mix(sum, row.position);
     for (std::uint32_t i = 0; i < row.bias_size && !sample.is_late; ++i) {
@@ -47,8 +47,8 @@ FakeRunner::FakeRunner(const FakeRunnerOptions& options)
       rows_(std::size_t{options.num_blocks} * options.page_size),
       poisoned_(rows_.size()) {}
 
-std::uint64_t& FakeRunner::At(const Launch& launch, std::uint32_t group, const models::StepRow& row,
-                              std::uint32_t position) {
+std::uint64_t& FakeRunner::At(const Launch& launch, std::uint32_t group,
+                              const runtime::StepRow& row, std::uint32_t position) {
   const std::uint32_t column = position / options_.page_size;
   QUIRE_CHECK(column < launch.stride && row.batch_row.value() < launch.lengths.size());
   const std::uint32_t page = PageOf(launch, group, row.batch_row.value(), column);
@@ -61,7 +61,7 @@ std::uint32_t FakeRunner::FirstRead(std::uint32_t group, std::uint32_t position)
   return window == 0 || position < window ? 0 : position - window + 1;
 }
 
-absl::Status FakeRunner::Run(const models::StepBatch& batch) {
+absl::Status FakeRunner::Run(const runtime::StepBatch& batch) {
   QUIRE_CHECK(in_flight_.size() < static_cast<std::size_t>(options_.max_steps_in_flight));
   std::shared_ptr<const RunHook> hook;
   {
@@ -74,7 +74,7 @@ absl::Status FakeRunner::Run(const models::StepBatch& batch) {
   in_flight_.push_back(Snapshot(batch));
   if (records_) {
     FakeStep& step = steps_.emplace_back();
-    for (const models::StepRow& row : batch.rows) {
+    for (const runtime::StepRow& row : batch.rows) {
       step.rows.emplace_back(row.cache_length, row.num_tokens);
       step.num_tokens += row.num_tokens;
     }
@@ -82,13 +82,13 @@ absl::Status FakeRunner::Run(const models::StepBatch& batch) {
   return absl::OkStatus();
 }
 
-void FakeRunner::SampleLate(const models::StepBatch& batch) {
+void FakeRunner::SampleLate(const runtime::StepBatch& batch) {
   QUIRE_CHECK(in_flight_.size() == 1);
   Launch& launch = in_flight_.front();
   QUIRE_CHECK(launch.batch == &batch && launch.awaits_masks);
   launch.awaits_masks = false;
   for (std::size_t i = 0; i < batch.samples.size(); ++i) {
-    const models::StepSample& sample = batch.samples[i];
+    const runtime::StepSample& sample = batch.samples[i];
     if (!sample.is_late || !sample.is_completed) continue;
     QUIRE_CHECK(sample.sample_in_flight == -1);
     launch.completed[i] = true;
@@ -100,7 +100,7 @@ void FakeRunner::SampleLate(const models::StepBatch& batch) {
   }
 }
 
-absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
+absl::StatusOr<const runtime::StepResult*> FakeRunner::Collect() {
   QUIRE_CHECK(!in_flight_.empty());
   QUIRE_CHECK(!in_flight_.front().awaits_masks);
   Launch launch = std::move(in_flight_.front());
@@ -120,7 +120,7 @@ absl::StatusOr<const models::StepResult*> FakeRunner::Collect() {
   return &result_;
 }
 
-FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
+FakeRunner::Launch FakeRunner::Snapshot(const runtime::StepBatch& batch) const {
   Launch launch;
   QUIRE_CHECK(batch.kv.size() == options_.groups.size());
   launch.batch = &batch;
@@ -141,7 +141,7 @@ FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
     CheckPages(launch);
   }
   CheckFeedback(launch);
-  for (const models::StepSample& sample : batch.samples) {
+  for (const runtime::StepSample& sample : batch.samples) {
     CheckSampleInFlight(launch, sample);
     launch.histories.emplace_back(sample.row.history, sample.row.history + sample.row.history_size);
     QUIRE_CHECK(sample.row.allowed == nullptr && !sample.is_completed);
@@ -153,9 +153,9 @@ FakeRunner::Launch FakeRunner::Snapshot(const models::StepBatch& batch) const {
   return launch;
 }
 
-void FakeRunner::ListUses(const models::StepBatch& batch, Launch* launch) const {
+void FakeRunner::ListUses(const runtime::StepBatch& batch, Launch* launch) const {
   const std::uint32_t size = options_.page_size;
-  for (const models::StepRow& row : batch.rows) {
+  for (const runtime::StepRow& row : batch.rows) {
     for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
       const std::uint32_t end = row.cache_length + row.num_tokens;
       const std::uint32_t first = FirstRead(group, row.cache_length);
@@ -190,8 +190,9 @@ void FakeRunner::CheckPages(const Launch& launch) const {
   for (const Launch& earlier : in_flight_) {
     const auto continues = [&](std::uint32_t row) {
       const auto find = [row](const Launch& step) {
-        return std::find_if(step.rows.begin(), step.rows.end(),
-                            [row](const models::StepRow& r) { return r.batch_row.value() == row; });
+        return std::find_if(step.rows.begin(), step.rows.end(), [row](const runtime::StepRow& r) {
+          return r.batch_row.value() == row;
+        });
       };
       const auto now = find(launch), before = find(earlier);
       return now->cache_length == before->cache_length + before->num_tokens;
@@ -218,20 +219,20 @@ void FakeRunner::CheckPages(const Launch& launch) const {
 
 // A token below 0 names the sample of the step before that lands at its own place.
 void FakeRunner::CheckFeedback(const Launch& launch) const {
-  for (const models::StepRow& row : launch.rows) {
+  for (const runtime::StepRow& row : launch.rows) {
     for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
       const std::int32_t token = launch.tokens[row.first_token + i];
       QUIRE_CHECK(token < options_.vocab_size);
       if (token >= 0) continue;
       QUIRE_CHECK(!in_flight_.empty());
-      const models::StepBatch& before = *in_flight_.back().batch;
+      const runtime::StepBatch& before = *in_flight_.back().batch;
       const auto index = static_cast<std::size_t>(-(token + 1));
       QUIRE_CHECK(index < before.samples.size());
-      const models::StepSample& sample = before.samples[index];
+      const runtime::StepSample& sample = before.samples[index];
       QUIRE_CHECK(sample.row.position == row.cache_length + i);
       const std::uint32_t sampled_at = before.logits_tokens[sample.logits_index];
       const auto sampled_for = std::find_if(
-          before.rows.begin(), before.rows.end(), [sampled_at](const models::StepRow& r) {
+          before.rows.begin(), before.rows.end(), [sampled_at](const runtime::StepRow& r) {
             return r.first_token <= sampled_at && sampled_at < r.first_token + r.num_tokens;
           });
       QUIRE_CHECK(sampled_for != before.rows.end() && sampled_for->batch_row == row.batch_row);
@@ -240,10 +241,11 @@ void FakeRunner::CheckFeedback(const Launch& launch) const {
 }
 
 // A sample in flight is that of the same row, at the position just before.
-void FakeRunner::CheckSampleInFlight(const Launch& launch, const models::StepSample& sample) const {
+void FakeRunner::CheckSampleInFlight(const Launch& launch,
+                                     const runtime::StepSample& sample) const {
   if (sample.sample_in_flight < 0) return;
   QUIRE_CHECK(!in_flight_.empty());
-  const models::StepBatch& before = *in_flight_.back().batch;
+  const runtime::StepBatch& before = *in_flight_.back().batch;
   const auto index = static_cast<std::size_t>(sample.sample_in_flight);
   QUIRE_CHECK(index < before.samples.size());
   QUIRE_CHECK(before.samples[index].row.position + 1 == sample.row.position);
@@ -272,7 +274,7 @@ void FakeRunner::CompleteHistories(Launch& launch) const {
 }
 
 void FakeRunner::Execute(Launch& launch) {
-  const models::StepBatch& batch = *launch.batch;
+  const runtime::StepBatch& batch = *launch.batch;
   QUIRE_CHECK(batch.token_ids == launch.tokens && batch.rows.size() == launch.rows.size());
   QUIRE_CHECK(FingerprintOf(batch) == launch.fingerprint);
   for (std::int32_t& token : launch.tokens) {
@@ -295,7 +297,7 @@ void FakeRunner::Execute(Launch& launch) {
     }
   }
   for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {
-    for (const models::StepRow& row : launch.rows) ComputeRow(launch, group, row);
+    for (const runtime::StepRow& row : launch.rows) ComputeRow(launch, group, row);
   }
   result_.samples.clear();
   result_.prompt_logprobs.clear();
@@ -306,10 +308,10 @@ void FakeRunner::Execute(Launch& launch) {
     result_.samples.push_back(Sample(launch, i));
     last_samples_.push_back(result_.samples.back().token);
   }
-  for (const models::StepPromptLogprob& prompt_logprob : batch.prompt_logprobs)
+  for (const runtime::StepPromptLogprob& prompt_logprob : batch.prompt_logprobs)
     result_.prompt_logprobs.push_back(PromptLogprob(launch, prompt_logprob));
   result_.pools.clear();
-  for (const models::StepPool& pool : batch.pools) result_.pools.push_back(Pool(launch, pool));
+  for (const runtime::StepPool& pool : batch.pools) result_.pools.push_back(Pool(launch, pool));
 }
 
 std::array<float, FakeRunner::kHidden> FakeRunner::HiddenOf(std::uint64_t state) {
@@ -320,7 +322,7 @@ std::array<float, FakeRunner::kHidden> FakeRunner::HiddenOf(std::uint64_t state)
   return hidden;
 }
 
-std::span<const float> FakeRunner::Pool(const Launch& launch, const models::StepPool& pool) {
+std::span<const float> FakeRunner::Pool(const Launch& launch, const runtime::StepPool& pool) {
   std::array<float, kHidden>& sum = pools_[pool.batch_row.value()];
   if (pool.begins) sum.fill(0);
   for (std::uint32_t i = 0; i < pool.num_tokens; ++i) {
@@ -333,7 +335,8 @@ std::span<const float> FakeRunner::Pool(const Launch& launch, const models::Step
   return pool.ends ? std::span<const float>(sum) : std::span<const float>();
 }
 
-void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row) {
+void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group,
+                            const runtime::StepRow& row) {
   QUIRE_CHECK(row.num_tokens >= 1 && row.prompt_tokens <= row.num_tokens);
   QUIRE_CHECK(launch.lengths[row.batch_row.value()] == row.cache_length);
   for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
@@ -351,7 +354,7 @@ void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group, const mod
 std::uint64_t FakeRunner::ReadBack(const Launch& launch, std::uint32_t token, bool* poisoned) {
   auto row = std::upper_bound(
       launch.rows.begin(), launch.rows.end(), token,
-      [](std::uint32_t value, const models::StepRow& r) { return value < r.first_token; });
+      [](std::uint32_t value, const runtime::StepRow& r) { return value < r.first_token; });
   QUIRE_CHECK(row != launch.rows.begin());
   --row;
   const std::uint32_t last = row->cache_length + token - row->first_token;
@@ -367,7 +370,7 @@ std::uint64_t FakeRunner::ReadBack(const Launch& launch, std::uint32_t token, bo
   return state;
 }
 
-void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, models::StepToken* token) {
+void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, runtime::StepToken* token) {
   const std::size_t begin = top_.size();
   for (std::int32_t i = 0; i < count; ++i) {
     const auto id = static_cast<std::int32_t>(Mix(state, static_cast<std::uint64_t>(1000 + i)) %
@@ -379,9 +382,9 @@ void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, models::StepT
 
 // Greedy rows depend on the state alone; others on seed, choice and position too. Penalties are
 // stood for by a sum over the history, which has no order.
-models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
-  const models::StepSample& sample = launch.batch->samples[index];
-  models::StepToken result;
+runtime::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
+  const runtime::StepSample& sample = launch.batch->samples[index];
+  runtime::StepToken result;
   if (sample.is_late && !launch.completed[index]) {
     result.token = -1;
     result.unsampled = true;
@@ -429,9 +432,9 @@ models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
   return result;
 }
 
-models::StepToken FakeRunner::PromptLogprob(const Launch& launch,
-                                            const models::StepPromptLogprob& prompt_logprob) {
-  models::StepToken result;
+runtime::StepToken FakeRunner::PromptLogprob(const Launch& launch,
+                                             const runtime::StepPromptLogprob& prompt_logprob) {
+  runtime::StepToken result;
   const std::uint64_t state = ReadBack(
       launch, launch.batch->logits_tokens[prompt_logprob.logits_index], &result.non_finite);
   result.token = prompt_logprob.token;

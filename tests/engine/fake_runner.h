@@ -50,16 +50,16 @@ struct FakeStep {
   std::uint32_t num_tokens = 0;
 };
 
-class FakeRunner : public models::StepRunner {
+class FakeRunner : public runtime::StepRunner {
  public:
-  using RunHook = std::function<absl::Status(const models::StepBatch&)>;
+  using RunHook = std::function<absl::Status(const runtime::StepBatch&)>;
   using CollectHook = std::function<absl::Status()>;
 
   explicit FakeRunner(const FakeRunnerOptions& options);
 
-  absl::Status Run(const models::StepBatch& batch) override;
-  void SampleLate(const models::StepBatch& batch) override;
-  absl::StatusOr<const models::StepResult*> Collect() override;
+  absl::Status Run(const runtime::StepBatch& batch) override;
+  void SampleLate(const runtime::StepBatch& batch) override;
+  absl::StatusOr<const runtime::StepResult*> Collect() override;
   int max_steps_in_flight() const override { return options_.max_steps_in_flight; }
   bool can_pool() const override { return true; }
   // The hidden state of a row whose sequence reads back as `state`.
@@ -93,9 +93,9 @@ class FakeRunner : public models::StepRunner {
   };
   // A step as it was when it was launched.
   struct Launch {
-    const models::StepBatch* batch = nullptr;
+    const runtime::StepBatch* batch = nullptr;
     std::vector<std::int32_t> tokens;
-    std::vector<models::StepRow> rows;
+    std::vector<runtime::StepRow> rows;
     std::vector<std::vector<std::uint32_t>> tables;  // by group
     std::vector<std::uint32_t> lengths;
     std::uint32_t stride = 0;
@@ -108,8 +108,8 @@ class FakeRunner : public models::StepRunner {
     std::uint64_t fingerprint = 0;  // of what else the samples point to
   };
 
-  Launch Snapshot(const models::StepBatch& batch) const;
-  void ListUses(const models::StepBatch& batch, Launch* launch) const;
+  Launch Snapshot(const runtime::StepBatch& batch) const;
+  void ListUses(const runtime::StepBatch& batch, Launch* launch) const;
   void CheckPages(const Launch& launch) const;
   void CheckFeedback(const Launch& launch) const;
   void Execute(Launch& launch);
@@ -117,19 +117,19 @@ class FakeRunner : public models::StepRunner {
                        std::uint32_t column) const {
     return launch.tables[group][row * launch.stride + column];
   }
-  std::uint64_t& At(const Launch& launch, std::uint32_t group, const models::StepRow& row,
+  std::uint64_t& At(const Launch& launch, std::uint32_t group, const runtime::StepRow& row,
                     std::uint32_t position);
   // The first position that the token at `position` reads.
   std::uint32_t FirstRead(std::uint32_t group, std::uint32_t position) const;
-  void ComputeRow(const Launch& launch, std::uint32_t group, const models::StepRow& row);
+  void ComputeRow(const Launch& launch, std::uint32_t group, const runtime::StepRow& row);
   std::uint64_t ReadBack(const Launch& launch, std::uint32_t token, bool* poisoned);
-  void CheckSampleInFlight(const Launch& launch, const models::StepSample& sample) const;
+  void CheckSampleInFlight(const Launch& launch, const runtime::StepSample& sample) const;
   void CompleteHistories(Launch& launch) const;
-  models::StepToken Sample(const Launch& launch, std::size_t index);
-  models::StepToken PromptLogprob(const Launch& launch,
-                                  const models::StepPromptLogprob& prompt_logprob);
-  std::span<const float> Pool(const Launch& launch, const models::StepPool& pool);
-  void ListBest(std::uint64_t state, std::int32_t count, models::StepToken* token);
+  runtime::StepToken Sample(const Launch& launch, std::size_t index);
+  runtime::StepToken PromptLogprob(const Launch& launch,
+                                   const runtime::StepPromptLogprob& prompt_logprob);
+  std::span<const float> Pool(const Launch& launch, const runtime::StepPool& pool);
+  void ListBest(std::uint64_t state, std::int32_t count, runtime::StepToken* token);
 
   const FakeRunnerOptions options_;
   std::vector<std::uint64_t> rows_;     // [num_blocks, page_size]
@@ -138,7 +138,7 @@ class FakeRunner : public models::StepRunner {
   std::deque<Launch> in_flight_;                               // oldest first
   std::map<std::uint32_t, std::array<float, kHidden>> pools_;  // by batch row
   std::vector<std::int32_t> last_samples_;  // of the step that was collected last
-  models::StepResult result_;
+  runtime::StepResult result_;
   Mutex hook_mutex_;
   std::shared_ptr<const RunHook> hook_ ABSL_GUARDED_BY(hook_mutex_);
   std::shared_ptr<const CollectHook> collect_hook_ ABSL_GUARDED_BY(hook_mutex_);

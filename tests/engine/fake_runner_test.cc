@@ -20,7 +20,7 @@ class FakeRunnerDeathTest : public ::testing::Test {
     EXPECT_TRUE(runner_.Run(first_).ok());
   }
 
-  void Fill(models::StepBatch* batch, BatchRow row, std::uint32_t cached,
+  void Fill(runtime::StepBatch* batch, BatchRow row, std::uint32_t cached,
             std::vector<std::int32_t> tokens) {
     const auto count = static_cast<std::uint32_t>(tokens.size());
     batch->token_ids = std::move(tokens);
@@ -40,7 +40,7 @@ class FakeRunnerDeathTest : public ::testing::Test {
   std::unique_ptr<cache::CacheManager> cache_ =
       MakeCache({.usable_pages = 4, .page_size = kP, .max_rows = 2, .max_context_tokens = 4 * kP});
   FakeRunner runner_{{.num_blocks = 5, .page_size = kP, .max_steps_in_flight = 2}};
-  models::StepBatch first_, second_;
+  runtime::StepBatch first_, second_;
 };
 
 TEST_F(FakeRunnerDeathTest, TakesTheTokenOfTheStepBefore) {

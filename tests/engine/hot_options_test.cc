@@ -158,7 +158,7 @@ class HotOptionsTest : public ::testing::TestWithParam<int> {
     hot_ = options.engine;
     tokenizer_ = MakeByteTokenizer();
     runner_ = std::make_unique<FakeRunner>(options.runner);
-    runner_->SetHook([this](const models::StepBatch&) {
+    runner_->SetHook([this](const runtime::StepBatch&) {
       MutexLock lock(&gate_mutex_);
       while (gate_closed_) gate_.Wait(&gate_mutex_);
       return absl::OkStatus();

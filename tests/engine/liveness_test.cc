@@ -77,7 +77,7 @@ TEST_P(LivenessTest, WorkThatCanNeverRunIsAStall) {
   Start([](EngineOptions& options) { options.text_threads = 1; });
   Gate steps;
   steps.Set(/*closed=*/true);
-  runner_->SetHook([&steps](const models::StepBatch&) {
+  runner_->SetHook([&steps](const runtime::StepBatch&) {
     steps.Pass();
     return absl::OkStatus();
   });
@@ -120,7 +120,7 @@ TEST_P(LivenessTest, AStepThatBeatsMayTakeLong) {
   Start();
   bool beats = true;
   std::vector<bool> alive;
-  runner_->SetHook([&](const models::StepBatch& batch) {
+  runner_->SetHook([&](const runtime::StepBatch& batch) {
     for (int layer = 0; alive.size() < 4 && layer < 4; ++layer) {
       clock_.Advance(kStall / 2 + absl::Seconds(1));
       alive.push_back(engine_->IsAlive(kStall));
@@ -141,7 +141,7 @@ TEST_P(LivenessTest, AStepThatBeatsMayTakeLong) {
 TEST_P(LivenessTest, AnIdleEngineIsAliveAndItsNextRequestHasAllTheTime) {
   Start();
   std::vector<bool> alive;
-  runner_->SetHook([&](const models::StepBatch&) {
+  runner_->SetHook([&](const runtime::StepBatch&) {
     if (alive.empty()) alive.push_back(engine_->IsAlive(absl::Nanoseconds(1)));
     return absl::OkStatus();
   });

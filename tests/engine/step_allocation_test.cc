@@ -14,22 +14,22 @@
 namespace quire::engine {
 namespace {
 
-class UncountedRunner final : public models::StepRunner {
+class UncountedRunner final : public runtime::StepRunner {
  public:
-  explicit UncountedRunner(models::StepRunner* runner) : runner_(*runner) {}
+  explicit UncountedRunner(runtime::StepRunner* runner) : runner_(*runner) {}
 
-  absl::Status Run(const models::StepBatch& batch) override {
+  absl::Status Run(const runtime::StepBatch& batch) override {
     const std::uint64_t before = NumAllocations();
     absl::Status status = runner_.Run(batch);
     allocations_ += NumAllocations() - before;
     return status;
   }
-  void SampleLate(const models::StepBatch& batch) override {
+  void SampleLate(const runtime::StepBatch& batch) override {
     const std::uint64_t before = NumAllocations();
     runner_.SampleLate(batch);
     allocations_ += NumAllocations() - before;
   }
-  absl::StatusOr<const models::StepResult*> Collect() override {
+  absl::StatusOr<const runtime::StepResult*> Collect() override {
     const std::uint64_t before = NumAllocations();
     auto result = runner_.Collect();
     allocations_ += NumAllocations() - before;
@@ -41,7 +41,7 @@ class UncountedRunner final : public models::StepRunner {
   std::uint64_t allocations() const { return allocations_; }
 
  private:
-  models::StepRunner& runner_;
+  runtime::StepRunner& runner_;
   std::uint64_t allocations_ = 0;
 };
 

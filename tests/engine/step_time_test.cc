@@ -200,9 +200,9 @@ class TimedEngine {
   TimedEngine(StepSeconds seconds, std::optional<absl::Duration> target, bool is_auto = false,
               double noise = 0.05)
       : harness(Options(target, is_auto)) {
-    harness.runner.SetHook([this, seconds, noise](const models::StepBatch& batch) {
+    harness.runner.SetHook([this, seconds, noise](const runtime::StepBatch& batch) {
       StepWork work;
-      for (const models::StepRow& row : batch.rows) {
+      for (const runtime::StepRow& row : batch.rows) {
         if (row.prompt_tokens == 0) {
           work.AddDecode(row.cache_length);
         } else {

@@ -15,7 +15,7 @@ void Read(absl::string_view content) {
   std::array<std::byte, 100> large{};
   const Weights::Section sections[] = {{"norm f32 [10]", small}, {"head int8 [10, 10]", large}};
   const fuzz::MemoryFile file(content);
-  const absl::Status status = ReadPackedFile(
+  const absl::Status status = runtime::ReadPackedFile(
       file.path(), {.fingerprint = "f", .quantization = "int8"}, sections, cpu.backend);
   QUIRE_CHECK(status.ok() || absl::IsDataLoss(status));
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_manager/views/reference/tma_reference_source.h"
 #include "gmock/gmock.h"
 #include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/kv_store/kv_dispatch.h"

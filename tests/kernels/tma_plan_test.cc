@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cache_manager/views/reference/tma_reference_source.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/tma_emulation.h"
 #include "tests/kernels/tma_pool.h"

@@ -170,7 +170,7 @@ class Fuzzer {
   bool has_unknown_ = false;
 };
 
-bool HasWarningOf(const Model& model, absl::string_view key) {
+bool HasWarningOf(const runtime::Model& model, absl::string_view key) {
   return std::any_of(model.warnings.begin(), model.warnings.end(),
                      [&](const std::string& warning) { return absl::StrContains(warning, key); });
 }
@@ -182,7 +182,7 @@ TEST(ConfigFuzzTest, EveryEditIsServedOrRefusedByName) {
   for (int run = 0; run < kRuns; ++run) {
     const EditableFiles& files = fuzzer.Next();
     SCOPED_TRACE(absl::StrCat("run ", run, ": ", files.Get("config.json")));
-    const auto model = LoadModel(files.Files(), cpu.backend, {});
+    const auto model = runtime::LoadModel(files.Files(), cpu.backend, {});
     ++ends[model.status().code()];
     if (model.ok()) {
       // Edited factors may make numbers overflow, which is what was asked for.

@@ -29,7 +29,7 @@ absl::StatusOr<ModelConfig> Read(const json& config, const json& generation = nu
 std::string DumpOf(const json& config) {
   EditableFiles files;
   files.Set("config.json", config.dump());
-  const auto checked = ReadModelSpec(files.Files(), DeviceKind::kCpu);
+  const auto checked = runtime::ReadModelSpec(files.Files(), DeviceKind::kCpu);
   EXPECT_TRUE(checked.ok()) << checked.status();
   return checked.ok() ? DumpSpec(checked->spec) : "";
 }
@@ -42,7 +42,7 @@ std::string ErrorOf(const json& config) {
 
 TEST(ModelConfigTest, SpecOfAFixtureIsTheGoldenText) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/llama-newstyle-bf16"));
-  const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
+  const auto checked = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(checked.ok()) << checked.status();
   EXPECT_EQ(DumpSpec(checked->spec),
             "model vocab 384 hidden 128 max_position 512 tied eos 1 bos 0 pad 2\n"

@@ -43,7 +43,7 @@ constexpr std::uint32_t kStepTokens = 64;
 constexpr std::uint32_t kBlocks = 64;
 constexpr std::uint32_t kPageSize = 16;
 
-RunnerOptions Options(DType activation) {
+runtime::RunnerOptions Options(DType activation) {
   return {.max_rows = kRows,
           .max_step_tokens = kStepTokens,
           .max_logprobs = 5,
@@ -64,17 +64,19 @@ class Stage {
     }
   }
 
-  absl::Status Load(const formats::ModelFiles& files, LoadMode mode = LoadMode::kReal,
+  absl::Status Load(const formats::ModelFiles& files,
+                    runtime::LoadMode mode = runtime::LoadMode::kReal,
                     Quantization quantization = Quantization::kAuto) {
     QUIRE_ASSIGN_OR_RETURN(
-        model_, LoadModel(files, *backend_,
-                          {.mode = mode, .activation = dtype_, .quantization = quantization}));
+        model_,
+        runtime::LoadModel(files, *backend_,
+                           {.mode = mode, .activation = dtype_, .quantization = quantization}));
     return absl::OkStatus();
   }
 
   absl::Status MakePool(std::uint32_t max_rows = kRows) {
     QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
-                           KvGeometryFor(model_->spec, kPageSize, dtype_, kBlocks));
+                           runtime::KvGeometryFor(model_->spec, kPageSize, dtype_, kBlocks));
     QUIRE_ASSIGN_OR_RETURN(
         cache::KvPool pool,
         cache::KvPool::Create(geometry,
@@ -89,20 +91,21 @@ class Stage {
     return absl::OkStatus();
   }
 
-  absl::Status MakeRunner(RunnerOptions options) {
+  absl::Status MakeRunner(runtime::RunnerOptions options) {
     if (!stream_) {
       QUIRE_ASSIGN_OR_RETURN(runner_,
-                             ModelRunner::Create(*model_, *backend_, pool_.get(), options));
+                             runtime::CpuRunner::Create(*model_, *backend_, pool_.get(), options));
       return absl::OkStatus();
     }
-    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRunner> runner,
-                           CudaRunner::Create(*model_, *backend_, pool_.get(), options));
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<runtime::CudaRunner> runner,
+                           runtime::CudaRunner::Create(*model_, *backend_, pool_.get(), options));
     cuda_ = runner.get();
     runner_ = std::move(runner);
     return absl::OkStatus();
   }
 
-  absl::Status Start(const formats::ModelFiles& files, LoadMode mode = LoadMode::kReal) {
+  absl::Status Start(const formats::ModelFiles& files,
+                     runtime::LoadMode mode = runtime::LoadMode::kReal) {
     QUIRE_RETURN_IF_ERROR(Load(files, mode));
     QUIRE_RETURN_IF_ERROR(MakePool());
     return MakeRunner(Options(dtype_));
@@ -143,7 +146,7 @@ class Stage {
       const auto fresh =
           std::min<std::uint32_t>(kStepTokens, static_cast<std::uint32_t>(tokens.size()) - cached);
       QUIRE_RETURN_IF_ERROR(Launch(row, tokens, cached, fresh, prompt));
-      QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
+      QUIRE_ASSIGN_OR_RETURN(const runtime::StepResult* result, runner_->Collect());
       cached += fresh;
       if (cached < tokens.size()) continue;
       tokens.push_back(result->samples[0].token);
@@ -155,9 +158,9 @@ class Stage {
   // Where every step's logits go; null: nowhere.
   float* logits_out = nullptr;
 
-  const Model& model() const { return *model_; }
-  StepRunner& runner() { return *runner_; }
-  const CudaRunner& cuda() const { return *cuda_; }
+  const runtime::Model& model() const { return *model_; }
+  runtime::StepRunner& runner() { return *runner_; }
+  const runtime::CudaRunner& cuda() const { return *cuda_; }
   cache::KvPool& pool() { return *pool_; }
   cache::CacheManager& cache() { return *cache_; }
   const kernels::Backend& backend() const { return *backend_; }
@@ -167,12 +170,12 @@ class Stage {
   const DType dtype_;
   std::optional<Stream> stream_;
   std::optional<kernels::Backend> backend_;
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<runtime::Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
   std::unique_ptr<cache::CacheManager> cache_;
-  std::unique_ptr<StepRunner> runner_;
-  const CudaRunner* cuda_ = nullptr;
-  StepBatch batch_;
+  std::unique_ptr<runtime::StepRunner> runner_;
+  const runtime::CudaRunner* cuda_ = nullptr;
+  runtime::StepBatch batch_;
 };
 
 // The distance by norm.
@@ -220,8 +223,8 @@ struct LateBatch {
         batch.logits_tokens.push_back(first + i);
       }
       batch.rows.push_back({BatchRow{row}, 0, first, counts[row], counts[row]});
-      StepSample sample{.logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size() - 1),
-                        .row = {}};
+      runtime::StepSample sample{
+          .logits_index = static_cast<std::uint32_t>(batch.logits_tokens.size() - 1), .row = {}};
       sample.row.num_logprobs = 3;
       sample.row.seed = row;
       sample.is_late = late && row != 1;
@@ -236,13 +239,13 @@ struct LateBatch {
     batch.samples[sample].row.allowed = allowed.data();
     batch.samples[sample].is_completed = true;
   }
-  StepBatch batch;
+  runtime::StepBatch batch;
 };
 
 // Everything that a result says, in one list.
-std::vector<float> ValuesOf(const StepResult& result) {
+std::vector<float> ValuesOf(const runtime::StepResult& result) {
   std::vector<float> values;
-  const auto add = [&](const StepToken& token) {
+  const auto add = [&](const runtime::StepToken& token) {
     values.insert(values.end(), {static_cast<float>(token.token), token.logprob,
                                  static_cast<float>(token.rank), token.unsampled ? 1.0f : 0.0f});
     for (const kernels::TopLogprob& top : token.top) values.push_back(top.logprob);
@@ -282,20 +285,21 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
     std::uint64_t before = cuda_emulator::DeviceBytesAllocated();
     Stage stage(true, dtype);
     const formats::ModelFiles files = Fixture(name);
-    const auto plan = PlanDeviceMemory(files, {.page_size = kPageSize,
-                                               .kv_dtype = dtype,
-                                               .num_blocks = kBlocks,
-                                               .device_memory_bytes = std::int64_t{1} << 30,
-                                               .num_sms = stage.backend().device().num_sms,
-                                               .quantization = quantization,
-                                               .runner = Options(dtype)});
+    const auto plan =
+        runtime::PlanDeviceMemory(files, {.page_size = kPageSize,
+                                          .kv_dtype = dtype,
+                                          .num_blocks = kBlocks,
+                                          .device_memory_bytes = std::int64_t{1} << 30,
+                                          .num_sms = stage.backend().device().num_sms,
+                                          .quantization = quantization,
+                                          .runner = Options(dtype)});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto taken = [&] {
       const std::uint64_t now = cuda_emulator::DeviceBytesAllocated();
       return static_cast<std::int64_t>(now - std::exchange(before, now));
     };
     EXPECT_EQ(taken(), plan->runner.linear_bytes);
-    const absl::Status loaded = stage.Load(files, LoadMode::kReal, quantization);
+    const absl::Status loaded = stage.Load(files, runtime::LoadMode::kReal, quantization);
     ASSERT_TRUE(loaded.ok()) << loaded;
     EXPECT_EQ(taken(), plan->weight_bytes);
     EXPECT_EQ(stage.model().weight_bytes, plan->weight_bytes);
@@ -345,20 +349,20 @@ TEST_F(CudaRunnerTest, TheMatricesOfALayerAreOneAllocation) {
 }
 
 TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
-  DevicePlanOptions options{.page_size = kPageSize,
-                            .kv_dtype = DType::kBF16,
-                            .device_memory_bytes = std::int64_t{1} << 30,
-                            .runner = Options(DType::kBF16)};
-  const auto whole = PlanDeviceMemory(Fixture(), options);
+  runtime::DevicePlanOptions options{.page_size = kPageSize,
+                                     .kv_dtype = DType::kBF16,
+                                     .device_memory_bytes = std::int64_t{1} << 30,
+                                     .runner = Options(DType::kBF16)};
+  const auto whole = runtime::PlanDeviceMemory(Fixture(), options);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_LE(whole->total_bytes(), options.device_memory_bytes);
   EXPECT_GT(whole->total_bytes() + whole->page_bytes, options.device_memory_bytes);
   // One byte less for one page more than fits.
   options.num_blocks = whole->num_blocks;
   options.device_memory_bytes = whole->total_bytes();
-  EXPECT_TRUE(PlanDeviceMemory(Fixture(), options).ok());
+  EXPECT_TRUE(runtime::PlanDeviceMemory(Fixture(), options).ok());
   --options.device_memory_bytes;
-  const absl::Status refused = PlanDeviceMemory(Fixture(), options).status();
+  const absl::Status refused = runtime::PlanDeviceMemory(Fixture(), options).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   for (const auto& [name, bytes] : whole->Lines()) {
     if (name == "limit") continue;
@@ -366,22 +370,22 @@ TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
   }
   options.num_blocks = 0;
   options.device_memory_bytes = whole->total_bytes() - whole->pool_bytes;
-  EXPECT_THAT(std::string(PlanDeviceMemory(Fixture(), options).status().message()),
+  EXPECT_THAT(std::string(runtime::PlanDeviceMemory(Fixture(), options).status().message()),
               HasSubstr("at least 2 pages"));
 }
 
 TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
-  EXPECT_THAT(std::string(PlanDeviceMemory(Fixture(), {.page_size = kPageSize,
-                                                       .kv_dtype = DType::kBF16,
-                                                       .device_memory_bytes = 1 << 30,
-                                                       .runner = Options(DType::kF32)})
+  EXPECT_THAT(std::string(runtime::PlanDeviceMemory(Fixture(), {.page_size = kPageSize,
+                                                                .kv_dtype = DType::kBF16,
+                                                                .device_memory_bytes = 1 << 30,
+                                                                .runner = Options(DType::kF32)})
                               .status()
                               .message()),
               HasSubstr("f32 goes with f32 only"));
   Stage stage(true, DType::kF32);
   ASSERT_TRUE(stage.Load(Fixture()).ok());
   ASSERT_TRUE(stage.MakePool().ok());
-  RunnerOptions options = Options(DType::kBF16);
+  runtime::RunnerOptions options = Options(DType::kBF16);
   EXPECT_EQ(stage.MakeRunner(options).code(), absl::StatusCode::kInvalidArgument);
   options = Options(DType::kF32);
   options.max_rows = 0;
@@ -417,7 +421,7 @@ TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
   Stage cpu(false);
   Stage gpu(true);
   for (Stage* stage : {&cpu, &gpu}) {
-    const absl::Status started = stage->Start(only_config.Files(), LoadMode::kDummy);
+    const absl::Status started = stage->Start(only_config.Files(), runtime::LoadMode::kDummy);
     ASSERT_TRUE(started.ok()) << started;
   }
   EXPECT_EQ(cpu.model().fingerprint, gpu.model().fingerprint);
@@ -447,7 +451,7 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
       {&cpu, &want}, {&gpu, &single}, {&half, &rounded}};
   const std::uint64_t before = cuda_emulator::LaunchCount("attention latent sm_90a");
   for (const auto& [stage, logits] : runs) {
-    const absl::Status started = stage->Start(only_config.Files(), LoadMode::kDummy);
+    const absl::Status started = stage->Start(only_config.Files(), runtime::LoadMode::kDummy);
     ASSERT_TRUE(started.ok()) << started;
     logits->resize(stage->model().spec.vocab_size);
     stage->logits_out = logits->data();
@@ -464,7 +468,7 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   const auto in_graphs = half.Generate(0, prompt, 6);
   ASSERT_TRUE(in_graphs.ok()) << in_graphs.status();
   EXPECT_GT(half.cuda().graph_steps(), 0u);
-  RunnerOptions without = Options(DType::kBF16);
+  runtime::RunnerOptions without = Options(DType::kBF16);
   without.graphs = false;
   ASSERT_TRUE(half.MakeRunner(without).ok());
   EXPECT_EQ(*half.Generate(2, prompt, 6), *in_graphs);
@@ -479,10 +483,10 @@ TEST_F(CudaRunnerTest, ThePlanOfAnEightBillionModelNeedsNoTensors) {
       "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
       "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
       "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16"})");
-  const auto plan = PlanDeviceMemory(
+  const auto plan = runtime::PlanDeviceMemory(
       files.Files(),
       {.device_memory_bytes = std::int64_t{80} << 30,
-       .load_mode = LoadMode::kDummy,
+       .load_mode = runtime::LoadMode::kDummy,
        .runner = {.max_rows = 256, .max_step_tokens = 8192, .activation = DType::kBF16}});
   ASSERT_TRUE(plan.ok()) << plan.status();
   // 8.03e9 parameters of two bytes, and norms of four.
@@ -528,7 +532,7 @@ TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
       Stage stage(cuda);
       ASSERT_TRUE(stage.Load(Fixture()).ok());
       ASSERT_TRUE(stage.MakePool().ok());
-      RunnerOptions options = Options(DType::kF32);
+      runtime::RunnerOptions options = Options(DType::kF32);
       options.max_step_tokens = 160;
       ASSERT_TRUE(stage.MakeRunner(options).ok());
       std::vector<std::uint32_t> allowed(kernels::MaskWords(stage.model().spec.vocab_size));
@@ -591,7 +595,7 @@ TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
     ASSERT_TRUE(alone.Start(Fixture()).ok());
     EXPECT_EQ(alone.Generate(1, tokens, 1)->front(), sampled[0]);
 
-    StepBatch clear;
+    runtime::StepBatch clear;
     clear.clears = {BlockId{1}, BlockId{2}};
     clear.kv = stage.cache().PrepareStep({});
     ASSERT_TRUE(stage.runner().Run(clear).ok());
@@ -658,9 +662,9 @@ struct Mixture {
 MixtureRun RunMixture(const formats::ModelFiles& files, const Mixture& mixture, bool graphs) {
   MixtureRun run;
   Stage stage(true, mixture.dtype);
-  EXPECT_TRUE(stage.Load(files, LoadMode::kReal, mixture.quantization).ok());
+  EXPECT_TRUE(stage.Load(files, runtime::LoadMode::kReal, mixture.quantization).ok());
   EXPECT_TRUE(stage.MakePool().ok());
-  RunnerOptions options = Options(mixture.dtype);
+  runtime::RunnerOptions options = Options(mixture.dtype);
   options.graphs = graphs;
   EXPECT_TRUE(stage.MakeRunner(options).ok());
   run.logits.resize(stage.model().spec.vocab_size);
@@ -743,7 +747,7 @@ std::string CountedConfig(int layers, int experts, bool norms_heads) {
 // One token more in each of the first `rows` rows, which have `cached`. Nothing of the step has run
 // before the host asks for its result, so the host has waited for none of it.
 void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
-  StepBatch batch;
+  runtime::StepBatch batch;
   std::vector<cache::RowStep> steps;
   for (std::uint32_t row = 0; row < rows; ++row) {
     ASSERT_TRUE(stage.cache().Reserve(BatchRow{row}, cached + 1).ok());
@@ -752,7 +756,7 @@ void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
     batch.rows.push_back(
         {.batch_row = BatchRow{row}, .cache_length = cached, .first_token = row, .num_tokens = 1});
     batch.logits_tokens.push_back(row);
-    StepSample sample{.logits_index = row, .row = {}};
+    runtime::StepSample sample{.logits_index = row, .row = {}};
     sample.row.temperature = 0;
     batch.samples.push_back(sample);
   }
@@ -772,10 +776,10 @@ Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool gr
   EditableFiles files;
   files.Set("config.json", config);
   Stage stage(true, DType::kBF16);
-  RunnerOptions options = Options(DType::kBF16);
+  runtime::RunnerOptions options = Options(DType::kBF16);
   options.graphs = graphs;
   options.max_rows = std::max(kRows, rows);
-  EXPECT_TRUE(stage.Load(files.Files(), LoadMode::kDummy, quantization).ok());
+  EXPECT_TRUE(stage.Load(files.Files(), runtime::LoadMode::kDummy, quantization).ok());
   EXPECT_TRUE(stage.MakePool(options.max_rows).ok());
   EXPECT_TRUE(stage.MakeRunner(options).ok());
   const std::vector<std::int32_t> prompt = {5, 6, 7};
@@ -857,7 +861,7 @@ TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
 
   // The graphs would not find room later.
   ASSERT_TRUE(stage.MakeRunner(Options(DType::kF32)).ok());
-  const RunnerMemory memory = stage.cuda().memory();
+  const runtime::RunnerMemory memory = stage.cuda().memory();
   Stage full(true);
   ASSERT_TRUE(full.Load(Fixture()).ok());
   ASSERT_TRUE(full.MakePool().ok());

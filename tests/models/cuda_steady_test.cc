@@ -78,10 +78,11 @@ class Traffic {
   absl::Status Start(const std::string& config, DType dtype) {
     EditableFiles files;
     files.Set("config.json", config);
-    QUIRE_ASSIGN_OR_RETURN(model_, LoadModel(files.Files(), *backend_,
-                                             {.mode = LoadMode::kDummy, .activation = dtype}));
+    QUIRE_ASSIGN_OR_RETURN(
+        model_, runtime::LoadModel(files.Files(), *backend_,
+                                   {.mode = runtime::LoadMode::kDummy, .activation = dtype}));
     QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
-                           KvGeometryFor(model_->spec, kPageSize, dtype, kBlocks));
+                           runtime::KvGeometryFor(model_->spec, kPageSize, dtype, kBlocks));
     QUIRE_ASSIGN_OR_RETURN(
         cache::KvPool pool,
         cache::KvPool::Create(geometry, {.guard_canary = true, .stream = &*stream_}));
@@ -89,11 +90,11 @@ class Traffic {
     QUIRE_ASSIGN_OR_RETURN(
         cache_, cache::CacheManager::Create(
                     {.geometry = geometry, .max_rows = kRows, .max_context_tokens = kContext}));
-    QUIRE_ASSIGN_OR_RETURN(runner_, CudaRunner::Create(*model_, *backend_, pool_.get(),
-                                                       {.max_rows = kRows,
-                                                        .max_step_tokens = kStepTokens,
-                                                        .max_logprobs = 5,
-                                                        .activation = dtype}));
+    QUIRE_ASSIGN_OR_RETURN(runner_, runtime::CudaRunner::Create(*model_, *backend_, pool_.get(),
+                                                                {.max_rows = kRows,
+                                                                 .max_step_tokens = kStepTokens,
+                                                                 .max_logprobs = 5,
+                                                                 .activation = dtype}));
     return absl::OkStatus();
   }
 
@@ -111,7 +112,7 @@ class Traffic {
   }
 
   const Counts& counts() const { return counts_; }
-  const CudaRunner& runner() const { return *runner_; }
+  const runtime::CudaRunner& runner() const { return *runner_; }
   const cache::KvPool& pool() const { return *pool_; }
   const cache::CacheManager& cache() const { return *cache_; }
 
@@ -179,7 +180,7 @@ class Traffic {
 
   // A step over some of the rows: chunks of prompts, and one token of each answer.
   void Fill() {
-    StepBatch& batch = batches_[next_batch_];
+    runtime::StepBatch& batch = batches_[next_batch_];
     std::vector<Owner>& owners = owners_[next_batch_];
     batch.Clear();
     owners.clear();
@@ -208,7 +209,7 @@ class Traffic {
     batch.kv = cache_->PrepareStep(steps_);
   }
 
-  void AddRow(std::uint32_t index, std::uint32_t chunk, StepBatch* batch,
+  void AddRow(std::uint32_t index, std::uint32_t chunk, runtime::StepBatch* batch,
               std::vector<Owner>* owners) {
     Row& row = rows_[index];
     const bool is_prompt = row.cached < row.prompt;
@@ -238,7 +239,7 @@ class Traffic {
     }
     if (row.cached < row.prompt) return;
     batch->logits_tokens.push_back(first + chunk - 1);
-    StepSample sample;
+    runtime::StepSample sample;
     sample.logits_index = static_cast<std::uint32_t>(batch->logits_tokens.size() - 1);
     sample.row = AnySampling(row);
     if (!is_prompt) sample.sample_in_flight = row.in_flight;
@@ -287,7 +288,7 @@ class Traffic {
 
   absl::Status Collect() {
     const std::size_t oldest = in_flight_ == 2 ? next_batch_ : 1 - next_batch_;
-    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
+    QUIRE_ASSIGN_OR_RETURN(const runtime::StepResult* result, runner_->Collect());
     cache_->CompleteStep();
     --in_flight_;
     for (std::size_t s = 0; s < owners_[oldest].size(); ++s) {
@@ -307,12 +308,12 @@ class Traffic {
   ThreadPool threads_;
   std::optional<Stream> stream_;
   std::optional<kernels::Backend> backend_;
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<runtime::Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
   std::unique_ptr<cache::CacheManager> cache_;
-  std::unique_ptr<CudaRunner> runner_;
+  std::unique_ptr<runtime::CudaRunner> runner_;
   std::array<Row, kRows> rows_;
-  std::array<StepBatch, 2> batches_;
+  std::array<runtime::StepBatch, 2> batches_;
   std::array<std::vector<Owner>, 2> owners_;
   std::vector<cache::RowStep> steps_;
   std::size_t next_batch_ = 0;

@@ -26,7 +26,7 @@ class CudaStepInputsTest : public testing::Test {
         stream_(*Stream::Create(*OpenCudaDevice(0))),
         backend_(
             *kernels::Backend::CreateCuda(stream_, kernels::Determinism::kBatchInvariant, &pool_)),
-        inputs_(*CudaStepInputs::Create(backend_, kLimits, kPageSize)),
+        inputs_(*runtime::CudaStepInputs::Create(backend_, kLimits, kPageSize)),
         order_(kLimits) {
     spec_.hidden = 8;
     spec_.vocab_size = 16;
@@ -58,9 +58,9 @@ class CudaStepInputsTest : public testing::Test {
 
   // A step of random rows, each with random pages and lengths; rows that are not in it may change,
   // too.
-  StepBatch RandomStep(std::mt19937* random) {
+  runtime::StepBatch RandomStep(std::mt19937* random) {
     const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>((*random)() % n); };
-    StepBatch batch;
+    runtime::StepBatch batch;
     batch.kv = kv_;
     std::vector<std::uint32_t> rows(kLimits.max_rows);
     std::iota(rows.begin(), rows.end(), 0u);
@@ -103,8 +103,8 @@ class CudaStepInputsTest : public testing::Test {
     return batch;
   }
 
-  void Check(const StepBatch& batch, const PackedStep& step, const StepPadding& padding,
-             const std::vector<std::int32_t>& previous) {
+  void Check(const runtime::StepBatch& batch, const runtime::PackedStep& step,
+             const runtime::StepPadding& padding, const std::vector<std::int32_t>& previous) {
     const auto tokens = Read(buffers_.tokens, padding.tokens);
     const auto positions = Read(buffers_.positions, padding.tokens);
     const auto token_rows = Read(buffers_.token_rows, padding.tokens);
@@ -116,8 +116,9 @@ class CudaStepInputsTest : public testing::Test {
     std::vector<std::uint32_t> place(batch.token_ids.size());
     std::uint32_t seen = 0;
     for (std::uint32_t row = 0; row < padding.rows; ++row) {
-      const auto it = std::find_if(batch.rows.begin(), batch.rows.end(),
-                                   [&](const StepRow& r) { return r.batch_row.value() == row; });
+      const auto it =
+          std::find_if(batch.rows.begin(), batch.rows.end(),
+                       [&](const runtime::StepRow& r) { return r.batch_row.value() == row; });
       ASSERT_EQ(offsets[row], seen);
       ASSERT_EQ(lengths[row], it == batch.rows.end() ? 0 : it->cache_length);
       ASSERT_EQ(prompts[row], it == batch.rows.end() ? 0 : it->prompt_tokens);
@@ -157,8 +158,8 @@ class CudaStepInputsTest : public testing::Test {
   ThreadPool pool_;
   Stream stream_;
   kernels::Backend backend_;
-  CudaStepInputs inputs_;
-  StepOrder order_;
+  runtime::CudaStepInputs inputs_;
+  runtime::StepOrder order_;
   ModelSpec spec_;
   StepBuffers buffers_;
   std::vector<std::uint32_t> table_;
@@ -176,12 +177,12 @@ TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
   ASSERT_TRUE(stream_.Copy(sampled->data(), previous.data(), 8).ok());
   std::int64_t words = 0;
   for (int i = 0; i < 200; ++i) {
-    const StepBatch batch = RandomStep(&random);
+    const runtime::StepBatch batch = RandomStep(&random);
     const int slot = i % 2;
-    const PackedStep step = inputs_.Pack(batch, slot, &order_);
+    const runtime::PackedStep step = inputs_.Pack(batch, slot, &order_);
     words += step.words;
     const auto num_heads = static_cast<std::uint32_t>(batch.logits_tokens.size());
-    const StepPadding padding{.tokens = 40, .head_tokens = 40, .rows = 9};
+    const runtime::StepPadding padding{.tokens = 40, .head_tokens = 40, .rows = 9};
     ASSERT_TRUE(inputs_
                     .Upload(step, slot, num_heads, padding,
                             static_cast<const std::int32_t*>(sampled->data()), 2, &buffers_)
@@ -195,7 +196,7 @@ TEST_F(CudaStepInputsTest, TheDeviceHasWhatTheHostHas) {
 
 TEST_F(CudaStepInputsTest, AnUnchangedTableIsNotSent) {
   std::mt19937 random(12);
-  const StepBatch batch = RandomStep(&random);
+  const runtime::StepBatch batch = RandomStep(&random);
   EXPECT_GT(inputs_.Pack(batch, 0, &order_).num_ranges, 0u);
   EXPECT_EQ(inputs_.Pack(batch, 0, &order_).num_ranges, 0u);
   inputs_.Forget();

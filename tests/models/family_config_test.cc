@@ -25,10 +25,11 @@ json ConfigOf(const std::string& folder) {
   return json::parse(ReadTestFile("models/" + folder + "/config.json"));
 }
 
-absl::StatusOr<CheckedSpec> Read(const json& config, std::uint32_t max_context_tokens = 0) {
+absl::StatusOr<runtime::CheckedSpec> Read(const json& config,
+                                          std::uint32_t max_context_tokens = 0) {
   EditableFiles files;
   files.Set("config.json", config.dump());
-  return ReadModelSpec(files.Files(), DeviceKind::kCpu, max_context_tokens);
+  return runtime::ReadModelSpec(files.Files(), DeviceKind::kCpu, max_context_tokens);
 }
 
 ModelSpec SpecOf(const json& config, std::uint32_t max_context_tokens = 0) {
@@ -384,7 +385,7 @@ TEST(FamilyConfigTest, FingerprintHoldsTheLongropeSet) {
   const TestBackend cpu;
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/phi3-longrope-bf16"));
   const auto fingerprint = [&](std::uint32_t context) {
-    const auto model = LoadModel(*files, cpu.backend, {.max_context_tokens = context});
+    const auto model = runtime::LoadModel(*files, cpu.backend, {.max_context_tokens = context});
     EXPECT_TRUE(model.ok()) << model.status();
     return model.ok() ? (*model)->fingerprint : "";
   };
@@ -404,11 +405,12 @@ TEST(FamilyConfigTest, DummyWeightsAreAsLargeAsRealOnes) {
     SCOPED_TRACE(folder);
     EditableFiles only_config;
     only_config.Set("config.json", ConfigOf(folder).dump());
-    const auto dummy = LoadModel(only_config.Files(), cpu.backend, {.mode = LoadMode::kDummy});
+    const auto dummy =
+        runtime::LoadModel(only_config.Files(), cpu.backend, {.mode = runtime::LoadMode::kDummy});
     ASSERT_TRUE(dummy.ok()) << dummy.status();
     const auto files =
         formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
-    const auto real = LoadModel(*files, cpu.backend, {});
+    const auto real = runtime::LoadModel(*files, cpu.backend, {});
     ASSERT_TRUE(real.ok()) << real.status();
     EXPECT_EQ((*dummy)->weight_bytes, (*real)->weight_bytes);
     EXPECT_EQ((*dummy)->parameter_count, (*real)->parameter_count);
@@ -576,7 +578,7 @@ TEST(FamilyConfigTest, GpusTakeEveryFamily) {
         "deepseek-v2-lite-bf16", "deepseek-v3-bf16", "deepseek-v3-noqlora-bf16"}) {
     const auto files =
         formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
-    const auto read = ReadModelSpec(*files, DeviceKind::kCuda);
+    const auto read = runtime::ReadModelSpec(*files, DeviceKind::kCuda);
     EXPECT_TRUE(read.ok()) << folder << ": " << read.status();
   }
 }

@@ -41,14 +41,14 @@ std::vector<Case> Cases() {
 }
 
 struct Loaded {
-  std::unique_ptr<Model> model;
+  std::unique_ptr<runtime::Model> model;
   std::unique_ptr<text::Tokenizer> tokenizer;
 };
 
 // What a daemon reads of a file before it serves.
 absl::StatusOr<Loaded> Load(const formats::ModelFiles& files, const kernels::Backend& backend) {
   Loaded loaded;
-  QUIRE_ASSIGN_OR_RETURN(loaded.model, LoadModel(files, backend, {}));
+  QUIRE_ASSIGN_OR_RETURN(loaded.model, runtime::LoadModel(files, backend, {}));
   QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
   QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
                          text::ReadGgufVocabulary(opened.gguf));
@@ -110,7 +110,7 @@ TEST(GgufTruncationTest, NoPrefixLoads) {
   for (std::size_t length = 0; length < whole.size() - kPadding; ++length) {
     EditableFiles files;
     files.Set("model.gguf", whole.substr(0, length));
-    EXPECT_FALSE(LoadModel(files.Files(), cpu.backend, {}).ok()) << length << " bytes";
+    EXPECT_FALSE(runtime::LoadModel(files.Files(), cpu.backend, {}).ok()) << length << " bytes";
   }
 }
 

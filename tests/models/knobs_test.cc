@@ -357,11 +357,11 @@ class Runs {
     model_.weights = std::make_unique<Weights>(*std::move(weights));
     const LayerGroups layers = PlanLayerGroups(spec);
     const auto num_groups = static_cast<std::uint32_t>(layers.groups.size());
-    const auto geometry = KvGeometryFor(spec, 16, DType::kF32, 1 + 19 * num_groups);
+    const auto geometry = runtime::KvGeometryFor(spec, 16, DType::kF32, 1 + 19 * num_groups);
     EXPECT_TRUE(geometry.ok()) << geometry.status();
     pool_ = std::make_unique<cache::KvPool>(*cache::KvPool::Create(*geometry));
-    auto runner = ModelRunner::Create(model_, cpu_.backend, pool_.get(),
-                                      {.max_rows = 1, .max_step_tokens = kTokens});
+    auto runner = runtime::CpuRunner::Create(model_, cpu_.backend, pool_.get(),
+                                             {.max_rows = 1, .max_step_tokens = kTokens});
     EXPECT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
     cache_ = *cache::CacheManager::Create({.geometry = *geometry,
@@ -378,7 +378,7 @@ class Runs {
       const auto left = static_cast<std::uint32_t>(tokens.size()) - cached;
       const std::uint32_t count = std::min(chunk, left);
       EXPECT_TRUE(cache_->Reserve(BatchRow{0}, cached + count).ok());
-      StepBatch batch;
+      runtime::StepBatch batch;
       for (std::uint32_t i = 0; i < count; ++i) {
         batch.token_ids.push_back(tokens[cached + i]);
         batch.logits_tokens.push_back(i);
@@ -400,9 +400,9 @@ class Runs {
 
  private:
   TestBackend cpu_;
-  Model model_;
+  runtime::Model model_;
   std::unique_ptr<cache::KvPool> pool_;
-  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<runtime::CpuRunner> runner_;
   std::unique_ptr<cache::CacheManager> cache_;
 };
 

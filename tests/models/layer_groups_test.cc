@@ -122,8 +122,8 @@ TEST(LayerGroupsTest, AWindowAsLongAsTheContextIsNone) {
 }
 
 TEST(LayerGroupsTest, APageHasTheLayersOfOneGroup) {
-  EXPECT_EQ(KvGeometryFor(SpecOf({8, 0, 8, 0}), 16, DType::kF32, 4)->num_layers, 2u);
-  EXPECT_EQ(KvGeometryFor(SpecOf({0, 0, 0, 0}), 16, DType::kF32, 4)->num_layers, 4u);
+  EXPECT_EQ(runtime::KvGeometryFor(SpecOf({8, 0, 8, 0}), 16, DType::kF32, 4)->num_layers, 2u);
+  EXPECT_EQ(runtime::KvGeometryFor(SpecOf({0, 0, 0, 0}), 16, DType::kF32, 4)->num_layers, 4u);
 }
 
 }  // namespace

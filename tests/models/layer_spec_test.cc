@@ -230,12 +230,12 @@ TEST(LayerSpecTest, GroupsThatDifferInTheirWindowShareAPool) {
   ModelSpec spec = LlamaSpec();
   spec.layers[1].heads.window = 32;
   AssignCacheGroups(&spec);
-  const auto geometry = KvGeometryFor(spec, 16, DType::kF32, 4);
+  const auto geometry = runtime::KvGeometryFor(spec, 16, DType::kF32, 4);
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   EXPECT_EQ(geometry->num_layers, 1u) << "of one group, its pages are those of all";
   spec.layers[2].heads.head_size = 8;
   spec.layers[2].heads.v_head_size = 8;
-  const auto other = KvGeometryFor(spec, 16, DType::kF32, 4);
+  const auto other = runtime::KvGeometryFor(spec, 16, DType::kF32, 4);
   EXPECT_EQ(other.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(other.status().message()), HasSubstr("layer 2"));
 }

@@ -65,7 +65,7 @@ TEST_P(MalformedTest, IsRefusedWithTheField) {
   const Case& test_case = GetParam();
   const EditableFiles files = FilesOf(test_case);
   TestBackend cpu;
-  const auto model = LoadModel(files.Files(), cpu.backend, {});
+  const auto model = runtime::LoadModel(files.Files(), cpu.backend, {});
   if (test_case.accept == "yes") {
     ASSERT_TRUE(model.ok()) << model.status();
   } else if (test_case.accept == "no") {
@@ -131,7 +131,7 @@ void FlipBits(const std::string& name, std::size_t first_byte, std::size_t last_
       std::string changed = whole;
       changed[byte] = static_cast<char>(changed[byte] ^ (1 << bit));
       files.Set(name, std::move(changed));
-      const auto model = LoadModel(files.Files(), cpu.backend, {});
+      const auto model = runtime::LoadModel(files.Files(), cpu.backend, {});
       if (model.ok()) {
         ++loaded;
         ExpectWorks(**model, cpu.backend, /*sound=*/false);

@@ -21,13 +21,13 @@ using nlohmann::json;
 using testing::HasSubstr;
 
 // A fixture's config.json with some keys changed; null removes nothing, it is written.
-absl::StatusOr<CheckedSpec> Read(const std::string& folder, const json& changes,
-                                 DeviceKind device = DeviceKind::kCpu) {
+absl::StatusOr<runtime::CheckedSpec> Read(const std::string& folder, const json& changes,
+                                          DeviceKind device = DeviceKind::kCpu) {
   EditableFiles files("models/" + folder);
   json config = json::parse(files.Get("config.json"));
   for (const auto& [key, value] : changes.items()) config[key] = value;
   files.Set("config.json", config.dump());
-  return ReadModelSpec(files.Files(), device);
+  return runtime::ReadModelSpec(files.Files(), device);
 }
 
 // The line of DumpSpec of the last layers, from the attention on.
@@ -115,14 +115,14 @@ TEST(MlaSpecTest, GpusRefuseRowsThatTheirKernelsDoNotHold) {
 TEST(MlaSpecTest, ATokenTakesOneRowOfEachLayer) {
   const auto checked = Read("deepseek-v3-bf16", json::object());
   ASSERT_TRUE(checked.ok()) << checked.status();
-  const auto geometry = KvGeometryFor(checked->spec, 16, DType::kBF16, 4);
+  const auto geometry = runtime::KvGeometryFor(checked->spec, 16, DType::kBF16, 4);
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   EXPECT_EQ(geometry->page_bytes(), 16 * 4 * (32 + 16) * 2);
 }
 
 TEST(MlaWeightsTest, MissingAndMisshapenTensorsAreRefusedByName) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/deepseek-v3-bf16"));
-  const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
+  const auto checked = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(checked.ok()) << checked.status();
   const auto checkpoint = Checkpoint::Open(*files);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -13,13 +13,14 @@
 
 namespace quire::models {
 
-void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound) {
+void ExpectWorks(const runtime::Model& model, const kernels::Backend& backend, bool sound) {
   const auto num_groups = static_cast<std::uint32_t>(PlanLayerGroups(model.spec).groups.size());
-  const auto geometry = KvGeometryFor(model.spec, 16, DType::kF32, 1 + num_groups);
+  const auto geometry = runtime::KvGeometryFor(model.spec, 16, DType::kF32, 1 + num_groups);
   ASSERT_TRUE(geometry.ok()) << geometry.status();
   auto pool = cache::KvPool::Create(*geometry);
   ASSERT_TRUE(pool.ok()) << pool.status();
-  auto runner = ModelRunner::Create(model, backend, &*pool, {.max_rows = 1, .max_step_tokens = 3});
+  auto runner =
+      runtime::CpuRunner::Create(model, backend, &*pool, {.max_rows = 1, .max_step_tokens = 3});
   ASSERT_TRUE(runner.ok()) << runner.status();
   struct alignas(64) Table {
     std::uint32_t pages[32] = {};
@@ -32,7 +33,7 @@ void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound
     inputs.push_back({table.pages, &length, 24, 1, tokens, tokens, 0});
     table.pages[0] = static_cast<std::uint32_t>(inputs.size());
   }
-  StepBatch batch;
+  runtime::StepBatch batch;
   for (std::uint32_t i = 0; i < tokens; ++i) {
     batch.token_ids.push_back(static_cast<std::int32_t>(i));
   }

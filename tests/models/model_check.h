@@ -7,6 +7,6 @@ namespace quire::models {
 
 // Three tokens, or what the context holds, through the model; with sound weights the logits are
 // finite.
-void ExpectWorks(const Model& model, const kernels::Backend& backend, bool sound = true);
+void ExpectWorks(const runtime::Model& model, const kernels::Backend& backend, bool sound = true);
 
 }  // namespace quire::models

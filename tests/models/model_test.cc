@@ -20,7 +20,7 @@ using testing::HasSubstr;
 TEST(LoadModelTest, FillsTheFactsThatClientsSee) {
   TestBackend cpu(2);
   const auto model =
-      LoadModel(TestDataPath("models/llama-theta500k-multieos-bf16"), cpu.backend, {});
+      runtime::LoadModel(TestDataPath("models/llama-theta500k-multieos-bf16"), cpu.backend, {});
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->architecture, "LlamaForCausalLM");
   EXPECT_EQ((*model)->parameter_count, 246400);
@@ -39,15 +39,15 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
                              "llama-gqa-tied-bf16", "llama-sharded-bf16"}) {
     const auto files =
         formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", folder)));
-    const auto plan = PlanMemory(
+    const auto plan = runtime::PlanMemory(
         *files,
         {.page_size = 16, .num_blocks = 9, .runner = {.max_rows = 4, .max_step_tokens = 32}});
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto model = LoadModel(*files, cpu.backend, {});
+    const auto model = runtime::LoadModel(*files, cpu.backend, {});
     ASSERT_TRUE(model.ok()) << model.status();
     EXPECT_EQ(plan->weight_bytes, (*model)->weight_bytes) << folder;
     EXPECT_EQ(plan->weight_bytes, (*model)->weights->size_bytes()) << folder;
-    const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kBF16, 9);
+    const auto geometry = runtime::KvGeometryFor((*model)->spec, 16, DType::kBF16, 9);
     ASSERT_TRUE(geometry.ok());
     EXPECT_EQ(plan->pool_bytes, 9 * geometry->page_bytes());
     cache::CacheManagerOptions cache;
@@ -64,11 +64,11 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
 TEST(LoadModelTest, WeightLimitIsCheckedBeforeLoading) {
   TestBackend cpu;
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
-  const auto whole = LoadModel(*files, cpu.backend, {});
+  const auto whole = runtime::LoadModel(*files, cpu.backend, {});
   ASSERT_TRUE(whole.ok());
   const std::int64_t bytes = (*whole)->weight_bytes;
-  EXPECT_TRUE(LoadModel(*files, cpu.backend, {.weight_limit_bytes = bytes}).ok());
-  const auto refused = LoadModel(*files, cpu.backend, {.weight_limit_bytes = bytes - 1});
+  EXPECT_TRUE(runtime::LoadModel(*files, cpu.backend, {.weight_limit_bytes = bytes}).ok());
+  const auto refused = runtime::LoadModel(*files, cpu.backend, {.weight_limit_bytes = bytes - 1});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr(absl::StrCat(bytes)));
 }
@@ -76,7 +76,7 @@ TEST(LoadModelTest, WeightLimitIsCheckedBeforeLoading) {
 TEST(LoadModelTest, TiedHeadInTheFileIsIgnoredWithAWarningWhenItDiffers) {
   TestBackend cpu;
   EditableFiles files("models/llama-extra-buffers-bf16");
-  const auto equal = LoadModel(files.Files(), cpu.backend, {});
+  const auto equal = runtime::LoadModel(files.Files(), cpu.backend, {});
   ASSERT_TRUE(equal.ok()) << equal.status();
   EXPECT_THAT((*equal)->warnings, testing::Not(testing::Contains(HasSubstr("lm_head.weight"))));
 
@@ -88,7 +88,7 @@ TEST(LoadModelTest, TiedHeadInTheFileIsIgnoredWithAWarningWhenItDiffers) {
       reinterpret_cast<const char*>(head->bytes.data()) - files.Get("model.safetensors").data());
   weights[offset] = static_cast<char>(weights[offset] ^ 1);
   files.Set("model.safetensors", weights);
-  const auto differs = LoadModel(files.Files(), cpu.backend, {});
+  const auto differs = runtime::LoadModel(files.Files(), cpu.backend, {});
   ASSERT_TRUE(differs.ok()) << differs.status();
   EXPECT_THAT((*differs)->warnings, testing::Contains(HasSubstr("lm_head.weight")));
 }
@@ -120,11 +120,11 @@ TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
                            {"data_offsets", {data.size(), data.size() + bytes.size()}}};
     data += bytes;
   }
-  const auto original = LoadModel(files.Files(), cpu.backend, {});
+  const auto original = runtime::LoadModel(files.Files(), cpu.backend, {});
   ASSERT_TRUE(original.ok()) << original.status();
   EditableFiles mixed = files;
   mixed.Set("model.safetensors", SafetensorsFile(header.dump(), data));
-  const auto model = LoadModel(mixed.Files(), cpu.backend, {});
+  const auto model = runtime::LoadModel(mixed.Files(), cpu.backend, {});
   ASSERT_TRUE(model.ok()) << model.status();
   const kernels::PackedLinear& want = (*original)->weights->layers()[0].qkv.matrices[0];
   const kernels::PackedLinear& got = (*model)->weights->layers()[0].qkv.matrices[0];
@@ -138,26 +138,26 @@ TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
 
 TEST(KvGeometryTest, PagesFromBytes) {
   TestBackend cpu;
-  const auto model = LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
+  const auto model = runtime::LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
   ASSERT_TRUE(model.ok());
-  const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kF32, 2);
+  const auto geometry = runtime::KvGeometryFor((*model)->spec, 16, DType::kF32, 2);
   ASSERT_TRUE(geometry.ok());
   const std::int64_t page = geometry->page_bytes();
-  EXPECT_EQ(*NumBlocksForBytes(*geometry, 10 * page + page - 1), 10u);
-  EXPECT_THAT(std::string(NumBlocksForBytes(*geometry, 2 * page - 1).status().message()),
+  EXPECT_EQ(*runtime::NumBlocksForBytes(*geometry, 10 * page + page - 1), 10u);
+  EXPECT_THAT(std::string(runtime::NumBlocksForBytes(*geometry, 2 * page - 1).status().message()),
               HasSubstr(absl::StrCat(page, " bytes")));
   // Rows of a view end at 2^31, whatever memory there is.
-  const auto most = NumBlocksForBytes(*geometry, std::int64_t{1} << 62);
+  const auto most = runtime::NumBlocksForBytes(*geometry, std::int64_t{1} << 62);
   ASSERT_TRUE(most.ok());
   EXPECT_EQ(*most, geometry->max_num_blocks());
-  EXPECT_FALSE(KvGeometryFor((*model)->spec, 17, DType::kF32, 2).ok());
+  EXPECT_FALSE(runtime::KvGeometryFor((*model)->spec, 17, DType::kF32, 2).ok());
 }
 
 TEST(KvGeometryTest, PagesWithTheirPrefixIndexFromBytes) {
   TestBackend cpu;
-  const auto model = LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
+  const auto model = runtime::LoadModel(TestDataPath("models/tiny_base"), cpu.backend, {});
   ASSERT_TRUE(model.ok());
-  const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kF32, 2);
+  const auto geometry = runtime::KvGeometryFor((*model)->spec, 16, DType::kF32, 2);
   ASSERT_TRUE(geometry.ok());
   cache::CacheManagerOptions options;
   options.geometry = *geometry;
@@ -168,15 +168,15 @@ TEST(KvGeometryTest, PagesWithTheirPrefixIndexFromBytes) {
     return num_blocks * geometry->page_bytes() + cache::CacheManager::PrefixIndexBytes(options);
   };
   for (const std::uint32_t num_blocks : {2u, 3u, 57u, 58u, 1000u}) {
-    EXPECT_EQ(*NumBlocksWithIndex(options, bytes(num_blocks)), num_blocks);
-    EXPECT_EQ(*NumBlocksWithIndex(options, bytes(num_blocks + 1) - 1), num_blocks);
+    EXPECT_EQ(*runtime::NumBlocksWithIndex(options, bytes(num_blocks)), num_blocks);
+    EXPECT_EQ(*runtime::NumBlocksWithIndex(options, bytes(num_blocks + 1) - 1), num_blocks);
   }
   // Two pages alone would fit.
-  EXPECT_THAT(std::string(NumBlocksWithIndex(options, bytes(2) - 1).status().message()),
+  EXPECT_THAT(std::string(runtime::NumBlocksWithIndex(options, bytes(2) - 1).status().message()),
               testing::MatchesRegex("kv cache of [0-9]+ bytes is too small: 2 pages take [0-9]+ "
                                     "bytes and their prefix index [0-9]+"));
-  EXPECT_EQ(NumBlocksWithIndex(options, 2 * geometry->page_bytes() - 1).status(),
-            NumBlocksForBytes(*geometry, 2 * geometry->page_bytes() - 1).status());
+  EXPECT_EQ(runtime::NumBlocksWithIndex(options, 2 * geometry->page_bytes() - 1).status(),
+            runtime::NumBlocksForBytes(*geometry, 2 * geometry->page_bytes() - 1).status());
 }
 
 }  // namespace

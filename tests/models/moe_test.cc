@@ -453,7 +453,7 @@ absl::StatusOr<ModelSpec> QwenSpec(const json& changes) {
   json config = json::parse(files.Get("config.json"));
   for (const auto& [key, value] : changes.items()) config[key] = value;
   files.Set("config.json", config.dump());
-  auto checked = ReadModelSpec(files.Files(), DeviceKind::kCpu);
+  auto checked = runtime::ReadModelSpec(files.Files(), DeviceKind::kCpu);
   if (!checked.ok()) return checked.status();
   return std::move(checked->spec);
 }
@@ -496,7 +496,7 @@ TEST(MoeConfigTest, AliasesMustAgreeAndNumbersMustFit) {
 TEST(MoeConfigTest, SpecsOfTheFixturesAreTheGoldenTexts) {
   const auto moe_line = [](const char* folder) {
     const auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
-    const auto checked = ReadModelSpec(*files, DeviceKind::kCpu);
+    const auto checked = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
     EXPECT_TRUE(checked.ok()) << checked.status();
     const std::string dump = DumpSpec(checked->spec);
     const std::size_t begin = dump.find("experts ");
@@ -515,10 +515,11 @@ TEST(MoeWeightsTest, PackedFilesHoldExpertsAndLatentHeads) {
   const TestBackend backend;
   for (const char* fixture : {"models/qwen3-moe-bf16", "models/deepseek-v2-bf16"}) {
     const auto files = formats::ModelFiles::FromDirectory(TestDataPath(fixture));
-    const LoadOptions options{.quantization = Quantization::kInt8G32, .packed_dir = folder};
-    const auto packed = LoadModel(*files, backend.backend, options);
+    const runtime::LoadOptions options{.quantization = Quantization::kInt8G32,
+                                       .packed_dir = folder};
+    const auto packed = runtime::LoadModel(*files, backend.backend, options);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    const auto read = LoadModel(*files, backend.backend, options);
+    const auto read = runtime::LoadModel(*files, backend.backend, options);
     ASSERT_TRUE(read.ok()) << read.status();
     const auto want = (*packed)->weights->Sections();
     const auto got = (*read)->weights->Sections();
@@ -541,8 +542,9 @@ TEST(MoeWeightsTest, PackedFilesHoldExpertsAndLatentHeads) {
 TEST(MoeConfigTest, DummyWeightsHaveExpertsToo) {
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/mixtral-bf16"));
   const TestBackend backend;
-  const auto real = LoadModel(*files, backend.backend, {});
-  const auto dummy = LoadModel(*files, backend.backend, {.mode = LoadMode::kDummy});
+  const auto real = runtime::LoadModel(*files, backend.backend, {});
+  const auto dummy =
+      runtime::LoadModel(*files, backend.backend, {.mode = runtime::LoadMode::kDummy});
   ASSERT_TRUE(real.ok()) << real.status();
   ASSERT_TRUE(dummy.ok()) << dummy.status();
   EXPECT_EQ((*dummy)->weight_bytes, (*real)->weight_bytes);

@@ -54,16 +54,16 @@ class PackedFileTest : public testing::Test {
 
   std::string packed_dir() const { return directory_ + "/weights"; }
 
-  std::unique_ptr<Model> Load(const std::string& folder, Quantization quantization) {
-    auto model = LoadModel(TestDataPath("models/" + folder), cpu_.backend,
-                           {.quantization = quantization, .packed_dir = packed_dir()});
+  std::unique_ptr<runtime::Model> Load(const std::string& folder, Quantization quantization) {
+    auto model = runtime::LoadModel(TestDataPath("models/" + folder), cpu_.backend,
+                                    {.quantization = quantization, .packed_dir = packed_dir()});
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
-  std::unique_ptr<Model> Load() { return Load("llama-bias-bf16", Quantization::kInt4G32); }
+  std::unique_ptr<runtime::Model> Load() { return Load("llama-bias-bf16", Quantization::kInt4G32); }
 
-  static std::string PathOf(const std::string& directory, const Model& model) {
-    return PackedFilePath(directory, {model.fingerprint, model.quantization});
+  static std::string PathOf(const std::string& directory, const runtime::Model& model) {
+    return runtime::PackedFilePath(directory, {model.fingerprint, model.quantization});
   }
 
   // Lines of the log since the last call.
@@ -81,7 +81,7 @@ class PackedFileTest : public testing::Test {
     return count;
   }
 
-  static void ExpectSameWeights(const Model& a, const Model& b) {
+  static void ExpectSameWeights(const runtime::Model& a, const runtime::Model& b) {
     const auto left = a.weights->Sections();
     const auto right = b.weights->Sections();
     ASSERT_EQ(left.size(), right.size());
@@ -104,7 +104,7 @@ class PackedFileTest : public testing::Test {
   }
 
   // What is wrong with the file, and that it is made again, once.
-  void ExpectMadeAgain(const Model& first, const std::string& why) {
+  void ExpectMadeAgain(const runtime::Model& first, const std::string& why) {
     const std::string path = PathOf(packed_dir(), first);
     TakeLog();
     const auto model = Load();
@@ -193,8 +193,8 @@ TEST_F(PackedFileTest, AFifoIsNoFileAndNotWaitedFor) {
   const std::string path = PathOf(packed_dir(), *model);
   std::filesystem::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  EXPECT_THAT(std::string(ReadPackedFile(path, {model->fingerprint, "int8"},
-                                         model->weights->Sections(), cpu_.backend)
+  EXPECT_THAT(std::string(runtime::ReadPackedFile(path, {model->fingerprint, "int8"},
+                                                  model->weights->Sections(), cpu_.backend)
                               .message()),
               HasSubstr(path));
 }
@@ -211,10 +211,11 @@ TEST_F(PackedFileTest, ADirectoryThatCannotBeWrittenIsOneWarning) {
 
 TEST_F(PackedFileTest, AWriteThatFailsLeavesNothingBehind) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
-  const PackedFileKey key{"f", "int8"};
-  const std::string path = PackedFilePath(packed_dir(), key);
+  const runtime::PackedFileKey key{"f", "int8"};
+  const std::string path = runtime::PackedFilePath(packed_dir(), key);
   std::filesystem::create_directories(path + "/in_the_way");  // the rename fails
-  const absl::Status status = WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
+  const absl::Status status =
+      runtime::WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot rename"));
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
@@ -222,8 +223,8 @@ TEST_F(PackedFileTest, AWriteThatFailsLeavesNothingBehind) {
 // A folder without the right to read it can be written and not opened, so not synchronised either.
 TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
-  const PackedFileKey key{"f", "int8"};
-  const std::string path = PackedFilePath(packed_dir(), key);
+  const runtime::PackedFileKey key{"f", "int8"};
+  const std::string path = runtime::PackedFilePath(packed_dir(), key);
   const uid_t user = geteuid();
   constexpr uid_t kNobody = 65534;
   std::filesystem::permissions(
@@ -233,53 +234,54 @@ TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept
     ASSERT_EQ(seteuid(kNobody), 0);
   }
   TakeLog();
-  const absl::Status status = WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
+  const absl::Status status =
+      runtime::WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
   ASSERT_EQ(seteuid(user), 0);
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_THAT(TakeLog(), HasSubstr("packed weights are kept, unless the machine crashes soon"));
-  EXPECT_TRUE(ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
+  EXPECT_TRUE(runtime::ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
 }
 
 TEST_F(PackedFileTest, OneOfSeveralWritersWrites) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
-  const PackedFileKey key{"f", "int8"};
-  const std::string path = PackedFilePath(packed_dir(), key);
+  const runtime::PackedFileKey key{"f", "int8"};
+  const std::string path = runtime::PackedFilePath(packed_dir(), key);
   const int fd = open((path + ".tmp").c_str(), O_RDWR | O_CREAT, 0644);
   ASSERT_EQ(flock(fd, LOCK_EX), 0);
-  EXPECT_TRUE(
-      absl::IsAborted(WritePackedFile(path, key, model->weights->Sections(), cpu_.backend)));
+  EXPECT_TRUE(absl::IsAborted(
+      runtime::WritePackedFile(path, key, model->weights->Sections(), cpu_.backend)));
   close(fd);
   // What a process that died left behind is not in the way.
   WriteWhole(path + ".tmp", std::string(1 << 20, 'x'));
-  EXPECT_TRUE(WritePackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
-  EXPECT_TRUE(ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
+  EXPECT_TRUE(runtime::WritePackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
+  EXPECT_TRUE(runtime::ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
 
 TEST_F(PackedFileTest, ConcurrentStartsAllHaveTheSameWeights) {
-  const auto expected = LoadModel(TestDataPath("models/llama-bias-bf16"), cpu_.backend,
-                                  {.quantization = Quantization::kInt4G32});
+  const auto expected = runtime::LoadModel(TestDataPath("models/llama-bias-bf16"), cpu_.backend,
+                                           {.quantization = Quantization::kInt4G32});
   ASSERT_TRUE(expected.ok());
   for (int round = 0; round < 5; ++round) {
     std::filesystem::remove_all(packed_dir());
     std::filesystem::create_directories(packed_dir());
-    std::vector<std::unique_ptr<Model>> models(6);
+    std::vector<std::unique_ptr<runtime::Model>> models(6);
     std::vector<std::thread> starts;
-    for (std::unique_ptr<Model>& model : models) {
+    for (std::unique_ptr<runtime::Model>& model : models) {
       starts.emplace_back([&] {
         const TestBackend own;
-        auto loaded =
-            LoadModel(TestDataPath("models/llama-bias-bf16"), own.backend,
-                      {.quantization = Quantization::kInt4G32, .packed_dir = packed_dir()});
+        auto loaded = runtime::LoadModel(
+            TestDataPath("models/llama-bias-bf16"), own.backend,
+            {.quantization = Quantization::kInt4G32, .packed_dir = packed_dir()});
         ASSERT_TRUE(loaded.ok()) << loaded.status();
         model = *std::move(loaded);
       });
     }
     for (std::thread& start : starts) start.join();
     for (const auto& model : models) ExpectSameWeights(**expected, *model);
-    const PackedFileKey key{(*expected)->fingerprint, "int4_g32"};
-    EXPECT_TRUE(std::filesystem::exists(PackedFilePath(packed_dir(), key)));
-    EXPECT_FALSE(std::filesystem::exists(PackedFilePath(packed_dir(), key) + ".tmp"));
+    const runtime::PackedFileKey key{(*expected)->fingerprint, "int4_g32"};
+    EXPECT_TRUE(std::filesystem::exists(runtime::PackedFilePath(packed_dir(), key)));
+    EXPECT_FALSE(std::filesystem::exists(runtime::PackedFilePath(packed_dir(), key) + ".tmp"));
   }
   EXPECT_THAT(TakeLog(), testing::Not(HasSubstr("made again")));
 }

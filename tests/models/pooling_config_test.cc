@@ -97,7 +97,8 @@ TEST(PoolingConfigTest, ReadsTheTokensOfAYesNoReranker) {
 
 TEST(PoolingConfigTest, KnowsDecodersWithoutAHeadAndClassifiers) {
   const auto read = [](const std::string& folder) {
-    return ReadModelSpec(EditableFiles("embeddings/models/" + folder).Files(), DeviceKind::kCpu);
+    return runtime::ReadModelSpec(EditableFiles("embeddings/models/" + folder).Files(),
+                                  DeviceKind::kCpu);
   };
   const auto bare = read("mistral-embed-plain-f16");
   ASSERT_TRUE(bare.ok()) << bare.status();

@@ -20,10 +20,10 @@ json ConfigOf(const std::string& folder) {
   return json::parse(ReadTestFile("models/" + folder + "/config.json"));
 }
 
-absl::StatusOr<CheckedSpec> Read(const json& config) {
+absl::StatusOr<runtime::CheckedSpec> Read(const json& config) {
   EditableFiles files;
   files.Set("config.json", config.dump());
-  return ReadModelSpec(files.Files(), DeviceKind::kCpu);
+  return runtime::ReadModelSpec(files.Files(), DeviceKind::kCpu);
 }
 
 ModelSpec SpecOf(const json& config) {

@@ -31,9 +31,9 @@ using testing::HasSubstr;
 const char* const kFolders[] = {"llama-bias-bf16", "llama-gqa-hd80-bf16", "llama-mha-f32",
                                 "llama-sharded-bf16", "llama-untied-f16"};
 
-std::unique_ptr<Model> Load(const formats::ModelFiles& files, const TestBackend& cpu,
-                            Quantization quantization) {
-  auto model = LoadModel(files, cpu.backend, {.quantization = quantization});
+std::unique_ptr<runtime::Model> Load(const formats::ModelFiles& files, const TestBackend& cpu,
+                                     Quantization quantization) {
+  auto model = runtime::LoadModel(files, cpu.backend, {.quantization = quantization});
   EXPECT_TRUE(model.ok()) << model.status();
   return model.ok() ? *std::move(model) : nullptr;
 }
@@ -130,11 +130,12 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
     for (const char* folder : {"llama-gqa-tied-bf16", "llama-theta500k-multieos-bf16"}) {
       SCOPED_TRACE(absl::StrCat(folder, " ", QuantizationName(quantization)));
       const formats::ModelFiles files = Folder(folder);
-      const auto plan = PlanMemory(files, {.page_size = 16,
-                                           .num_blocks = 9,
-                                           .quantization = quantization,
-                                           .runner = {.max_rows = 4, .max_step_tokens = 32}});
-      const auto model = LoadModel(files, cpu.backend, {.quantization = quantization});
+      const auto plan =
+          runtime::PlanMemory(files, {.page_size = 16,
+                                      .num_blocks = 9,
+                                      .quantization = quantization,
+                                      .runner = {.max_rows = 4, .max_step_tokens = 32}});
+      const auto model = runtime::LoadModel(files, cpu.backend, {.quantization = quantization});
       ASSERT_EQ(plan.ok(), model.ok());
       if (!plan.ok()) {
         EXPECT_EQ(plan.status().message(),
@@ -159,26 +160,26 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
 
 // What the plan says of scratch memory is what a runner reserves, and steps need no more of it.
 TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
-  const RunnerOptions options = {.max_rows = 4, .max_step_tokens = 40};
+  const runtime::RunnerOptions options = {.max_rows = 4, .max_step_tokens = 40};
   for (const Quantization quantization :
        {Quantization::kNone, Quantization::kInt8, Quantization::kInt4G32}) {
     SCOPED_TRACE(QuantizationName(quantization));
     const TestBackend cpu(3);
     const formats::ModelFiles files = Folder("llama-theta500k-multieos-bf16");
-    const auto plan = PlanMemory(files, {.page_size = 16,
-                                         .kv_dtype = DType::kF32,
-                                         .num_blocks = 9,
-                                         .quantization = quantization,
-                                         .runner = options});
+    const auto plan = runtime::PlanMemory(files, {.page_size = 16,
+                                                  .kv_dtype = DType::kF32,
+                                                  .num_blocks = 9,
+                                                  .quantization = quantization,
+                                                  .runner = options});
     ASSERT_TRUE(plan.ok()) << plan.status();
     const auto model = Load(files, cpu, quantization);
     ASSERT_NE(model, nullptr);
     ASSERT_EQ(cpu.backend.scratch_bytes(), 0);
-    auto pool = cache::KvPool::Create(*KvGeometryFor(model->spec, 16, DType::kF32, 9));
+    auto pool = cache::KvPool::Create(*runtime::KvGeometryFor(model->spec, 16, DType::kF32, 9));
     ASSERT_TRUE(pool.ok()) << pool.status();
-    const auto runner = ModelRunner::Create(*model, cpu.backend, &*pool, options);
+    const auto runner = runtime::CpuRunner::Create(*model, cpu.backend, &*pool, options);
     ASSERT_TRUE(runner.ok()) << runner.status();
-    const std::int64_t buffers = StepBuffers::BytesFor(model->spec, LimitsOf(options));
+    const std::int64_t buffers = StepBuffers::BytesFor(model->spec, runtime::LimitsOf(options));
     const std::int64_t pooled = std::int64_t{options.max_rows} * model->spec.hidden * sizeof(float);
     EXPECT_EQ(plan->workspace_bytes, buffers + pooled + cpu.backend.scratch_bytes());
     EXPECT_EQ((*runner)->workspace_bytes(), plan->workspace_bytes);
@@ -223,10 +224,11 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
     ASSERT_TRUE(files.ok()) << files.status();
     for (const Quantization quantization :
          {Quantization::kAuto, Quantization::kNone, Quantization::kInt8G32}) {
-      const auto plan = PlanMemory(*files, {.page_size = 16,
-                                            .num_blocks = 9,
-                                            .quantization = quantization,
-                                            .runner = {.max_rows = 4, .max_step_tokens = 32}});
+      const auto plan =
+          runtime::PlanMemory(*files, {.page_size = 16,
+                                       .num_blocks = 9,
+                                       .quantization = quantization,
+                                       .runner = {.max_rows = 4, .max_step_tokens = 32}});
       ASSERT_TRUE(plan.ok()) << plan.status();
       const auto model = Load(*files, cpu, quantization);
       ASSERT_NE(model, nullptr);
@@ -253,7 +255,8 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
 TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
   const TestBackend cpu;
   const auto message = [&](const char* folder, Quantization quantization) {
-    const auto model = LoadModel(Folder(folder), cpu.backend, {.quantization = quantization});
+    const auto model =
+        runtime::LoadModel(Folder(folder), cpu.backend, {.quantization = quantization});
     EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(model.status().message());
   };
@@ -273,7 +276,7 @@ TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
 // 128 outputs and 64 inputs.
 TEST(QuantizationTest, PlansOfGpusCountWhatIsHeld) {
   const auto bytes = [](Quantization quantization) {
-    const auto plan = PlanDeviceMemory(
+    const auto plan = runtime::PlanDeviceMemory(
         Folder("llama-bias-bf16"),
         {.device_memory_bytes = std::int64_t{1} << 30,
          .quantization = quantization,
@@ -283,7 +286,7 @@ TEST(QuantizationTest, PlansOfGpusCountWhatIsHeld) {
   };
   EXPECT_LT(bytes(Quantization::kInt4G32), bytes(Quantization::kInt8G32));
   EXPECT_EQ(bytes(Quantization::kAuto), bytes(Quantization::kNone));
-  const auto refused = PlanDeviceMemory(
+  const auto refused = runtime::PlanDeviceMemory(
       Folder("llama-untied-f16"),
       {.device_memory_bytes = std::int64_t{1} << 30,
        .quantization = Quantization::kInt4G64,
@@ -305,7 +308,7 @@ TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {
   weights[offset + 2 * 777] = '\xc0';
   files.Set("model.safetensors", weights);
   const auto model =
-      LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8G32});
+      runtime::LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8G32});
   EXPECT_THAT(std::string(model.status().message()),
               testing::AllOf(HasSubstr("model.layers.1.mlp.down_proj.weight"),
                              HasSubstr("element 777"), HasSubstr("nan")));
@@ -324,12 +327,14 @@ TEST(QuantizationTest, ScalesBeyondF16AreRefused) {
   std::memcpy(weights.data() + offset + 2 * (3 * 128 + 5), &large, 2);
   files.Set("model.safetensors", weights);
   for (const Quantization quantization : {Quantization::kInt8G32, Quantization::kInt4G32}) {
-    const auto model = LoadModel(files.Files(), cpu.backend, {.quantization = quantization});
+    const auto model =
+        runtime::LoadModel(files.Files(), cpu.backend, {.quantization = quantization});
     EXPECT_THAT(std::string(model.status().message()),
                 HasSubstr(absl::StrCat("model.layers.1.self_attn.k_proj.weight: row 3 of 32 has ",
                                        QuantizationName(quantization), " scales beyond f16")));
   }
-  EXPECT_TRUE(LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8}).ok());
+  EXPECT_TRUE(
+      runtime::LoadModel(files.Files(), cpu.backend, {.quantization = Quantization::kInt8}).ok());
 }
 
 }  // namespace

@@ -39,26 +39,26 @@ class RunnerTest : public testing::Test {
  protected:
   void SetUp() override { Load("models/llama-gqa-tied-bf16"); }
 
-  void Load(const std::string& folder, const RunnerOptions& options = DefaultOptions()) {
+  void Load(const std::string& folder, const runtime::RunnerOptions& options = DefaultOptions()) {
     auto files = formats::ModelFiles::FromDirectory(TestDataPath(folder));
     ASSERT_TRUE(files.ok()) << files.status();
     LoadFiles(*files, options);
   }
 
-  static RunnerOptions DefaultOptions() {
+  static runtime::RunnerOptions DefaultOptions() {
     return {.max_rows = kRows, .max_step_tokens = kStepTokens, .max_logprobs = 5};
   }
 
-  void LoadFiles(const formats::ModelFiles& files, const RunnerOptions& options) {
-    auto model = LoadModel(files, cpu_.backend, {});
+  void LoadFiles(const formats::ModelFiles& files, const runtime::RunnerOptions& options) {
+    auto model = runtime::LoadModel(files, cpu_.backend, {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
-    auto geometry = KvGeometryFor(model_->spec, 16, DType::kF32, kBlocks);
+    auto geometry = runtime::KvGeometryFor(model_->spec, 16, DType::kF32, kBlocks);
     ASSERT_TRUE(geometry.ok()) << geometry.status();
     auto pool = cache::KvPool::Create(*geometry);
     ASSERT_TRUE(pool.ok()) << pool.status();
     pool_ = std::make_unique<cache::KvPool>(*std::move(pool));
-    auto runner = ModelRunner::Create(*model_, cpu_.backend, pool_.get(), options);
+    auto runner = runtime::CpuRunner::Create(*model_, cpu_.backend, pool_.get(), options);
     ASSERT_TRUE(runner.ok()) << runner.status();
     runner_ = *std::move(runner);
     auto cache = cache::CacheManager::Create({.geometry = *geometry,
@@ -69,8 +69,9 @@ class RunnerTest : public testing::Test {
   }
 
   // Runs `count` tokens of `tokens` from `cached` on in row `row` and samples after the last one.
-  absl::StatusOr<StepToken> Advance(std::uint32_t row, const std::vector<std::int32_t>& tokens,
-                                    std::uint32_t cached, std::uint32_t count) {
+  absl::StatusOr<runtime::StepToken> Advance(std::uint32_t row,
+                                             const std::vector<std::int32_t>& tokens,
+                                             std::uint32_t cached, std::uint32_t count) {
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
     batch_.Clear();
     for (std::uint32_t i = 0; i < count; ++i) batch_.token_ids.push_back(tokens[cached + i]);
@@ -84,7 +85,7 @@ class RunnerTest : public testing::Test {
     batch_.heartbeat = heartbeat_;
     QUIRE_RETURN_IF_ERROR(runner_->Run(batch_));
     cache_->CompleteStep();
-    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, runner_->Collect());
+    QUIRE_ASSIGN_OR_RETURN(const runtime::StepResult* result, runner_->Collect());
     return result->samples[0];
   }
 
@@ -107,10 +108,10 @@ class RunnerTest : public testing::Test {
   }
 
   // A sound batch of one row of three tokens, to be broken.
-  StepBatch SoundBatch() {
+  runtime::StepBatch SoundBatch() {
     EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 3).ok());
     const cache::RowStep step{BatchRow{1}, 0, 3};
-    StepBatch batch;
+    runtime::StepBatch batch;
     batch.kv = cache_->PrepareStep({&step, 1});
     batch.token_ids = {5, 6, 7};
     batch.rows.push_back({BatchRow{1}, 0, 0, 3});
@@ -121,55 +122,58 @@ class RunnerTest : public testing::Test {
   }
 
   TestBackend cpu_{2};
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<runtime::Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
-  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<runtime::CpuRunner> runner_;
   std::unique_ptr<cache::CacheManager> cache_;
-  StepBatch batch_;
+  runtime::StepBatch batch_;
   Heartbeat* heartbeat_ = nullptr;  // of the next batches
 };
 
 TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
-  const StepBatch sound = SoundBatch();
+  const runtime::StepBatch sound = SoundBatch();
   ASSERT_TRUE(runner_->Run(sound).ok()) << runner_->Run(sound);
   ASSERT_TRUE(runner_->Collect().ok());
-  const std::pair<const char*, std::function<void(StepBatch&)>> cases[] = {
-      {"0 layer groups, the model has 1", [](StepBatch& b) { b.kv = {}; }},
-      {"token_ids[1] is 384", [](StepBatch& b) { b.token_ids[1] = 384; }},
-      {"token_ids[2] is -1", [](StepBatch& b) { b.token_ids[2] = -1; }},
+  const std::pair<const char*, std::function<void(runtime::StepBatch&)>> cases[] = {
+      {"0 layer groups, the model has 1", [](runtime::StepBatch& b) { b.kv = {}; }},
+      {"token_ids[1] is 384", [](runtime::StepBatch& b) { b.token_ids[1] = 384; }},
+      {"token_ids[2] is -1", [](runtime::StepBatch& b) { b.token_ids[2] = -1; }},
       {"samples[0].sample_in_flight is 0, the step before has 0",
-       [](StepBatch& b) { b.samples[0].sample_in_flight = 0; }},
+       [](runtime::StepBatch& b) { b.samples[0].sample_in_flight = 0; }},
       {"samples[0].sample_in_flight is -2",
-       [](StepBatch& b) { b.samples[0].sample_in_flight = -2; }},
-      {"batch_row is 4", [](StepBatch& b) { b.rows[0].batch_row = BatchRow{4}; }},
-      {"it must follow token 0", [](StepBatch& b) { b.rows[0].first_token = 1; }},
-      {"within 3", [](StepBatch& b) { b.rows[0].num_tokens = 4; }},
-      {"rows hold 2 tokens", [](StepBatch& b) { b.rows[0].num_tokens = 2; }},
-      {"cache_length is 1", [](StepBatch& b) { b.rows[0].cache_length = 1; }},
-      {"model context is 512", [](StepBatch& b) { b.rows[0].cache_length = 510; }},
-      {"logits_tokens[0] is 3", [](StepBatch& b) { b.logits_tokens[0] = 3; }},
-      {"samples[0].logits_index is 2", [](StepBatch& b) { b.samples[0].logits_index = 2; }},
+       [](runtime::StepBatch& b) { b.samples[0].sample_in_flight = -2; }},
+      {"batch_row is 4", [](runtime::StepBatch& b) { b.rows[0].batch_row = BatchRow{4}; }},
+      {"it must follow token 0", [](runtime::StepBatch& b) { b.rows[0].first_token = 1; }},
+      {"within 3", [](runtime::StepBatch& b) { b.rows[0].num_tokens = 4; }},
+      {"rows hold 2 tokens", [](runtime::StepBatch& b) { b.rows[0].num_tokens = 2; }},
+      {"cache_length is 1", [](runtime::StepBatch& b) { b.rows[0].cache_length = 1; }},
+      {"model context is 512", [](runtime::StepBatch& b) { b.rows[0].cache_length = 510; }},
+      {"logits_tokens[0] is 3", [](runtime::StepBatch& b) { b.logits_tokens[0] = 3; }},
+      {"samples[0].logits_index is 2",
+       [](runtime::StepBatch& b) { b.samples[0].logits_index = 2; }},
       {"samples[1].logits_index is 0",
-       [](StepBatch& b) {
+       [](runtime::StepBatch& b) {
          b.samples.push_back({0, Greedy()});
        }},
-      {"num_logprobs is 6", [](StepBatch& b) { b.samples[0].row.num_logprobs = 6; }},
-      {"prompt_logprobs[0].token is 384", [](StepBatch& b) { b.prompt_logprobs[0].token = 384; }},
-      {"prompt_logprobs[0].num_top is -1", [](StepBatch& b) { b.prompt_logprobs[0].num_top = -1; }},
-      {"clears[0] names page 0", [](StepBatch& b) { b.clears.push_back(BlockId{0}); }},
+      {"num_logprobs is 6", [](runtime::StepBatch& b) { b.samples[0].row.num_logprobs = 6; }},
+      {"prompt_logprobs[0].token is 384",
+       [](runtime::StepBatch& b) { b.prompt_logprobs[0].token = 384; }},
+      {"prompt_logprobs[0].num_top is -1",
+       [](runtime::StepBatch& b) { b.prompt_logprobs[0].num_top = -1; }},
+      {"clears[0] names page 0", [](runtime::StepBatch& b) { b.clears.push_back(BlockId{0}); }},
       {"copies[0] names page 64",
-       [](StepBatch& b) {
+       [](runtime::StepBatch& b) {
          b.copies.push_back({BlockId{64}, BlockId{1}, 1});
        }},
       {"num_rows is 17",
-       [](StepBatch& b) {
+       [](runtime::StepBatch& b) {
          b.copies.push_back({BlockId{3}, BlockId{1}, 17});
        }},
-      {"97 tokens, at most 96", [](StepBatch& b) { b.token_ids.resize(97); }},
-      {"17 samples, at most 16", [](StepBatch& b) { b.samples.resize(17, b.samples[0]); }},
+      {"97 tokens, at most 96", [](runtime::StepBatch& b) { b.token_ids.resize(97); }},
+      {"17 samples, at most 16", [](runtime::StepBatch& b) { b.samples.resize(17, b.samples[0]); }},
   };
   for (const auto& [message, change] : cases) {
-    StepBatch batch = sound;
+    runtime::StepBatch batch = sound;
     change(batch);
     const absl::Status status = runner_->Run(batch);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
@@ -179,13 +183,13 @@ TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
 }
 
 TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
-  const std::pair<const char*, RunnerOptions> cases[] = {
+  const std::pair<const char*, runtime::RunnerOptions> cases[] = {
       {"max_rows is 0", {.max_rows = 0, .max_step_tokens = 8}},
       {"max_step_tokens is 0", {.max_rows = 1, .max_step_tokens = 0}},
       {"has_text has 3 entries",
        {.max_rows = 1, .max_step_tokens = 8, .has_text = std::vector<std::uint8_t>(3, 1)}}};
   for (const auto& [message, options] : cases) {
-    const auto runner = ModelRunner::Create(*model_, cpu_.backend, pool_.get(), options);
+    const auto runner = runtime::CpuRunner::Create(*model_, cpu_.backend, pool_.get(), options);
     ASSERT_FALSE(runner.ok()) << message;
     EXPECT_THAT(std::string(runner.status().message()), HasSubstr(message));
   }
@@ -194,20 +198,21 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
   auto pool = cache::KvPool::Create(other);
   ASSERT_TRUE(pool.ok());
   EXPECT_THAT(
-      std::string(
-          ModelRunner::Create(*model_, cpu_.backend, &*pool, DefaultOptions()).status().message()),
+      std::string(runtime::CpuRunner::Create(*model_, cpu_.backend, &*pool, DefaultOptions())
+                      .status()
+                      .message()),
       HasSubstr("kv pool has 2 layers of 3 heads"));
 }
 
 TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
   EXPECT_EQ(runner_->workspace_bytes(),
-            PlanWorkspaceBytes(model_->spec, DefaultOptions(), CodedMatrices{}));
+            runtime::PlanWorkspaceBytes(model_->spec, DefaultOptions(), CodedMatrices{}));
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 
 // The prompt logprob and the logprob of a sample are one number for a token under equal logits.
 TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
-  StepBatch batch = SoundBatch();
+  runtime::StepBatch batch = SoundBatch();
   batch.logits_tokens = {0, 1, 2};
   batch.samples.clear();
   batch.prompt_logprobs.clear();
@@ -218,15 +223,15 @@ TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
   ASSERT_TRUE(runner_->Run(batch).ok());
   auto sampled = runner_->Collect();
   ASSERT_TRUE(sampled.ok());
-  const StepResult first = **sampled;
+  const runtime::StepResult first = **sampled;
   ASSERT_EQ(first.samples.size(), 6u);
   for (std::uint32_t i = 0; i < 3; ++i)
     batch.prompt_logprobs.push_back({i, first.samples[2 * i].token, 3});
   ASSERT_TRUE(runner_->Run(batch).ok());
-  const StepResult& second = **runner_->Collect();
+  const runtime::StepResult& second = **runner_->Collect();
   for (std::uint32_t i = 0; i < 3; ++i) {
-    const StepToken& sample = second.samples[2 * i];
-    const StepToken& score = second.prompt_logprobs[i];
+    const runtime::StepToken& sample = second.samples[2 * i];
+    const runtime::StepToken& score = second.prompt_logprobs[i];
     EXPECT_EQ(sample.token, second.samples[2 * i + 1].token);
     EXPECT_EQ(sample.rank, 1);
     EXPECT_EQ(score.rank, 1);
@@ -244,7 +249,7 @@ TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
   for (std::int32_t i = 0; i < 90; ++i) tokens.push_back((i * 37 + 5) % 300);
   ASSERT_TRUE(cache_->Reserve(BatchRow{2}, 90).ok());
   const cache::RowStep step{BatchRow{2}, 0, 90};
-  StepBatch batch;
+  runtime::StepBatch batch;
   batch.kv = cache_->PrepareStep({&step, 1});
   batch.token_ids = tokens;
   batch.rows.push_back({BatchRow{2}, 0, 0, 90});
@@ -256,7 +261,7 @@ TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
   std::vector<float> logits(90 * vocab);
   batch.logits_out = logits.data();
   ASSERT_TRUE(runner_->Run(batch).ok());
-  const StepResult& result = **runner_->Collect();
+  const runtime::StepResult& result = **runner_->Collect();
   for (std::size_t i = 0; i < 90; ++i) {
     const float* row = logits.data() + i * vocab;
     double sum = 0;
@@ -270,7 +275,7 @@ TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
 TEST_F(RunnerTest, IdsWithoutTextAreNeverSampled) {
   const std::vector<std::int32_t> prompt = {10, 20, 30};
   const std::int32_t favourite = Generate(0, prompt, 1)[0];
-  RunnerOptions options = DefaultOptions();
+  runtime::RunnerOptions options = DefaultOptions();
   options.has_text.assign(384, 1);
   options.has_text[static_cast<std::size_t>(favourite)] = 0;
   Load("models/llama-gqa-tied-bf16", options);
@@ -354,7 +359,7 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
   std::vector<std::int32_t> tokens(64);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i) + 40;
   ASSERT_TRUE(cache_->Reserve(BatchRow{1}, 64).ok());
-  StepBatch batch;
+  runtime::StepBatch batch;
   std::int64_t before = 0;
   for (std::uint32_t i = 0; i < 64; ++i) {
     const cache::RowStep step{BatchRow{1}, i, 1};
@@ -378,14 +383,14 @@ TEST(StoryModelTest, TellsAStory) {
   const std::string directory = paths::Source("assets/story");
   const auto tokenizer = text::Tokenizer::Load(directory);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const auto model = LoadModel(directory, cpu.backend, {});
+  const auto model = runtime::LoadModel(directory, cpu.backend, {});
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_NEAR(static_cast<double>((*model)->parameter_count), 5.77e6, 1e4);
-  const auto geometry = KvGeometryFor((*model)->spec, 16, DType::kBF16, 16);
+  const auto geometry = runtime::KvGeometryFor((*model)->spec, 16, DType::kBF16, 16);
   auto pool = cache::KvPool::Create(*geometry);
   ASSERT_TRUE(pool.ok());
-  auto runner =
-      ModelRunner::Create(**model, cpu.backend, &*pool, {.max_rows = 1, .max_step_tokens = 64});
+  auto runner = runtime::CpuRunner::Create(**model, cpu.backend, &*pool,
+                                           {.max_rows = 1, .max_step_tokens = 64});
   ASSERT_TRUE(runner.ok()) << runner.status();
   auto cache = cache::CacheManager::Create(
       {.geometry = *geometry, .max_rows = 1, .max_context_tokens = 128});
@@ -397,14 +402,14 @@ TEST(StoryModelTest, TellsAStory) {
     const std::uint32_t fresh = static_cast<std::uint32_t>(tokens->size()) - cached;
     ASSERT_TRUE((*cache)->Reserve(BatchRow{0}, cached + fresh).ok());
     const cache::RowStep step{BatchRow{0}, cached, fresh};
-    StepBatch batch;
+    runtime::StepBatch batch;
     batch.kv = (*cache)->PrepareStep({&step, 1});
     batch.token_ids.assign(tokens->begin() + cached, tokens->end());
     batch.rows.push_back({BatchRow{0}, cached, 0, fresh});
     batch.logits_tokens.push_back(fresh - 1);
     batch.samples.push_back({0, Greedy()});
     ASSERT_TRUE((*runner)->Run(batch).ok());
-    const StepResult& result = **(*runner)->Collect();
+    const runtime::StepResult& result = **(*runner)->Collect();
     cached += fresh;
     tokens->push_back(result.samples[0].token);
     if (tokens->back() == (*model)->spec.eos_ids[0]) break;

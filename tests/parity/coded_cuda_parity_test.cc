@@ -38,12 +38,13 @@ void ExpectSameBits(const ReplayedPrompt& a, const ReplayedPrompt& b) {
 // and of the head, one for the embedding and one for the vectors.
 void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantization,
                          bool fp8_activations = false) {
-  const auto plan = PlanDeviceMemory(files, {.device_memory_bytes = std::int64_t{1} << 30,
-                                             .quantization = quantization,
-                                             .runner = {.max_rows = 4,
-                                                        .max_step_tokens = 32,
-                                                        .activation = DType::kBF16,
-                                                        .fp8_activations = fp8_activations}});
+  const auto plan =
+      runtime::PlanDeviceMemory(files, {.device_memory_bytes = std::int64_t{1} << 30,
+                                        .quantization = quantization,
+                                        .runner = {.max_rows = 4,
+                                                   .max_step_tokens = 32,
+                                                   .activation = DType::kBF16,
+                                                   .fp8_activations = fp8_activations}});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ThreadPool threads(2);
   const Stream stream = *Stream::Create(*OpenCudaDevice(0));
@@ -52,10 +53,10 @@ void ExpectHeldAsPlanned(const formats::ModelFiles& files, Quantization quantiza
   ASSERT_TRUE(backend.ok()) << backend.status();
   const std::uint64_t bytes = cuda_emulator::DeviceBytesAllocated();
   const std::uint64_t allocations = cuda_emulator::AllocationCount();
-  const auto model = LoadModel(files, *backend,
-                               {.activation = DType::kBF16,
-                                .quantization = quantization,
-                                .fp8_activations = fp8_activations});
+  const auto model = runtime::LoadModel(files, *backend,
+                                        {.activation = DType::kBF16,
+                                         .quantization = quantization,
+                                         .fp8_activations = fp8_activations});
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->weights->size_bytes(), plan->weight_bytes);
   if (!cuda_emulator::IsEmulated()) return;
@@ -170,7 +171,7 @@ std::vector<std::string> VainRounding(const formats::ModelFiles& files, DType ac
       kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant, &threads);
   EXPECT_TRUE(backend.ok()) << backend.status();
   const auto model =
-      LoadModel(files, *backend, {.activation = activation, .fp8_activations = true});
+      runtime::LoadModel(files, *backend, {.activation = activation, .fp8_activations = true});
   EXPECT_TRUE(model.ok()) << model.status();
   std::vector<std::string> found;
   for (const std::string& warning : (*model)->warnings) {
@@ -396,7 +397,7 @@ TEST_P(BlocksCudaTest, BlocksOfGgufFilesGiveTheReferenceLogits) {
   const auto backend =
       kernels::Backend::CreateCuda(stream, kernels::Determinism::kBatchInvariant, &threads);
   ASSERT_TRUE(backend.ok()) << backend.status();
-  const auto model = LoadModel(*files, *backend, {});
+  const auto model = runtime::LoadModel(*files, *backend, {});
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->quantization, GetParam().form);
 }

@@ -369,10 +369,10 @@ TEST_P(GgufFamiliesTest, ComputesWhatTheOriginalDoes) {
 TEST_P(GgufFamiliesTest, SpecIsThatOfTheOriginal) {
   EditedFixture fixture(GetParam().folder);
   const std::string file = Convert(fixture, GetParam().architecture).File();
-  auto got = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  auto got = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
   ASSERT_TRUE(got.ok()) << got.status();
   SetSwigluLimit(fixture.config(), &got->spec);
-  const auto original = ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
+  const auto original = runtime::ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
   ASSERT_TRUE(original.ok()) << original.status();
   ModelSpec want = original->spec;
   // Norms hold their 1 already; ids stand with the tokenizer, which this file lacks; factors went
@@ -424,7 +424,7 @@ std::string ErrorOf(const std::string& folder, const std::string& architecture,
   GgufWriter writer = Convert(fixture, architecture);
   add(&writer);
   const std::string file = writer.File();
-  const auto read = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  const auto read = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
   EXPECT_FALSE(read.ok());
   return std::string(read.status().message());
 }
@@ -479,7 +479,7 @@ TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
     const std::vector<float> rows(300 * 64, 0);
     writer.Tensor("token_embd.weight", {300, 64}, 0, rows.data(), rows.size() * 4);
     const std::string file = writer.File();
-    return ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+    return runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
   };
   const struct {
     std::uint32_t context, blocks;
@@ -514,8 +514,9 @@ TEST(GgufFamiliesRuleTest, DummyWeightsAreAsLargeAsRealOnes) {
     if (each.folder == std::string("gpt-oss-mxfp4")) continue;  // made-up weights are no blocks
     EditedFixture fixture(each.folder);
     const std::string file = Convert(fixture, each.architecture).File();
-    const auto real = LoadModel(FilesOf(file), *backend, {});
-    const auto dummy = LoadModel(FilesOf(file), *backend, {.mode = LoadMode::kDummy});
+    const auto real = runtime::LoadModel(FilesOf(file), *backend, {});
+    const auto dummy =
+        runtime::LoadModel(FilesOf(file), *backend, {.mode = runtime::LoadMode::kDummy});
     ASSERT_TRUE(real.ok()) << real.status();
     ASSERT_TRUE(dummy.ok()) << dummy.status();
     EXPECT_EQ((*dummy)->weight_bytes, (*real)->weight_bytes);
@@ -541,7 +542,7 @@ TEST(GgufFamiliesRuleTest, ScoreScaleOfPublishedGemmas) {
     const std::vector<float> rows(300 * 96, 0);
     writer.Tensor("token_embd.weight", {300, 96}, 0, rows.data(), rows.size() * 4);
     const std::string file = writer.File();
-    const auto read = ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+    const auto read = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
     EXPECT_TRUE(read.ok()) << read.status();
     return read.ok() ? read->spec.layers[0].heads : AttentionSpec();
   };

@@ -51,15 +51,16 @@ class Stage {
     QUIRE_RETURN_IF_ERROR(stage->MakeBackend(options));
     QUIRE_ASSIGN_OR_RETURN(
         stage->model_,
-        LoadModel(files, *stage->backend_,
-                  {.activation = options.activation,
-                   .quantization = options.quantization,
-                   .fp8_activations = options.fp8_activations,
-                   .max_context_tokens =
-                       options.max_context_tokens == 0 ? row_tokens : options.max_context_tokens,
-                   .part = options.comm == nullptr
-                               ? RankPart{}
-                               : RankPart{options.comm->rank(), options.comm->size()}}));
+        runtime::LoadModel(
+            files, *stage->backend_,
+            {.activation = options.activation,
+             .quantization = options.quantization,
+             .fp8_activations = options.fp8_activations,
+             .max_context_tokens =
+                 options.max_context_tokens == 0 ? row_tokens : options.max_context_tokens,
+             .part = options.comm == nullptr
+                         ? RankPart{}
+                         : RankPart{options.comm->rank(), options.comm->size()}}));
     if (options.edit_spec) options.edit_spec(&stage->model_->spec);
     // Twice the rows and pages that are needed, so that tables have gaps and most ids are
     // elsewhere.
@@ -70,7 +71,7 @@ class Stage {
     const std::uint32_t num_pages = 1 + 2 * num_rows * row_pages * num_groups;
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
-        KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages));
+        runtime::KvGeometryFor(stage->model_->spec, kPageSize, options.kv_dtype, num_pages));
     QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool,
                            cache::KvPool::Create(geometry, {.stream = stage->stream_}));
     stage->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
@@ -97,10 +98,10 @@ class Stage {
     return stage;
   }
 
-  const Model& model() const { return *model_; }
-  StepRunner& runner() { return *runner_; }
+  const runtime::Model& model() const { return *model_; }
+  runtime::StepRunner& runner() { return *runner_; }
   // Null on the CPU.
-  const CudaRunner* cuda_runner() const { return cuda_runner_; }
+  const runtime::CudaRunner* cuda_runner() const { return cuda_runner_; }
   BatchRow batch_row(std::size_t i) const { return tables_->batch_row(i); }
   PageTables& tables() { return *tables_; }
 
@@ -126,14 +127,14 @@ class Stage {
     return absl::OkStatus();
   }
 
-  absl::Status MakeRunner(const RunnerOptions& options) {
+  absl::Status MakeRunner(const runtime::RunnerOptions& options) {
     if (stream_ == nullptr) {
       QUIRE_ASSIGN_OR_RETURN(runner_,
-                             ModelRunner::Create(*model_, *backend_, pool_.get(), options));
+                             runtime::CpuRunner::Create(*model_, *backend_, pool_.get(), options));
       return absl::OkStatus();
     }
-    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRunner> runner,
-                           CudaRunner::Create(*model_, *backend_, pool_.get(), options));
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<runtime::CudaRunner> runner,
+                           runtime::CudaRunner::Create(*model_, *backend_, pool_.get(), options));
     cuda_runner_ = runner.get();
     runner_ = std::move(runner);
     return absl::OkStatus();
@@ -162,10 +163,10 @@ class Stage {
   std::optional<kernels::Backend> own_backend_;
   const Stream* stream_ = nullptr;  // of the GPU
   const kernels::Backend* backend_ = nullptr;
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<runtime::Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
-  std::unique_ptr<StepRunner> runner_;
-  const CudaRunner* cuda_runner_ = nullptr;
+  std::unique_ptr<runtime::StepRunner> runner_;
+  const runtime::CudaRunner* cuda_runner_ = nullptr;
   std::optional<PageTables> tables_;
 };
 
@@ -221,7 +222,7 @@ class Replayer {
   };
 
   struct Launched {
-    StepBatch batch;
+    runtime::StepBatch batch;
     std::vector<Wanted> wanted;  // one per logits_tokens
     std::vector<float> logits;
   };
@@ -290,7 +291,7 @@ class Replayer {
   }
 
   void AddRow(std::size_t i, std::uint32_t count, Launched* step) {
-    StepBatch& batch = step->batch;
+    runtime::StepBatch& batch = step->batch;
     const std::uint32_t first = static_cast<std::uint32_t>(batch.token_ids.size());
     const auto prefill = static_cast<std::uint32_t>(prompt(i).tokens.size());
     batch.rows.push_back(
@@ -325,7 +326,7 @@ class Replayer {
   // Takes the results of the oldest step.
   absl::Status Collect() {
     const std::uint64_t index = steps_ - launched_;
-    QUIRE_ASSIGN_OR_RETURN(const StepResult* result, stage_.runner().Collect());
+    QUIRE_ASSIGN_OR_RETURN(const runtime::StepResult* result, stage_.runner().Collect());
     Take(*result, steps_in_flight_[index % 2]);
     for (std::size_t i = 0; i < which_.size(); ++i) {
       if (pending_step_[i] == index) pending_[i] = -1;
@@ -334,7 +335,7 @@ class Replayer {
     return absl::OkStatus();
   }
 
-  void Take(const StepResult& result, const Launched& step) {
+  void Take(const runtime::StepResult& result, const Launched& step) {
     const std::size_t vocab = reference_.vocab_size;
     std::size_t sample = 0;
     for (std::size_t row = 0; row < step.wanted.size(); ++row) {
@@ -345,7 +346,7 @@ class Replayer {
         out.logits.insert(out.logits.end(), begin, begin + static_cast<std::ptrdiff_t>(vocab));
       }
       if (!wanted.samples) continue;
-      const StepToken& token = result.samples[sample];
+      const runtime::StepToken& token = result.samples[sample];
       const float scored = options_.logprobs ? result.prompt_logprobs[sample].logprob : 0;
       ++sample;
       const std::int32_t recorded = prompt(wanted.prompt).greedy[out.sampled.size()];
@@ -472,7 +473,7 @@ absl::StatusOr<std::vector<ReplayedPrompt>> Replay(const formats::ModelFiles& fi
   Replayer replayer(stage.get(), reference, options, which);
   absl::StatusOr<std::vector<ReplayedPrompt>> replayed = replayer.Run();
   if (counters != nullptr) {
-    const CudaRunner* const cuda = stage->cuda_runner();
+    const runtime::CudaRunner* const cuda = stage->cuda_runner();
     *counters = {.steps = replayer.steps(),
                  .released_pages = stage->tables().released_pages(),
                  .graph_steps = cuda == nullptr ? 0 : cuda->graph_steps(),
@@ -532,7 +533,7 @@ absl::StatusOr<std::vector<float>> ReplayHidden(const formats::ModelFiles& files
   std::vector<float> hidden(planes * count * spec.hidden);
   for (std::uint32_t done = 0; done < count;) {
     const std::uint32_t fresh = std::min(options.chunk, count - done);
-    StepBatch batch;
+    runtime::StepBatch batch;
     for (std::uint32_t j = 0; j < fresh; ++j) batch.token_ids.push_back(prompt.tokens[done + j]);
     batch.rows.push_back({stage->batch_row(0), done, 0, fresh, fresh});
     QUIRE_ASSIGN_OR_RETURN(batch.kv, stage->tables().Inputs({done}, {fresh}));

@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs a model fixture through ModelRunner or CudaRunner and compares with its recorded reference.
+// Runs a model fixture through CpuRunner or CudaRunner and compares with its recorded reference.
 
 #include <cstdint>
 #include <functional>

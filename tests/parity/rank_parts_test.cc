@@ -117,11 +117,12 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, RankPartsTest,
                                          Case{"qwen2-bf16", 4}, Case{"gemma2-bf16", 2}));
 
 // Loads rank 0's part.
-absl::StatusOr<std::unique_ptr<Model>> LoadPart(const std::string& folder, LoadOptions options) {
+absl::StatusOr<std::unique_ptr<runtime::Model>> LoadPart(const std::string& folder,
+                                                         runtime::LoadOptions options) {
   ThreadPool pool(1);
   auto backend = kernels::Backend::Create(Device::Cpu(), &pool);
   EXPECT_TRUE(backend.ok()) << backend.status();
-  return LoadModel(FixturePath(folder), *backend, options);
+  return runtime::LoadModel(FixturePath(folder), *backend, options);
 }
 
 TEST(RankPartsLoadTest, ARankHoldsItsPartOfTheLayers) {
@@ -175,13 +176,15 @@ TEST(RankPartsLoadTest, TheCommunicatorIsThatOfThePart) {
   ThreadPool pool(1);
   const auto cpu = kernels::Backend::Create(Device::Cpu(), &pool);
   ASSERT_TRUE(cpu.ok()) << cpu.status();
-  EXPECT_TRUE(CheckCommunicator({}, {}, *cpu).ok());
-  EXPECT_TRUE(CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[1].get()}, *cpu).ok());
-  EXPECT_EQ(CheckCommunicator({.rank = 1, .size = 2}, {}, *cpu),
+  EXPECT_TRUE(runtime::CheckCommunicator({}, {}, *cpu).ok());
+  EXPECT_TRUE(
+      runtime::CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[1].get()}, *cpu).ok());
+  EXPECT_EQ(runtime::CheckCommunicator({.rank = 1, .size = 2}, {}, *cpu),
             absl::InvalidArgumentError("the communicator is of rank 0 of 1, the model's part is of "
                                        "rank 1 of 2"));
-  EXPECT_FALSE(CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[0].get()}, *cpu).ok());
-  EXPECT_FALSE(CheckCommunicator({}, {.comm = (*group)[0].get()}, *cpu).ok());
+  EXPECT_FALSE(
+      runtime::CheckCommunicator({.rank = 1, .size = 2}, {.comm = (*group)[0].get()}, *cpu).ok());
+  EXPECT_FALSE(runtime::CheckCommunicator({}, {.comm = (*group)[0].get()}, *cpu).ok());
 }
 
 // One rank's step is refused; the other waits for its sums and gets the same error.

@@ -127,12 +127,13 @@ TEST_P(StoredFormatModelTest, PlanAndWarningsSayWhatIsHeld) {
   ASSERT_TRUE(backend.ok());
   for (const Quantization quantization :
        {Quantization::kAuto, Quantization::kNone, Quantization::kInt8G32}) {
-    const auto loaded = LoadModel(model.Files(), *backend, {.quantization = quantization});
+    const auto loaded = runtime::LoadModel(model.Files(), *backend, {.quantization = quantization});
     ASSERT_TRUE(loaded.ok()) << loaded.status();
-    const auto plan = PlanMemory(model.Files(), {.page_size = 16,
-                                                 .num_blocks = 9,
-                                                 .quantization = quantization,
-                                                 .runner = {.max_rows = 4, .max_step_tokens = 32}});
+    const auto plan =
+        runtime::PlanMemory(model.Files(), {.page_size = 16,
+                                            .num_blocks = 9,
+                                            .quantization = quantization,
+                                            .runner = {.max_rows = 4, .max_step_tokens = 32}});
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->weight_bytes, (*loaded)->weights->size_bytes());
     const std::string text = testing::PrintToString((*loaded)->warnings);
@@ -169,26 +170,28 @@ TEST(StoredFormatModelsTest, RefusalsOfRoundedRowsSayWhy) {
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
   ASSERT_TRUE(backend.ok());
   struct Refused {
-    LoadMode mode;
+    runtime::LoadMode mode;
     Quantization quantization;
     const char* why;
   };
   for (const Refused& refused :
-       {Refused{LoadMode::kDummy, Quantization::kAuto,
+       {Refused{runtime::LoadMode::kDummy, Quantization::kAuto,
                 "model.load_mode dummy makes up plain values"},
-        Refused{LoadMode::kDummy, Quantization::kInt8, "model.load_mode dummy"},
-        Refused{LoadMode::kReal, Quantization::kNone, "model.quantization none holds none so"},
-        Refused{LoadMode::kReal, Quantization::kInt4G32,
+        Refused{runtime::LoadMode::kDummy, Quantization::kInt8, "model.load_mode dummy"},
+        Refused{runtime::LoadMode::kReal, Quantization::kNone,
+                "model.quantization none holds none so"},
+        Refused{runtime::LoadMode::kReal, Quantization::kInt4G32,
                 "model.quantization int4_g32 holds none"}}) {
-    const auto loaded = LoadModel(
+    const auto loaded = runtime::LoadModel(
         model.Files(), *backend,
         {.mode = refused.mode, .quantization = refused.quantization, .fp8_activations = true});
-    const auto host = PlanMemory(model.Files(), {.num_blocks = 9,
-                                                 .load_mode = refused.mode,
-                                                 .quantization = refused.quantization,
-                                                 .fp8_activations = true,
-                                                 .runner = {.max_rows = 4, .max_step_tokens = 32}});
-    const auto device = PlanDeviceMemory(
+    const auto host =
+        runtime::PlanMemory(model.Files(), {.num_blocks = 9,
+                                            .load_mode = refused.mode,
+                                            .quantization = refused.quantization,
+                                            .fp8_activations = true,
+                                            .runner = {.max_rows = 4, .max_step_tokens = 32}});
+    const auto device = runtime::PlanDeviceMemory(
         model.Files(), {.kv_dtype = DType::kF32,
                         .device_memory_bytes = std::int64_t{1} << 30,
                         .load_mode = refused.mode,
@@ -209,7 +212,7 @@ TEST(StoredFormatModelsTest, RowsRoundedForNothingAreAWarning) {
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
   ASSERT_TRUE(backend.ok());
   for (const bool rounds : {false, true}) {
-    const auto loaded = LoadModel(model.Files(), *backend, {.fp8_activations = rounds});
+    const auto loaded = runtime::LoadModel(model.Files(), *backend, {.fp8_activations = rounds});
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     const auto warning = testing::Contains(testing::HasSubstr(
         "model.fp8_activations rounds the inputs of 4 matrices, and 4 of them, such as "
@@ -319,7 +322,7 @@ TEST(StoredFormatModelsTest, BiasesOfZerosAreLetBe) {
     std::string zeros(256, '\0');
     zeros.back() = last;
     const FormatModel model("gptq-v1-int4-g32", SafetensorsOf({{name, "F16", zeros, {128}}}), name);
-    const auto loaded = LoadModel(model.Files(), *backend, {});
+    const auto loaded = runtime::LoadModel(model.Files(), *backend, {});
     EXPECT_EQ(loaded.ok(), last == 0) << loaded.status();
     if (last == 0) continue;
     EXPECT_THAT(std::string(loaded.status().message()), testing::HasSubstr(name + " has no place"));
@@ -341,13 +344,13 @@ TEST(StoredFormatModelsTest, PackedFilesKeepEveryForm) {
     const FormatModel model(name);
     std::filesystem::remove_all(directory);
     std::filesystem::create_directory(directory);
-    const LoadOptions options{.packed_dir = directory.string()};
-    const auto made = LoadModel(model.Files(), *backend, options);
+    const runtime::LoadOptions options{.packed_dir = directory.string()};
+    const auto made = runtime::LoadModel(model.Files(), *backend, options);
     ASSERT_TRUE(made.ok()) << made.status();
     ASSERT_EQ(std::distance(std::filesystem::directory_iterator(directory), {}), 1);
     const auto file = *std::filesystem::directory_iterator(directory);
     const auto written = file.last_write_time();
-    const auto read = LoadModel(model.Files(), *backend, options);
+    const auto read = runtime::LoadModel(model.Files(), *backend, options);
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(std::filesystem::last_write_time(file.path()), written) << "it was made again";
     const auto a = (*made)->weights->Sections(), b = (*read)->weights->Sections();
@@ -373,9 +376,10 @@ TEST(StoredFormatModelsTest, FingerprintSeesEveryPart) {
   ThreadPool threads(1);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
   ASSERT_TRUE(backend.ok());
-  const auto a = LoadModel(awq.Files(), *backend, {});
-  const auto b = LoadModel(gptq.Files(), *backend, {});
-  const auto again = LoadModel(awq.Files(), *backend, {.quantization = Quantization::kNone});
+  const auto a = runtime::LoadModel(awq.Files(), *backend, {});
+  const auto b = runtime::LoadModel(gptq.Files(), *backend, {});
+  const auto again =
+      runtime::LoadModel(awq.Files(), *backend, {.quantization = Quantization::kNone});
   ASSERT_TRUE(a.ok() && b.ok() && again.ok());
   EXPECT_NE((*a)->fingerprint, (*b)->fingerprint);
   EXPECT_EQ((*a)->fingerprint, (*again)->fingerprint);

@@ -56,8 +56,8 @@ TEST(TextConfigTest, SpecIsThatOfTheModelOfText) {
   EditedFixture plain("gemma3-text-bf16");
   EditedFixture wrapped("gemma3-text-bf16");
   Wrap(&wrapped);
-  const auto want = ReadModelSpec(plain.Files(), DeviceKind::kCpu);
-  const auto got = ReadModelSpec(wrapped.Files(), DeviceKind::kCpu);
+  const auto want = runtime::ReadModelSpec(plain.Files(), DeviceKind::kCpu);
+  const auto got = runtime::ReadModelSpec(wrapped.Files(), DeviceKind::kCpu);
   ASSERT_TRUE(want.ok()) << want.status();
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->spec, want->spec);
@@ -67,7 +67,7 @@ TEST(TextConfigTest, SpecIsThatOfTheModelOfText) {
                           "query_pre_attn_scalar"}) {
     inner.erase(key);
   }
-  const auto defaulted = ReadModelSpec(wrapped.Files(), DeviceKind::kCpu);
+  const auto defaulted = runtime::ReadModelSpec(wrapped.Files(), DeviceKind::kCpu);
   ASSERT_TRUE(defaulted.ok()) << defaulted.status();
   EXPECT_EQ(defaulted->spec.vocab_size, 262208u);
   EXPECT_EQ(defaulted->spec.layers[0].heads.num_heads, 8u);
@@ -81,7 +81,7 @@ TEST(TextConfigTest, BrokenWrappersAreRefusedByName) {
     EditedFixture fixture("gemma3-text-bf16");
     Wrap(&fixture);
     edit(fixture.config());
-    const auto read = ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
+    const auto read = runtime::ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
     EXPECT_FALSE(read.ok());
     return std::string(read.status().message());
   };

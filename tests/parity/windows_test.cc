@@ -39,7 +39,7 @@ class WindowsTest : public testing::TestWithParam<Windowed> {
 };
 
 TEST_P(WindowsTest, LayersOfOneWindowShareGroups) {
-  const auto checked = ReadModelSpec(files_, DeviceKind::kCpu);
+  const auto checked = runtime::ReadModelSpec(files_, DeviceKind::kCpu);
   ASSERT_TRUE(checked.ok()) << checked.status();
   const LayerGroups layers = PlanLayerGroups(checked->spec);
   EXPECT_EQ(layers.groups.size(), GetParam().groups);

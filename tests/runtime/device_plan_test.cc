@@ -27,8 +27,8 @@ constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::int64_t kTokenBytes = 2 * 2 * 64 * 2;  // bf16 keys and values of one token
 
 // Eight sequences, whose prompts come in chunks of 64 tokens, two of them under way.
-RuntimeOptions Options() {
-  RuntimeOptions options;
+runtime::RuntimeOptions Options() {
+  runtime::RuntimeOptions options;
   options.device.reserve_bytes = kMiB;
   options.model.dummy_weights = true;
   options.pool.page_size = 64;
@@ -41,11 +41,11 @@ class DevicePlanTest : public ::testing::Test {
  protected:
   DevicePlanTest() { EXPECT_TRUE(client::WriteSyntheticModel("tiny", dir_.path()).ok()); }
 
-  absl::StatusOr<DevicePlan> Plan(std::int64_t free_bytes,
-                                  const RuntimeOptions& options = Options()) {
+  absl::StatusOr<runtime::DevicePlan> Plan(std::int64_t free_bytes,
+                                           const runtime::RuntimeOptions& options = Options()) {
     const auto files = formats::ModelFiles::FromDirectory(dir_.path());
     EXPECT_TRUE(files.ok()) << files.status();
-    return PlanDevice(options, *files, free_bytes, /*num_sms=*/132);
+    return runtime::PlanDevice(options, *files, free_bytes, /*num_sms=*/132);
   }
 
   const testing::TempDir dir_;
@@ -61,7 +61,7 @@ TEST_F(DevicePlanTest, UsesAddUpAndTheRestIsPages) {
   const auto plan = Plan(fixed + kMiB + plenty->memory.pool_bytes - 10 * page);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.num_blocks, plenty->memory.num_blocks - 10);
-  const auto lines = PlanLines(*plan);
+  const auto lines = runtime::PlanLines(*plan);
   std::int64_t sum = 0;
   for (const auto& [name, bytes] : lines) {
     if (name == "total") {
@@ -97,7 +97,7 @@ TEST_F(DevicePlanTest, WeightsOfTheShape) {
 }
 
 TEST_F(DevicePlanTest, FastCountsTheWorkspaceOfTheLibrary) {
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   const auto plan = Plan(1024 * kMiB, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   for (const char* const level : {"batch_invariant", "strict", "fast"}) {
@@ -112,7 +112,7 @@ TEST_F(DevicePlanTest, FastCountsTheWorkspaceOfTheLibrary) {
 
 TEST_F(DevicePlanTest, APoolOfGivenSizeNeedsNoReserveAndMayCutTheContext) {
   const std::int64_t page = 64 * kTokenBytes;
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   options.pool.capacity_bytes = 5 * page;
   const auto plan = Plan(64 * kMiB, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -138,7 +138,7 @@ TEST_F(DevicePlanTest, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_EQ(reserve.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(reserve.status().message()),
               HasSubstr("device.reserve_bytes is 1048576, the GPU has 1048576 bytes free"));
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   options.model.max_context_tokens = 513;
   const auto longer = Plan(64 * kMiB, options);
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 512"));
@@ -151,7 +151,7 @@ TEST_F(DevicePlanTest, ThePrefixIndexIsShownAsTheHosts) {
   const std::int64_t pages = plan->memory.num_blocks - 1;
   EXPECT_GT(plan->memory.prefix_index_bytes, pages * 2 * 64 * 4);
   EXPECT_LT(plan->memory.prefix_index_bytes, pages * 2 * 64 * 8);
-  const auto lines = PlanLines(*plan);
+  const auto lines = runtime::PlanLines(*plan);
   const std::pair<std::string, std::int64_t> line("prefix_index", plan->memory.prefix_index_bytes);
   EXPECT_EQ(lines.back(), line);
   EXPECT_EQ(plan->memory.total_bytes(), plan->memory.weight_bytes + plan->memory.pool_bytes +
@@ -168,7 +168,7 @@ TEST_F(DevicePlanTest, AStretchedTableStretchesTheContext) {
   const auto plan = Plan(64 * kMiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->context_tokens, 4 * 512);
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   options.model.max_context_tokens = 2049;
   const auto longer = Plan(64 * kMiB, options);
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("the model's own context is 2048"));
@@ -183,7 +183,7 @@ TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
   config["sliding_window"] = 64;
   std::ofstream(path) << config;
   const std::int64_t page = 16 * kTokenBytes;
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   options.pool.page_size = 16;
   options.pool.capacity_bytes = 14 * page;
   const auto plan = Plan(64 * kMiB, options);
@@ -207,7 +207,7 @@ TEST_F(DevicePlanTest, AWindowBoundsWhatASequenceTakes) {
 }
 
 TEST_F(DevicePlanTest, QuantizedPagesHaveOneScalePerTokenAndHead) {
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   options.pool.dtype = DType::kI8;
   options.pool.page_size = 32;
   const auto plan = Plan(1024 * kMiB, options);
@@ -236,32 +236,34 @@ TEST(PoolOfTwoGroupsTest, OneUsablePageIsRefusedByEveryPlan) {
   const auto files = formats::ModelFiles::FromDirectory(paths::TestData("models/gemma2-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
   const auto options = [](std::int64_t pool_bytes) {
-    RuntimeOptions options = Options();
+    runtime::RuntimeOptions options = Options();
     options.model.dummy_weights = false;
     options.pool.page_size = 16;
     options.pool.capacity_bytes = pool_bytes;
     return options;
   };
-  const auto whole = PlanCpu(options(64 * kMiB), *files);
+  const auto whole = runtime::PlanCpu(options(64 * kMiB), *files);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ(whole->memory.layer_groups.groups.size(), 2u);
   const std::int64_t page = whole->memory.page_bytes;
-  const auto two_pages = PlanCpu(options(3 * page), *files);
+  const auto two_pages = runtime::PlanCpu(options(3 * page), *files);
   ASSERT_TRUE(two_pages.ok()) << two_pages.status();
   EXPECT_EQ(two_pages->context_tokens, 16);
   const char kRefusal[] =
       "the KV pool has 1 usable pages, the shortest sequence needs 2; raise "
       "kv_cache.capacity_bytes";
-  EXPECT_THAT(std::string(PlanCpu(options(2 * page), *files).status().message()), kRefusal);
+  EXPECT_THAT(std::string(runtime::PlanCpu(options(2 * page), *files).status().message()),
+              kRefusal);
   EXPECT_THAT(
-      std::string(PlanDevice(options(2 * page), *files, 1024 * kMiB, 132).status().message()),
+      std::string(
+          runtime::PlanDevice(options(2 * page), *files, 1024 * kMiB, 132).status().message()),
       kRefusal);
-  RuntimeOptions automatic = options(page);
+  runtime::RuntimeOptions automatic = options(page);
   automatic.pool.capacity_bytes.reset();
   const cache::PageDemand demand(16, std::vector<cache::CacheGroup>(2), 32);
-  EXPECT_THAT(std::string(CheckHoldsAnything(automatic, demand, 2).message()),
+  EXPECT_THAT(std::string(runtime::CheckHoldsAnything(automatic, demand, 2).message()),
               HasSubstr("kv_cache.capacity_bytes is auto"));
-  EXPECT_TRUE(CheckHoldsAnything(automatic, demand, 3).ok());
+  EXPECT_TRUE(runtime::CheckHoldsAnything(automatic, demand, 3).ok());
 }
 
 // Where all layers have windows it has room for nodes whose pages are gone, which no row needs
@@ -270,18 +272,18 @@ TEST(WindowedPrefixIndexTest, IsPlannedAsTheCacheManagerMakesIt) {
   const auto files =
       formats::ModelFiles::FromDirectory(paths::TestData("models/mistral-window-bf16"));
   ASSERT_TRUE(files.ok()) << files.status();
-  const auto model = ReadModelSpec(*files, DeviceKind::kCpu);
+  const auto model = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(model.ok()) << model.status();
   const LayerGroups layers = PlanLayerGroups(model->spec);
   ASSERT_GT(layers.groups.at(0).window, 0u);
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   options.model.dummy_weights = false;
   options.pool.page_size = 16;
   options.pool.capacity_bytes = 4 * kMiB;
   std::vector<std::int64_t> planned;
   for (const bool prefix_caching : {true, false}) {
     options.pool.prefix_caching = prefix_caching;
-    const auto pool = PlanCpuPool(options, model->spec, /*free_bytes=*/0);
+    const auto pool = runtime::PlanCpuPool(options, model->spec, /*free_bytes=*/0);
     ASSERT_TRUE(pool.ok()) << pool.status();
     cache::CacheManagerOptions cache;
     cache.geometry = pool->geometry;
@@ -289,10 +291,10 @@ TEST(WindowedPrefixIndexTest, IsPlannedAsTheCacheManagerMakesIt) {
     cache.max_rows = options.steps.max_rows;
     cache.max_context_tokens = static_cast<std::uint32_t>(pool->context_tokens);
     cache.prefix_caching = prefix_caching;
-    const auto plan = PlanCpu(options, *files);
+    const auto plan = runtime::PlanCpu(options, *files);
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->memory.prefix_index_bytes, cache::CacheManager::PrefixIndexBytes(cache));
-    const auto device = PlanDevice(options, *files, 1024 * kMiB, 132);
+    const auto device = runtime::PlanDevice(options, *files, 1024 * kMiB, 132);
     ASSERT_TRUE(device.ok()) << device.status();
     cache.geometry.num_blocks = device->memory.num_blocks;
     cache.max_context_tokens = static_cast<std::uint32_t>(device->context_tokens);
@@ -308,13 +310,13 @@ TEST(CpuPoolTest, AnAutomaticPoolLeavesRoomForItsPrefixIndex) {
   ASSERT_TRUE(client::WriteSyntheticModel("tiny", dir.path()).ok());
   const auto files = formats::ModelFiles::FromDirectory(dir.path());
   ASSERT_TRUE(files.ok()) << files.status();
-  const auto model = ReadModelSpec(*files, DeviceKind::kCpu);
+  const auto model = runtime::ReadModelSpec(*files, DeviceKind::kCpu);
   ASSERT_TRUE(model.ok()) << model.status();
-  RuntimeOptions options = Options();
+  runtime::RuntimeOptions options = Options();
   options.pool.memory_share = 0.25;
   options.steps.max_rows = 1024;
   constexpr std::int64_t kShare = 32 * kMiB;
-  const auto pool = PlanCpuPool(options, model->spec, 4 * kShare);
+  const auto pool = runtime::PlanCpuPool(options, model->spec, 4 * kShare);
   ASSERT_TRUE(pool.ok()) << pool.status();
   cache::CacheManagerOptions cache;
   cache.geometry = pool->geometry;
@@ -332,10 +334,10 @@ TEST(CpuPoolTest, AnAutomaticPoolLeavesRoomForItsPrefixIndex) {
 
   // A pool of a given size is what it says, and the plan has its index beside it.
   options.pool.capacity_bytes = kShare;
-  const auto given = PlanCpuPool(options, model->spec, /*free_bytes=*/0);
+  const auto given = runtime::PlanCpuPool(options, model->spec, /*free_bytes=*/0);
   ASSERT_TRUE(given.ok()) << given.status();
   EXPECT_EQ(given->geometry.num_blocks, kShare / cache.geometry.page_bytes());
-  const auto plan = PlanCpu(options, *files);
+  const auto plan = runtime::PlanCpu(options, *files);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->memory.pool_bytes + plan->memory.prefix_index_bytes,
             bytes(given->geometry.num_blocks));
@@ -345,7 +347,7 @@ TEST(CpuPoolTest, AnAutomaticPoolLeavesRoomForItsPrefixIndex) {
 
   options.pool.capacity_bytes.reset();
   const std::int64_t page = cache.geometry.page_bytes();
-  EXPECT_THAT(std::string(PlanCpuPool(options, model->spec, 4 * page).status().message()),
+  EXPECT_THAT(std::string(runtime::PlanCpuPool(options, model->spec, 4 * page).status().message()),
               HasSubstr("device.cpu.kv_memory_share is 0.25: kv cache of "));
 }
 
@@ -359,11 +361,12 @@ TEST(LongestSequenceTest, IsTheLongestWhosePagesFit) {
       while (longest < 700 && demand.PagesFor(static_cast<std::uint32_t>(longest + 1)) <= pages) {
         ++longest;
       }
-      EXPECT_EQ(LongestSequence(demand, pages, 700), longest) << groups.size() << ", " << pages;
+      EXPECT_EQ(runtime::LongestSequence(demand, pages, 700), longest)
+          << groups.size() << ", " << pages;
     }
   }
-  EXPECT_EQ(LongestSequence(cache::PageDemand(16, models[0], 32), 5, 700), 80);
-  EXPECT_EQ(LongestSequence(cache::PageDemand(16, models[1], 32), 6, 700), 700);
+  EXPECT_EQ(runtime::LongestSequence(cache::PageDemand(16, models[0], 32), 5, 700), 80);
+  EXPECT_EQ(runtime::LongestSequence(cache::PageDemand(16, models[1], 32), 6, 700), 700);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ class EvaluationEngineTest : public ::testing::Test {
     hot_ = options.engine;
     tokenizer_ = engine::MakeByteTokenizer();
     runner_ = std::make_unique<engine::FakeRunner>(options.runner);
-    runner_->SetHook([this](const models::StepBatch&) {
+    runner_->SetHook([this](const runtime::StepBatch&) {
       gate_.Pass();
       return absl::OkStatus();
     });
@@ -75,9 +75,9 @@ class EvaluationEngineTest : public ::testing::Test {
     engine_ = *std::move(made);
     TranslatorOptions translation;
     translation.model_id = "m";
-    served_ =
-        std::make_unique<ServedModel>(RequestTranslator(std::move(translation)), ModelDescription(),
-                                      models::DeviceDescription(), tokenizer_.get(), engine_.get());
+    served_ = std::make_unique<ServedModel>(RequestTranslator(std::move(translation)),
+                                            ModelDescription(), runtime::DeviceDescription(),
+                                            tokenizer_.get(), engine_.get());
     const std::vector<std::string> sets = {"logging.access_log=false"};
     std::vector<std::string> errors;
     auto layered = LayeredConfig::Load({.sets = sets}, &errors);

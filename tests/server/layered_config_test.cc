@@ -180,7 +180,7 @@ TEST_F(LayeredConfigTest, KeysOfDevicesReachTheOptions) {
   const auto defaults = Load({});
   ASSERT_NE(defaults, nullptr);
   DaemonOptions options = ToOptions(*defaults);
-  EXPECT_EQ(options.device.type, models::DeviceChoice::kAuto);
+  EXPECT_EQ(options.device.type, runtime::DeviceChoice::kAuto);
   EXPECT_EQ(options.device.cuda_ordinal, 0);
   EXPECT_EQ(options.device.reserve_bytes, std::int64_t{1} << 30);
   EXPECT_FALSE(options.model.dtype.has_value());
@@ -195,7 +195,7 @@ TEST_F(LayeredConfigTest, KeysOfDevicesReachTheOptions) {
                      "engine.determinism=fast"}});
   ASSERT_NE(config, nullptr) << errors_[0];
   options = ToOptions(*config);
-  EXPECT_EQ(options.device.type, models::DeviceChoice::kCuda);
+  EXPECT_EQ(options.device.type, runtime::DeviceChoice::kCuda);
   EXPECT_EQ(options.device.cuda_ordinal, 3);
   EXPECT_EQ(options.device.reserve_bytes, 2 << 20);
   EXPECT_EQ(options.model.dtype, DType::kF32);

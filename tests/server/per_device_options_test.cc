@@ -10,7 +10,7 @@
 namespace quire::server {
 namespace {
 
-models::StepSizes StepsOf(std::vector<std::string> sets, DeviceKind device) {
+runtime::StepSizes StepsOf(std::vector<std::string> sets, DeviceKind device) {
   sets.insert(sets.begin(), {"scheduler.max_running_sequences=8", "scheduler.max_step_tokens=2048",
                              "scheduler.prefill_chunk_tokens=640", "limits.max_logprobs=7"});
   std::vector<std::string> errors;
@@ -24,23 +24,23 @@ models::StepSizes StepsOf(std::vector<std::string> sets, DeviceKind device) {
 
 // 512 prompt tokens in a step, and a token of each sequence.
 TEST(PerDeviceOptionsTest, OnTheCpuPromptTokensOfAStepAreBounded) {
-  const models::StepSizes steps = StepsOf({}, DeviceKind::kCpu);
+  const runtime::StepSizes steps = StepsOf({}, DeviceKind::kCpu);
   EXPECT_EQ(steps.max_rows, 8u);
   EXPECT_EQ(steps.max_tokens, 512u + 8);
   EXPECT_EQ(steps.max_overlap_tokens, 512u);
   EXPECT_EQ(steps.max_logprobs, 7u);
-  const models::StepSizes small = StepsOf(
+  const runtime::StepSizes small = StepsOf(
       {"scheduler.max_step_tokens=256", "scheduler.prefill_chunk_tokens=64"}, DeviceKind::kCpu);
   EXPECT_EQ(small.max_tokens, 256u);
   EXPECT_EQ(small.max_overlap_tokens, 64u);
 }
 
 TEST(PerDeviceOptionsTest, OnAGpuStepsAreAsLargeAsConfiguredAndTwoAreUnderWay) {
-  const models::StepSizes steps = StepsOf({}, DeviceKind::kCuda);
+  const runtime::StepSizes steps = StepsOf({}, DeviceKind::kCuda);
   EXPECT_EQ(steps.max_rows, 8u);
   EXPECT_EQ(steps.max_tokens, 2048u);
   EXPECT_EQ(steps.max_overlap_tokens, 2 * 640u);
-  const models::StepSizes one = StepsOf({"engine.overlap_scheduling=false"}, DeviceKind::kCuda);
+  const runtime::StepSizes one = StepsOf({"engine.overlap_scheduling=false"}, DeviceKind::kCuda);
   EXPECT_EQ(one.max_overlap_tokens, 640u);
 }
 

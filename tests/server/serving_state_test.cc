@@ -23,7 +23,7 @@ TEST(ServingStateTest, StallTimeoutCountsAtOnce) {
   Mutex mutex;
   CondVar changed;
   bool is_open = false, is_inside = false;
-  runner.SetHook([&](const models::StepBatch&) {
+  runner.SetHook([&](const runtime::StepBatch&) {
     MutexLock lock(&mutex);
     is_inside = true;
     changed.NotifyAll();
@@ -36,7 +36,7 @@ TEST(ServingStateTest, StallTimeoutCountsAtOnce) {
   ASSERT_TRUE(created.ok()) << created.status();
   const std::unique_ptr<engine::Engine> engine = *std::move(created);
   const ServedModel served(RequestTranslator(TranslatorOptions{}), ModelDescription{},
-                           models::DeviceDescription{}, tokenizer.get(), engine.get());
+                           runtime::DeviceDescription{}, tokenizer.get(), engine.get());
   ServingState state(absl::Seconds(30));
   state.Publish(&served);
   state.SetState(LifeState::kReady);

@@ -40,27 +40,27 @@ class RealModel : public StressModel {
         kv_dtype_(kv_dtype),
         stream_(MakeStream(device)),
         backend_(MakeBackend(stream_.get(), &threads_)),
-        model_(OrDie(models::LoadModel(directory, backend_,
-                                       {.activation = activation(), .quantization = quantization}),
+        model_(OrDie(runtime::LoadModel(directory, backend_,
+                                        {.activation = activation(), .quantization = quantization}),
                      "model")),
         tokenizer_(OrDie(text::Tokenizer::Load(directory), "tokenizer")) {}
 
-  std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
+  std::unique_ptr<runtime::StepRunner> MakeRunner(const StressPool& pool) override {
     pool_ = OrDie(cache::KvPool::Create(Geometry(pool), {.stream = stream_.get()}), "pool");
     std::vector<std::uint8_t> has_text(model_->config.vocab_size);
     for (std::size_t i = 0; i < has_text.size(); ++i) {
       has_text[i] = tokenizer_->HasText(static_cast<std::int32_t>(i)) ? 1 : 0;
     }
-    const models::RunnerOptions options{.max_rows = pool.max_rows,
-                                        .max_step_tokens = 256,
-                                        .max_logprobs = 20,
-                                        .has_text = std::move(has_text),
-                                        .activation = activation(),
-                                        .max_context_tokens = pool.max_context_tokens};
+    const runtime::RunnerOptions options{.max_rows = pool.max_rows,
+                                         .max_step_tokens = 256,
+                                         .max_logprobs = 20,
+                                         .has_text = std::move(has_text),
+                                         .activation = activation(),
+                                         .max_context_tokens = pool.max_context_tokens};
     if (stream_ != nullptr) {
-      return OrDie(models::CudaRunner::Create(*model_, backend_, &*pool_, options), "runner");
+      return OrDie(runtime::CudaRunner::Create(*model_, backend_, &*pool_, options), "runner");
     }
-    return OrDie(models::ModelRunner::Create(*model_, backend_, &*pool_, options), "runner");
+    return OrDie(runtime::CpuRunner::Create(*model_, backend_, &*pool_, options), "runner");
   }
   std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) override {
     cache::CacheManagerOptions options;
@@ -93,7 +93,7 @@ class RealModel : public StressModel {
  private:
   cache::KvGeometry Geometry(const StressPool& pool) const {
     return OrDie(
-        models::KvGeometryFor(model_->spec, kStressPageSize, kv_dtype_, pool.usable_pages + 1),
+        runtime::KvGeometryFor(model_->spec, kStressPageSize, kv_dtype_, pool.usable_pages + 1),
         "geometry");
   }
   DType activation() const { return kv_dtype_ == DType::kF32 ? DType::kF32 : DType::kBF16; }
@@ -118,7 +118,7 @@ class RealModel : public StressModel {
 
  private:
   const kernels::Backend backend_;
-  const std::unique_ptr<models::Model> model_;
+  const std::unique_ptr<runtime::Model> model_;
   const std::unique_ptr<text::Tokenizer> tokenizer_;
   const models::LayerGroups layers_ = models::PlanLayerGroups(model_->spec);
 
@@ -131,14 +131,14 @@ class FixtureModel : public RealModel {
  public:
   using RealModel::RealModel;
 
-  std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
+  std::unique_ptr<runtime::StepRunner> MakeRunner(const StressPool& pool) override {
     class Runner : public HookedRunner {
      public:
-      Runner(std::unique_ptr<models::StepRunner> runner, std::function<void()> hook)
+      Runner(std::unique_ptr<runtime::StepRunner> runner, std::function<void()> hook)
           : HookedRunner(runner.get(), std::move(hook)), owned_(std::move(runner)) {}
 
      private:
-      const std::unique_ptr<models::StepRunner> owned_;
+      const std::unique_ptr<runtime::StepRunner> owned_;
     };
     return std::make_unique<Runner>(RealModel::MakeRunner(pool), [this] { PoisonFreePages(); });
   }

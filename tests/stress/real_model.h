@@ -1,6 +1,6 @@
 #pragma once
 
-// The story model of assets/ or a fixture, behind the very ModelRunner or CudaRunner that the
+// The story model of assets/ or a fixture, behind the very CpuRunner or CudaRunner that the
 // daemon links, for stress tests.
 
 #include <memory>

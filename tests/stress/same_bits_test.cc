@@ -132,7 +132,7 @@ struct Running {
     engine = *std::move(made);
   }
   MachineClock clock;
-  std::unique_ptr<models::StepRunner> runner;
+  std::unique_ptr<runtime::StepRunner> runner;
   std::unique_ptr<ConstraintCompiler> compiler;
   std::unique_ptr<Engine> engine;
 };

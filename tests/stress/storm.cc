@@ -131,7 +131,7 @@ class Storm {
   bool is_storming_ ABSL_GUARDED_BY(mutex_) = false;
   std::int64_t turns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t submitted_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<models::StepRunner> inner_runner_;
+  std::unique_ptr<runtime::StepRunner> inner_runner_;
   std::unique_ptr<HookedRunner> runner_;
   std::unique_ptr<Engine> engine_;
   std::map<std::string, Plan> plans_;

@@ -20,7 +20,7 @@ class FakeModel : public StressModel {
   FakeModel(int max_steps_in_flight, std::vector<cache::CacheGroup> groups)
       : max_steps_in_flight_(max_steps_in_flight), groups_(std::move(groups)) {}
 
-  std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) override {
+  std::unique_ptr<runtime::StepRunner> MakeRunner(const StressPool& pool) override {
     return std::make_unique<FakeRunner>(
         FakeRunnerOptions{.num_blocks = pool.usable_pages + 1,
                           .page_size = kStressPageSize,

@@ -28,7 +28,7 @@ inline constexpr std::uint32_t kStressChunkTokens = 16;
 class StressModel {
  public:
   virtual ~StressModel() = default;
-  virtual std::unique_ptr<models::StepRunner> MakeRunner(const StressPool& pool) = 0;
+  virtual std::unique_ptr<runtime::StepRunner> MakeRunner(const StressPool& pool) = 0;
   virtual std::unique_ptr<cache::CacheManager> MakeCacheManager(const StressPool& pool) = 0;
   virtual EngineOptions Options(const StressPool& pool) const = 0;
   virtual const text::Tokenizer& tokenizer() const = 0;
@@ -43,20 +43,20 @@ std::unique_ptr<StressModel> MakeFakeModel(int max_steps_in_flight = 1,
 void SetCommonOptions(EngineOptions& options);
 
 // Calls a function before each step.
-class HookedRunner : public models::StepRunner {
+class HookedRunner : public runtime::StepRunner {
  public:
-  HookedRunner(models::StepRunner* runner, std::function<void()> hook)
+  HookedRunner(runtime::StepRunner* runner, std::function<void()> hook)
       : runner_(runner), hook_(std::move(hook)) {}
-  absl::Status Run(const models::StepBatch& batch) override {
+  absl::Status Run(const runtime::StepBatch& batch) override {
     hook_();
     return runner_->Run(batch);
   }
-  void SampleLate(const models::StepBatch& batch) override { runner_->SampleLate(batch); }
-  absl::StatusOr<const models::StepResult*> Collect() override { return runner_->Collect(); }
+  void SampleLate(const runtime::StepBatch& batch) override { runner_->SampleLate(batch); }
+  absl::StatusOr<const runtime::StepResult*> Collect() override { return runner_->Collect(); }
   int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
 
  private:
-  models::StepRunner* const runner_;
+  runtime::StepRunner* const runner_;
   const std::function<void()> hook_;
 };
 

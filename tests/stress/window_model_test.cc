@@ -52,7 +52,7 @@ Reading Answer(StressModel& model, std::uint32_t output_tokens, std::uint32_t us
                         .max_context_tokens = 512,
                         .prefix_caching = prefix_caching};
   MachineClock clock;
-  const std::unique_ptr<models::StepRunner> runner = model.MakeRunner(pool);
+  const std::unique_ptr<runtime::StepRunner> runner = model.MakeRunner(pool);
   auto engine = Engine::Create(model.Options(pool), model.MakeCacheManager(pool), runner.get(),
                                &model.tokenizer(), &clock, nullptr);
   EXPECT_TRUE(engine.ok()) << engine.status();

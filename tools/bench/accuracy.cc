@@ -62,17 +62,17 @@ class Subject {
                                                        const kernels::Backend& backend) {
     auto subject = std::make_unique<Subject>();
     QUIRE_ASSIGN_OR_RETURN(subject->model_,
-                           models::LoadModel(path, backend, {.quantization = quantization}));
+                           runtime::LoadModel(path, backend, {.quantization = quantization}));
     const std::vector<cache::CacheGroup> groups =
         models::CacheGroupsOf(models::PlanLayerGroups(subject->model_->spec));
     const std::uint32_t pages =
         cache::PageDemand(kPageTokens, groups, kChunk).PagesFor(context) + 1;
     QUIRE_ASSIGN_OR_RETURN(
         const cache::KvGeometry geometry,
-        models::KvGeometryFor(subject->model_->spec, kPageTokens, DType::kF32, pages));
+        runtime::KvGeometryFor(subject->model_->spec, kPageTokens, DType::kF32, pages));
     QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry));
     subject->pool_ = std::make_unique<cache::KvPool>(std::move(pool));
-    QUIRE_ASSIGN_OR_RETURN(subject->runner_, models::ModelRunner::Create(
+    QUIRE_ASSIGN_OR_RETURN(subject->runner_, runtime::CpuRunner::Create(
                                                  *subject->model_, backend, subject->pool_.get(),
                                                  {.max_rows = 1, .max_step_tokens = kChunk}));
     QUIRE_ASSIGN_OR_RETURN(subject->cache_,
@@ -86,7 +86,7 @@ class Subject {
     return subject;
   }
 
-  const models::Model& model() const { return *model_; }
+  const runtime::Model& model() const { return *model_; }
 
   // Returns logits [count, vocab] of tokens [begin, begin + count) of `run`, after the tokens
   // before them.
@@ -94,7 +94,7 @@ class Subject {
                                       std::uint32_t count) {
     const BatchRow row(0);
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(row, begin + count));
-    models::StepBatch batch;
+    runtime::StepBatch batch;
     batch.token_ids.assign(run.begin() + begin, run.begin() + begin + count);
     batch.rows.push_back(
         {.batch_row = row, .cache_length = begin, .first_token = 0, .num_tokens = count});
@@ -114,9 +114,9 @@ class Subject {
   void EndRun() { cache_->Free(BatchRow(0)); }
 
  private:
-  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<runtime::Model> model_;
   std::unique_ptr<cache::KvPool> pool_;
-  std::unique_ptr<models::ModelRunner> runner_;
+  std::unique_ptr<runtime::CpuRunner> runner_;
   std::unique_ptr<cache::CacheManager> cache_;
   std::vector<float> logits_;
 };

@@ -197,8 +197,8 @@ void Inspector::AddModel(const formats::ModelFiles& files) {
   const absl::StatusOr<server::DaemonOptions> options = ReadOptions(request_);
   const std::int32_t context = options.ok() ? options->model.max_context_tokens.value_or(0) : 0;
   const DeviceKind device = request_.cpu ? DeviceKind::kCpu : DeviceKind::kCuda;
-  const absl::StatusOr<models::CheckedSpec> checked =
-      models::ReadModelSpec(files, device, static_cast<std::uint32_t>(context));
+  const absl::StatusOr<runtime::CheckedSpec> checked =
+      runtime::ReadModelSpec(files, device, static_cast<std::uint32_t>(context));
   if (!checked.ok()) return AddProblem(checked.status());
   const models::ModelConfig& config = checked->config;
   Add("architecture", absl::StrCat(config.architecture, ", family ", config.family));

@@ -44,11 +44,11 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
   if (!bytes.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--device-memory: ", bytes.status().message()));
   }
-  QUIRE_ASSIGN_OR_RETURN(const models::DevicePlan plan,
-                         models::PlanDevice(server::RuntimeOptionsFor(daemon, DeviceKind::kCuda),
-                                            files, *bytes, request.num_sms));
+  QUIRE_ASSIGN_OR_RETURN(const runtime::DevicePlan plan,
+                         runtime::PlanDevice(server::RuntimeOptionsFor(daemon, DeviceKind::kCuda),
+                                             files, *bytes, request.num_sms));
   PlanReport report;
-  for (const auto& [name, part] : models::PlanLines(plan)) {
+  for (const auto& [name, part] : runtime::PlanLines(plan)) {
     const bool on_host = name == "pinned" || name == "prefix_index";
     report.lines.push_back(Line(name, part, on_host ? " of host memory" : ""));
     report.json[name + "_bytes"] = part;
@@ -68,9 +68,9 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
 absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
                                     const formats::ModelFiles& files) {
   QUIRE_ASSIGN_OR_RETURN(
-      const models::CpuPlan cpu,
-      models::PlanCpu(server::RuntimeOptionsFor(daemon, DeviceKind::kCpu), files));
-  const models::MemoryPlan& plan = cpu.memory;
+      const runtime::CpuPlan cpu,
+      runtime::PlanCpu(server::RuntimeOptionsFor(daemon, DeviceKind::kCpu), files));
+  const runtime::MemoryPlan& plan = cpu.memory;
   PlanReport report;
   report.json = {
       {"weights_bytes", plan.weight_bytes},      {"weight_format", plan.weight_format},

@@ -2,8 +2,8 @@
 
 // Runs kernels from the PTX that nvcc made of them, on the machine of the emulator (simt.h): each
 // emulated thread goes through the instructions, and what goes beyond it is asked of the emulator's
-// models. So the text of inline assembly decides what happens, as on a device, where the twins of
-// the wrappers decide elsewhere in the emulator.
+// models. So the text of inline assembly decides what happens, as on a device, where the host
+// emulation of the wrappers decide elsewhere in the emulator.
 //
 // Threads: one at a time in the process, as kernels of the emulator.
 // Errors:  a module with syntax that is not known is not loaded; an instruction that is not known

@@ -1,4 +1,4 @@
-// The PTX of each wrapper of kernels/cuda against its twin in the emulator, and against formulas.
+// The PTX of each wrapper of kernels/cuda against its host emulation, and against formulas.
 
 #include <gmock/gmock.h>
 
@@ -113,12 +113,12 @@ class PtxTest : public KernelTest {
           program->RunThread(unit.name, arguments);
         });
   }
-  // What its twin gives.
-  Words RunTwin(const Unit& unit, const Words& in) {
-    return Launch(unit, in,
-                  [&](const CUtensorMap& map, const std::uint32_t* from, std::uint32_t* to) {
-                    unit.map_rank != 0 ? unit.mapped_twin(map, from, to) : unit.twin(from, to);
-                  });
+  // Returns the output of its host emulation.
+  Words RunEmulation(const Unit& unit, const Words& in) {
+    return Launch(
+        unit, in, [&](const CUtensorMap& map, const std::uint32_t* from, std::uint32_t* to) {
+          unit.map_rank != 0 ? unit.mapped_emulation(map, from, to) : unit.emulation(from, to);
+        });
   }
 
   // Empty, or the first word that differs under some seed.
@@ -140,7 +140,7 @@ class PtxTest : public KernelTest {
     Loaded(program).TakeExecuted();
     Loaded(program).TakeHints(unit.name);
     const Words ptx = RunPtx(unit, &Loaded(program), in);
-    const Words twin = RunTwin(unit, in);
+    const Words emulation = RunEmulation(unit, in);
     const auto say = [&](std::size_t i, const char* other, std::uint32_t word) {
       return absl::StrCat("kernel ", unit.name, " of ", program, ".ptx, seed ", seed, ": word ", i,
                           " is 0x", absl::Hex(ptx[i]), ", ", other, " gives 0x", absl::Hex(word),
@@ -148,9 +148,9 @@ class PtxTest : public KernelTest {
                           absl::StrJoin(TakeExecuted(Loaded(program)), "\n  "));
     };
     for (std::size_t i = 0; i < ptx.size(); ++i) {
-      const bool same =
-          ptx[i] == twin[i] || (unit.is_float && SameFloatWithin(ptx[i], twin[i], unit.ulps));
-      if (!same) return say(i, "the twin", twin[i]);
+      const bool same = ptx[i] == emulation[i] ||
+                        (unit.is_float && SameFloatWithin(ptx[i], emulation[i], unit.ulps));
+      if (!same) return say(i, "the host emulation", emulation[i]);
     }
     const Words expected = unit.expected(in);
     const std::set<std::string> hints = Loaded(program).TakeHints(unit.name);
@@ -194,7 +194,7 @@ class PtxTest : public KernelTest {
 };
 using PtxDeathTest = PtxTest;
 
-TEST_F(PtxTest, EveryUnitGivesWhatItsTwinGives) {
+TEST_F(PtxTest, EveryUnitEqualsItsHostEmulation) {
   for (const std::string& program : Programs()) {
     EXPECT_THAT(Loaded(program).problems(), IsEmpty());
     for (const Unit& unit : Units()) {
@@ -235,7 +235,7 @@ bool CallsFunction(const std::string& source, const std::string& name) {
   return false;
 }
 
-// The twins of headers replace all of these, whether there is assembly in them or not.
+// The host emulation of headers replaces all of these, with or without assembly.
 TEST_F(PtxTest, EveryWrapperIsCalled) {
   const std::string units = ReadFile(paths::Source("tests/cuda_emulator/ptx/units.cu")) +
                             ReadFile(paths::Source("tests/cuda_emulator/ptx/units_sm90.cu"));
@@ -243,8 +243,8 @@ TEST_F(PtxTest, EveryWrapperIsCalled) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(
            paths::Source("tests/cuda_emulator/include/kernels/cuda"))) {
     if (entry.path().extension() != ".cuh") continue;
-    const std::string twin = Relative(entry.path());
-    const std::string header = twin.substr(twin.find("kernels/cuda"));
+    const std::string emulation = Relative(entry.path());
+    const std::string header = emulation.substr(emulation.find("kernels/cuda"));
     for (const absl::string_view line : absl::StrSplit(ReadFile(paths::Source(header)), '\n')) {
       const std::string name = DeclaredFunction(line);
       if (name.empty()) continue;
@@ -444,7 +444,7 @@ struct Mistake {
   int nth = 1;
 };
 
-// Each gives other words than the twin; the message names the kernel and the line.
+// Each gives other words than the emulation; the message names the kernel and the line.
 TEST_F(PtxTest, MistakesThatGiveOtherValues) {
   const Mistake mistakes[] = {{"planted1_90a", "MmaBF16", "MmaBF16Unit"},
                               {"planted1_90a", "MmaF16", "MmaF16Unit"},

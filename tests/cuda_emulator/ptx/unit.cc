@@ -510,16 +510,19 @@ Words WgmmaE4M3Expected(const Words& in) {
 
 using kernels::cuda::LaunchShape;
 
-Unit Of(const char* name, Plain* twin, const LaunchShape& shape,
+Unit Of(const char* name, Plain* emulation, const LaunchShape& shape,
         Words (*make_input)(std::mt19937& random), Words (*expected)(const Words& in)) {
-  return {
-      .name = name, .shape = shape, .make_input = make_input, .twin = twin, .expected = expected};
+  return {.name = name,
+          .shape = shape,
+          .make_input = make_input,
+          .emulation = emulation,
+          .expected = expected};
 }
 // The sums keep about 14 bits of the largest addend.
 template <std::size_t kN>
-Unit WgmmaE4M3(const char* name, Plain* twin) {
+Unit WgmmaE4M3(const char* name, Plain* emulation) {
   Unit unit =
-      Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows<kN> * 128},
+      Of(name, emulation, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows<kN> * 128},
          WgmmaE4M3Input<kN>, WgmmaE4M3Expected<kN>);
   unit.is_float = true;
   unit.tolerance = 33 * 0x1p-11f;
@@ -527,9 +530,9 @@ Unit WgmmaE4M3(const char* name, Plain* twin) {
   return unit;
 }
 template <typename T, std::size_t kN, bool kShared>
-Unit Wgmma(const char* name, Plain* twin) {
+Unit Wgmma(const char* name, Plain* emulation) {
   Unit unit =
-      Of(name, twin, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows<kN> * 128},
+      Of(name, emulation, {.threads = 128, .shared_bytes = kSharedAlignment + kTileRows<kN> * 128},
          WgmmaInput<T, kN>, WgmmaExpected<T, kN, kShared>);
   unit.is_float = true;
   unit.tolerance = 4e-6f;
@@ -537,18 +540,18 @@ Unit Wgmma(const char* name, Plain* twin) {
   return unit;
 }
 template <std::size_t kCount, bool kTransposed>
-Unit LdMatrix(const char* name, Plain* twin) {
-  return Of(name, twin, {.threads = 32, .shared_bytes = 512}, AnyWords<128>,
+Unit LdMatrix(const char* name, Plain* emulation) {
+  return Of(name, emulation, {.threads = 32, .shared_bytes = 512}, AnyWords<128>,
             LdMatrixExpected<kCount, kTransposed>);
 }
 template <std::size_t kWords>
-Unit Copy(const char* name, Plain* twin) {
-  return Of(name, twin, {.threads = 32, .shared_bytes = 32 * 3 * 4 * kWords}, CopyInput<kWords>,
-            CopyExpected<kWords>);
+Unit Copy(const char* name, Plain* emulation) {
+  return Of(name, emulation, {.threads = 32, .shared_bytes = 32 * 3 * 4 * kWords},
+            CopyInput<kWords>, CopyExpected<kWords>);
 }
 template <typename T>
-Unit Mma(const char* name, Plain* twin) {
-  Unit unit = Of(name, twin, {.threads = 32}, MmaInput<T>, MmaExpected<T>);
+Unit Mma(const char* name, Plain* emulation) {
+  Unit unit = Of(name, emulation, {.threads = 32}, MmaInput<T>, MmaExpected<T>);
   unit.is_float = true;
   unit.tolerance = 1e-6f;
   return unit;
@@ -561,10 +564,10 @@ Unit Approx() {
   return unit;
 }
 template <std::uint32_t kRank>
-Unit Tma(const char* name, Mapped* twin) {
+Unit Tma(const char* name, Mapped* emulation) {
   Unit unit = Of(name, nullptr, {.threads = 64, .shared_bytes = kSharedAlignment + 1024 + 64},
                  Coordinates, TmaExpected<kRank>);
-  unit.mapped_twin = twin;
+  unit.mapped_emulation = emulation;
   unit.map_rank = kRank;
   return unit;
 }
@@ -573,7 +576,7 @@ Unit Cluster() {
       "ClusterUnit", nullptr,
       {.blocks_x = 2, .cluster_x = 2, .threads = 64, .shared_bytes = kSharedAlignment + 2048 + 64},
       Coordinates, ClusterExpected);
-  unit.mapped_twin = ClusterUnit;
+  unit.mapped_emulation = ClusterUnit;
   unit.map_rank = 2;
   return unit;
 }

@@ -23,15 +23,15 @@ struct Unit {
   Words (*make_input)(std::mt19937& random) = nullptr;
   // The function that the host compiler made of the kernel; `mapped` for one whose first argument
   // is a tensor map.
-  void (*twin)(const std::uint32_t* in, std::uint32_t* out) = nullptr;
-  void (*mapped_twin)(CUtensorMap map, const std::uint32_t* in, std::uint32_t* out) = nullptr;
+  void (*emulation)(const std::uint32_t* in, std::uint32_t* out) = nullptr;
+  void (*mapped_emulation)(CUtensorMap map, const std::uint32_t* in, std::uint32_t* out) = nullptr;
   std::uint32_t map_rank = 0;
   // What a formula apart from all models gives.
   Words (*expected)(const Words& in) = nullptr;
   // Words are floats, of which any NaN is as good as another; otherwise they are equal as bits.
   bool is_float = false;
-  // How far floats may lie from `expected`, by size + 1, and from the twin in units in the last
-  // place.
+  // How far floats may lie from `expected`, by size + 1, and from the host emulation in units in
+  // the last place.
   float tolerance = 0.0f;
   std::uint32_t ulps = 0;
   // What its PTX asks of the device that changes no value (Program::TakeHints).

@@ -1,6 +1,7 @@
 // Kernels that call each wrapper of kernels/cuda/*.cuh of compute capability 8.0, alone or with
 // those that it makes sense with. nvcc makes PTX of this file, from the wrappers; the host compiler
-// makes functions of it, from their twins. Both get the same `in` and must give the same `out`.
+// makes functions of it, and from their host emulations. Both get the same `in` and must give the
+// same `out`.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 #pragma once
 
-// The emulator's twin of kernels/cuda/convert.cuh: same names, same contracts. The host compiler
-// fuses and splits nothing here (-ffp-contract=off).
+// The host emulation of kernels/cuda/convert.cuh, with the same names and contracts. The host
+// compiler fuses and splits nothing here (-ffp-contract=off).
 
 #include <cuda_runtime.h>
 

@@ -1,14 +1,16 @@
 #pragma once
 
-// A view of a cache that keeps each sequence in one block of consecutive tokens. It serves tests as
-// the contiguous oracle of the paged cache and a single sequence as its path; it takes no part in
-// prefix caching and is never quantised.
+// A view of a cache that keeps each sequence in one block of consecutive tokens. It is never
+// quantised and takes no part in prefix caching.
+//
+// No request uses it. It exists because the reference API has it, and because tests use it as the
+// contiguous oracle of the paged cache.
 //
 //   row(b, t)           = lut[b] * R + t        R = rows between two blocks of one view
 //   element(b, t, h, d) = base + row * H*D + h*D + d
 //
-// Place, invariants, threads and lifetime as in kv_cache_view.h. Block 0 is the null block: free
-// batch rows name it, and stores through it write nothing.
+// Place, invariants, threads, lifetime and the order of arguments are those of kv_cache_view.h.
+// Block 0 is the null block: free batch rows name it, and stores through it write nothing.
 
 #include <array>
 #include <cstdint>
@@ -28,7 +30,7 @@
 
 namespace quire::cache {
 
-// K or V of one layer, one block of max_block_tokens tokens per sequence.
+// The K or V of one layer, with one block of max_block_tokens tokens per sequence.
 template <typename T, typename ParamsT>
 struct ContinuousBatchingKVCache {
   using Element = std::remove_const_t<T>;
@@ -79,7 +81,7 @@ struct ContinuousBatchingKVCache {
   KvExtent<Params::kNumHeads> heads{};
   KvExtent<Params::kHeadSize> columns{};
 
-  // "ContinuousBatchingKVCache<f32,h2,d64>", with ",mla" where it applies.
+  // Returns "ContinuousBatchingKVCache<f32,h2,d64>", with ",mla" for an MLA cache.
   static std::string type_name() {
     return absl::StrCat("ContinuousBatchingKVCache<", DTypeName(kDType), ",h",
                         KvExtentName(Params::kNumHeads), ",d", KvExtentName(kHeadSize),
@@ -110,7 +112,7 @@ struct ContinuousBatchingKVCache {
     return LookupTableView::RowMajor(lookup_table, {batch_size});
   }
 
-  // Tokens of batch row b that were cached before this step.
+  // Returns the number of tokens of batch row b that were cached before this step.
   QUIRE_HOST_DEVICE std::uint32_t cache_length(std::uint32_t b) const {
     QUIRE_DCHECK(b < batch_size);
     return cache_lengths[b];
@@ -131,11 +133,12 @@ struct ContinuousBatchingKVCache {
     QUIRE_DCHECK(h < num_heads());
     return h * head_size();
   }
-  // A sparse index of this cache is already a row; a negative one gives -1.
+  // Returns the encoded index, which is a row of this cache already, or -1 if it is negative.
   QUIRE_HOST_DEVICE std::int32_t get_tma_row(std::int32_t encoded) const {
     return encoded < 0 ? -1 : encoded;
   }
-  // Row of token t, or -1 when it is negative, past the block or in no block.
+  // Returns the row of token t, or -1 if t is negative or past the block, or if the sequence has no
+  // block.
   QUIRE_HOST_DEVICE std::int32_t sparse_tma_row(std::uint32_t b, std::int32_t t) const {
     QUIRE_DCHECK(b < batch_size);
     const auto at = static_cast<std::uint32_t>(t);
@@ -143,12 +146,12 @@ struct ContinuousBatchingKVCache {
     if (lookup_table[b] == kNullPage || lookup_table[b] >= num_blocks) return -1;
     return static_cast<std::int32_t>(row_idx(b, at));
   }
-  // Rows count through the whole view: (row, 0).
+  // Returns (row, 0), because rows are numbered through the whole view.
   QUIRE_HOST_DEVICE KvTmaCoords kv_tma_coords(std::uint32_t b, std::uint32_t t) const {
     return {row_idx(b, t), 0};
   }
 
-  // Pointer to element (b, t, h, d), the first of Tile rows that lie H*D apart.
+  // Returns the pointer to element (b, t, h, d), the first of Tile rows with stride H*D.
   // REQUIRES: t + Tile <= max_block_tokens.
   template <std::uint32_t Tile>
   requires kPointerTile<Tile> QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t,
@@ -158,7 +161,7 @@ struct ContinuousBatchingKVCache {
     return ElementAt(row_idx(b, t), h, d);
   }
 
-  // One entry: the row of `base`.
+  // Returns a table of one entry, the row of `base`.
   template <std::uint32_t BN, std::uint32_t Alignment, bool PairCta = false, bool IsLeader = true>
   requires(kRowTile<BN, Alignment, PairCta>)
       QUIRE_HOST_DEVICE PagedRowIndices<BN, 0, PairCta, IsLeader> populate(std::uint32_t b,
@@ -168,7 +171,8 @@ struct ContinuousBatchingKVCache {
     return {{row_idx(b, base)}};
   }
 
-  // Width elements from (b, t, h, d) on, as Out. REQUIRES: the vector stays inside its head.
+  // Loads Width elements from (b, t, h, d) on and converts them to Out. REQUIRES: the vector is
+  // within its head.
   template <int Width, typename Out = Element>
   requires(kVectorFits<Width>&& KvElement<Out>)
       QUIRE_HOST_DEVICE Vec<Out, Width> load(std::uint32_t b, std::uint32_t h, std::uint32_t t,
@@ -177,7 +181,7 @@ struct ContinuousBatchingKVCache {
     QUIRE_DCHECK(d + Width <= head_size());
     return ConvertVector<Out>(LoadVector<Width>(ElementAt(row_idx(b, t), h, d)));
   }
-  // Writes Width elements; nothing when the sequence has no block.
+  // Stores Width elements. Writes nothing if the sequence has no block.
   template <int Width>
   requires(kWritable&& KvWidth<Width>)
       QUIRE_HOST_DEVICE void store(std::uint32_t b, std::uint32_t h, std::uint32_t t,

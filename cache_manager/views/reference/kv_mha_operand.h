@@ -1,15 +1,18 @@
 #pragma once
 
-// What an attention kernel reads keys or values through: a cache, the scales of a cache, or a plain
-// tensor, with one set of members. Operands only read; they add no state to what they wrap.
+// Operands of attention: one set of members to read keys or values from a cache, from the scales of
+// a cache, or from a plain tensor. An operand adds no state to the object that it wraps.
 //
-// Attention: an operand takes the token before the head, (b, t, h, d), where a cache's load and
-// store members take (b, h, t, d).
+// No request uses operands; the kernels read views. They exist because the reference API has them,
+// and tests check that the views agree with them.
+//
+// Every member of an operand takes (b, t, h, d). kv_cache_view.h has the orders of the cache's
+// members.
 //
 // Place:      between the views and the attention kernels.
-// Invariants: those of what is wrapped.
+// Invariants: those of the wrapped object.
 // Threads:    immutable values.
-// Lifetime:   none; valid while the wrapped memory is.
+// Lifetime:   valid while the wrapped memory is.
 
 #include <cstdint>
 #include <string>
@@ -26,7 +29,7 @@
 
 namespace quire::cache {
 
-// A cache, paged or continuous.
+// An operand that reads a cache, paged or continuous.
 template <typename C>
 struct KVCacheMHAOperand {
   using Cache = C;
@@ -85,7 +88,7 @@ struct KVCacheMHAOperand {
   QUIRE_HOST_DEVICE const Scale* scales_raw_ptr() const requires kQuantized {
     return cache.scales_raw_ptr();
   }
-  // Token before head, unlike the cache's member.
+  // Takes (b, t, h, d); load_scale of the cache takes (b, h, t, d).
   template <int Width>
   requires(kQuantized&& KvWidth<Width>)
       QUIRE_HOST_DEVICE Vec<Scale, Width> load_scale(std::uint32_t b, std::uint32_t t,
@@ -95,8 +98,8 @@ struct KVCacheMHAOperand {
 template <typename C>
 KVCacheMHAOperand(C) -> KVCacheMHAOperand<C>;
 
-// The scales of a quantised cache as an operand of their own: elements are scales. Rows and tiles
-// follow the scales' lookup table; sparse rows follow the values', whose indices they are.
+// An operand whose elements are the scales of a quantised cache. Rows and tiles are those of the
+// scales' lookup table. Sparse rows are those of the values, because sparse indices are.
 template <typename C>
 requires(C::kQuantized) struct KVCacheScalesMHAOperand {
   using Cache = C;
@@ -137,7 +140,7 @@ requires(C::kQuantized) struct KVCacheScalesMHAOperand {
   QUIRE_HOST_DEVICE std::int32_t sparse_tma_row(std::uint32_t b, std::int32_t t) const {
     return cache.sparse_tma_row(b, t);
   }
-  // (scale row, 0): a descriptor of scales counts rows through the whole view.
+  // Returns (scale row, 0), because a descriptor of scales numbers rows through the whole view.
   QUIRE_HOST_DEVICE KvTmaCoords kv_tma_coords(std::uint32_t b, std::uint32_t t) const {
     return {cache.scale_row_idx(b, t), 0};
   }
@@ -153,7 +156,7 @@ requires(C::kQuantized) struct KVCacheScalesMHAOperand {
 template <typename C>
 KVCacheScalesMHAOperand(C) -> KVCacheScalesMHAOperand<C>;
 
-// A tensor [B, S_max, H, D] without gaps, one row of tokens per sequence.
+// An operand that reads a packed tensor [B, S_max, H, D], one row of tokens per sequence.
 template <typename T>
 struct ContiguousMHAOperand {
   using Element = std::remove_const_t<T>;
@@ -164,7 +167,7 @@ struct ContiguousMHAOperand {
   static constexpr std::uint32_t kPageSize = 0;
   static constexpr bool kQuantized = false;
   static constexpr std::uint32_t kGranularity = 1;
-  // The tensor already holds this step's tokens.
+  // The tensor contains this step's tokens already.
   static constexpr bool kLengthIncludesNew = true;
 
   const Element* data = nullptr;           // [batch_size, max_tokens, num_heads, head_size]
@@ -222,8 +225,8 @@ struct ContiguousMHAOperand {
   }
 };
 
-// A tensor [T, H, D] without gaps: sequence b has the rows from row_offsets[b] to row_offsets[b +
-// 1].
+// An operand that reads a packed tensor [T, H, D]. Sequence b has rows [row_offsets[b],
+// row_offsets[b + 1]).
 template <typename T>
 struct RaggedMHAOperand {
   using Element = std::remove_const_t<T>;
@@ -293,7 +296,7 @@ struct RaggedMHAOperand {
   }
 };
 
-// Keys that a query of q_len new tokens of row b may see.
+// Returns the number of keys that a query of q_len new tokens of row b may read.
 template <typename Operand>
 QUIRE_HOST_DEVICE inline std::uint32_t num_keys(const Operand& operand, std::uint32_t b,
                                                 std::uint32_t q_len) {

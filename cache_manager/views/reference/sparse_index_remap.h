@@ -1,7 +1,10 @@
 #pragma once
 
-// Turns logical token positions, as a sparse attention indexer selects them, into page * P +
-// offset. Consumers convert the result to rows with get_tma_row.
+// Converts logical token positions, which a sparse attention indexer selects, to page * P + offset.
+// get_tma_row converts the result to rows.
+//
+// No request uses it. It exists because get_tma_row and sparse_tma_row of the reference API take
+// these indices, and tests compare the two.
 
 #include <cstdint>
 
@@ -23,10 +26,10 @@ struct SparseIndexRemapParams {
   std::uint32_t num_blocks;  // N, the null page included
 };
 
-// encoded[i][k] = page * P + t mod P for t = logical[i][k], with the page of t in the batch row
-// that contains query token i. A negative t is copied. -1 when no batch row contains i, t is past
-// the table, or its page is 0 or not below N. An encoded index never overflows: N * P <=
-// num_kv_rows < 2^31.
+// Sets encoded[i][k] = page * P + t mod P for t = logical[i][k], where `page` is the page of t in
+// the batch row that contains query token i. A negative t is copied. The result is -1 if no batch
+// row contains i, if t is past the table, or if the page is 0 or not below N. An encoded index
+// cannot overflow: N * P <= num_kv_rows < 2^31.
 inline void RemapSparseIndices(const SparseIndexRemapParams& params) {
   QUIRE_DCHECK(params.page_size > 0);
   std::uint32_t b = 0;

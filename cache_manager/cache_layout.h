@@ -1,0 +1,59 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache_manager/pool/page_demand.h"
+
+namespace quire::cache {
+
+inline std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
+  return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
+}
+
+// The layer groups of a cache, and the columns of a row that each group reads. Column c covers
+// tokens [c * page_size, (c + 1) * page_size).
+//
+// Place:      below the classes that CacheManager consists of.
+// Threads:    any; an immutable value.
+class CacheLayout {
+ public:
+  // REQUIRES: page_size > 0; groups is not empty.
+  CacheLayout(std::uint32_t page_size, std::vector<CacheGroup> groups);
+
+  std::uint32_t page_size() const { return page_size_; }
+  std::size_t num_groups() const { return groups_.size(); }
+  bool has_window(std::size_t group) const { return groups_[group].window > 0; }
+  // The groups that have a window.
+  std::span<const std::size_t> windows() const { return windows_; }
+  // The group that keeps pages longest. No other group keeps a column that this group released.
+  std::size_t widest() const { return widest_; }
+
+  // Returns the first column that a query at `position` reads.
+  std::uint32_t FirstRead(std::size_t group, std::uint32_t position) const {
+    const std::uint32_t window = groups_[group].window;
+    return window == 0 || position < window ? 0 : (position - window + 1) / page_size_;
+  }
+  // Returns the first column that a query at `position` reads from its first token on.
+  std::uint32_t FirstReadWhole(std::size_t group, std::uint32_t position) const {
+    return FirstRead(group, position + page_size_ - 1);
+  }
+  // Returns the first column that a row holds if its next query is at `position` and its first
+  // `published` columns have nodes. The last of these columns is always held, because the next page
+  // continues it.
+  std::uint32_t FirstHeld(std::size_t group, std::uint32_t position,
+                          std::uint32_t published) const {
+    return std::min(FirstRead(group, position), std::max(published, 1u) - 1);
+  }
+
+ private:
+  std::uint32_t page_size_;
+  std::vector<CacheGroup> groups_;
+  std::vector<std::size_t> windows_;
+  std::size_t widest_;
+};
+
+}  // namespace quire::cache

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/keyed_hash.h"
+#include "cache_manager/pool/page_demand.h"
+#include "cache_manager/prefix/page_hash.h"
+#include "cache_manager/views/kv_params.h"
+
+namespace quire::cache {
+
+struct CacheManagerOptions {
+  KvGeometry geometry;  // geometry of a page of any group; num_blocks includes the null page
+  std::vector<CacheGroup> groups = {CacheGroup{}};
+  std::uint32_t max_rows = 0;            // rows of a lookup table
+  std::uint32_t max_context_tokens = 0;  // maximum tokens of a row, including planned steps
+  // Maximum number of tokens of a row that are planned or in flight at a time. It only bounds
+  // demand(). At least 1 if any group has a window.
+  std::uint32_t max_row_overlap_tokens = 0;
+  bool prefix_caching = true;
+  bool partial_page_reuse = true;          // initial value, see SetPartialPageReuse
+  HashKey hash_key{};                      // random per process
+  PageHashFunction page_hash = &HashPage;  // the function that made the callers' keys
+};
+
+}  // namespace quire::cache

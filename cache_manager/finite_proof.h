@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/strong_id.h"
+#include "cache_manager/pool/block_pool.h"
+#include "cache_manager/row_pages.h"
+#include "cache_manager/step_work.h"
+
+namespace quire::cache {
+
+// Records which pages are proven finite: logits that read every value of the page were finite, so
+// the page contains neither NaN nor infinity. If the logits of a row are not finite, only pages
+// after its proven tokens can be the cause, and only these are invalidated.
+//
+// Adoption. Publish may replace a page of a row by an equal page of another history. If that page
+// is not proven, the row's proof ends before it. Steps launched before the replacement read the old
+// page, so their logits prove nothing about the new one.
+//
+// Place:      above RowPages, below PrefixIndex. The flags of pages are in BlockPool.
+// Invariants: a row has pages for its proven tokens. In groups without window every full page of
+//             them is proven finite. CheckIntegrity().
+// Threads:    engine thread only.
+// Lifetime:   destroyed before the objects passed to the constructor.
+class FiniteProof {
+ public:
+  FiniteProof(BlockPool* pool, const RowPages* rows, const StepWork* step_work);
+
+  // The row was attached to pages whose first `proven_tokens` tokens are proven.
+  void Attach(BatchRow row, std::uint32_t proven_tokens);
+  // The row `child` was forked and shares the first `shared_tokens` tokens of `parent`.
+  void Fork(BatchRow parent, BatchRow child, std::uint32_t shared_tokens);
+  void ForgetRow(BatchRow row);
+
+  // See CacheManager::SetProven and proven_tokens.
+  void SetProven(BatchRow row, std::uint32_t tokens);
+  std::uint32_t proven_tokens(BatchRow row) const;
+  // Marks the pages of a partial column proven if the row's proof covers `computed_tokens`, which
+  // end in that column.
+  void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
+  // A page of the row's column is about to be replaced by `page`.
+  void OnReplace(BatchRow row, std::uint32_t column, BlockId page);
+
+  // True if every page is proven finite. Null pages are ignored.
+  bool AreProven(std::span<const BlockId> pages) const;
+  // True if all pages that the row has of a column are proven finite. If the row has released the
+  // column, `node_pages`, the pages of its node, are examined instead.
+  bool IsColumnProven(BatchRow row, std::uint32_t column,
+                      std::span<const BlockId> node_pages) const;
+  // True if replacing the row's pages of the column by `pages` would replace a proven page by one
+  // that is not proven.
+  bool WouldLoseProof(BatchRow row, std::uint32_t column, std::span<const BlockId> pages) const;
+  // Returns the number of leading columns, of `pages` [columns, groups], in which every page that
+  // an attached row would hold is proven finite.
+  std::uint32_t ProvenColumns(std::span<const BlockId> pages) const;
+
+  absl::Status CheckIntegrity() const;
+
+ private:
+  friend struct FiniteProofPeer;
+
+  struct Row {
+    std::uint32_t proven_tokens = 0;
+    // The first token of the first page that was replaced by an unproven one, and the number of
+    // steps launched by then. Logits of these steps prove only the tokens before.
+    std::uint32_t adopted_from = 0;
+    std::uint64_t adoption_step = 0;  // 0: no page was replaced
+  };
+
+  Row& at(BatchRow row);
+
+  BlockPool* const pool_;
+  const RowPages* const rows_;
+  const StepWork* const step_work_;
+  std::vector<Row> proofs_;  // by row
+};
+
+}  // namespace quire::cache

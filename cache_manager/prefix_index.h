@@ -1,0 +1,125 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/keyed_hash.h"
+#include "base/strong_id.h"
+#include "cache_manager/cache_manager_options.h"
+#include "cache_manager/finite_proof.h"
+#include "cache_manager/pool/block_pool.h"
+#include "cache_manager/prefix/page_hash.h"
+#include "cache_manager/prefix/prefix_cache.h"
+#include "cache_manager/prefix_match.h"
+#include "cache_manager/row_pages.h"
+
+namespace quire::cache {
+
+struct FlushCounts {
+  std::uint32_t freed_pages = 0;
+  std::uint32_t retained_pages = 0;  // unpublished, but still referenced by rows
+};
+
+struct LookupCounts {
+  std::uint64_t hit_tokens = 0;
+  std::uint64_t queried_tokens = 0;
+  std::uint64_t collisions = 0;  // equal keys of different tokens, in lookups and in Publish
+};
+
+// Matches token histories against published pages and publishes the pages of rows.
+//
+// Place:      above PrefixCache, RowPages and FiniteProof; below CacheManager.
+// Invariants: in each row and group the pages with nodes come first, and each of their nodes is a
+//             child of the node before it. The pages of one column have the same node. So a row
+//             that references a page references its whole prefix, in groups without window.
+//             CheckIntegrity().
+// Threads:    engine thread only.
+// Lifetime:   destroyed before the objects passed to the constructor.
+class PrefixIndex {
+ public:
+  PrefixIndex(const CacheManagerOptions& options, BlockPool* pool, PrefixCache* prefixes,
+              RowPages* rows, FiniteProof* proof);
+
+  // CacheManager describes the functions of the same names.
+  PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
+                    const Hash128& root, std::uint32_t max_tokens) const;
+  void CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens);
+  void Publish(BatchRow row, std::span<const std::int32_t> tokens, std::vector<PageKey>* keys,
+               std::uint32_t computed_tokens);
+  void SetPublish(BatchRow row, bool enabled);
+  void SetPartialPageReuse(bool enabled) { partial_page_reuse_ = enabled; }
+  FlushCounts Flush();
+  void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
+                  std::span<const PageKey> keys, std::uint32_t first_token);
+
+  // Returns ABORTED if the match is outdated.
+  absl::Status CheckCurrent(const PrefixMatch& match) const;
+  // The row was attached to `columns` published columns. It publishes under `root`.
+  void Attach(BatchRow row, const Hash128& root, std::uint32_t columns);
+  // The row `child` was forked and shares the first `shared_columns` columns of `parent`.
+  void Fork(BatchRow parent, BatchRow child, std::uint32_t shared_columns);
+  void ForgetRow(BatchRow row);
+  // Publishes the full pages that have keys, and the rest of [0, computed_tokens) as a partial
+  // child.
+  void PublishWithTail(BatchRow row, std::span<const std::int32_t> tokens,
+                       std::span<const PageKey> keys, std::uint32_t computed_tokens);
+  // Unpublishes the first column of the row's history that is not proven finite, at or after
+  // `first_token`, and everything that continues it. Returns that column.
+  std::uint32_t Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
+                           std::span<const PageKey> keys, std::uint32_t first_token);
+  // Returns the column from which the row keeps its pages even if its windows do not reach them:
+  // the last published one, which its next page continues. No limit if the row cannot publish.
+  std::uint32_t FirstKeptColumn(BatchRow row);
+
+  const LookupCounts& lookup_counts() const { return counts_; }
+  absl::Status CheckIntegrity() const;
+
+ private:
+  friend struct PrefixIndexPeer;
+
+  struct Row {
+    Hash128 root;
+    bool is_attached = false;  // root is valid
+    bool may_publish = true;
+    bool is_blocked = false;          // the row can publish no more pages
+    std::uint32_t num_published = 0;  // leading columns known to have nodes
+  };
+
+  Row& at(BatchRow row);
+  bool CanPublish(BatchRow row);
+  // Returns the node that a page at `column` continues. kNoNode if that is a root without node, or
+  // if the row does not hold the column before.
+  NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
+  // Appends to match->pages the longest run of pages that every group can use. Returns its last
+  // node.
+  NodeId MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
+                    const Hash128& root, PrefixMatch* match) const;
+  void PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
+                      std::span<const PageKey> keys, std::uint32_t full_pages);
+  bool PublishColumn(BatchRow row, std::uint32_t column, std::span<const std::int32_t> page_tokens,
+                     const PageKey& key);
+  // Replaces the column's pages by those of `node`, which has the same history. In groups where the
+  // node has no page, the column's page is added to it.
+  void Merge(BatchRow row, std::uint32_t column, NodeId node);
+  // Publishes the partial page that follows the row's full ones, if the row can publish.
+  void PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
+                   std::uint32_t computed_tokens);
+  absl::Status CheckRow(BatchRow row, std::size_t group) const;
+
+  const bool prefix_caching_;
+  bool partial_page_reuse_;
+  const HashKey hash_key_;
+  const PageHashFunction page_hash_;
+  const std::uint32_t page_size_;
+  BlockPool* const pool_;
+  PrefixCache* const prefixes_;
+  RowPages* const rows_;
+  FiniteProof* const proof_;
+  std::vector<Row> publications_;      // by row
+  std::vector<BlockId> column_pages_;  // scratch, by group
+  LookupCounts counts_;
+};
+
+}  // namespace quire::cache

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/strong_id.h"
+
+namespace quire::cache {
+
+// The result of Match: a run of full pages, and perhaps a prefix of one more page. It is valid
+// until any page is unpublished (eviction, Invalidate, Flush). Attach rejects an outdated match by
+// its generation.
+struct PrefixMatch {
+  std::uint32_t num_tokens = 0;  // full pages * page size + partial_rows
+  // Full pages to share, [columns, groups]. A window group may have the null page in columns that
+  // no token after the match reads. Attach skips those columns.
+  std::vector<BlockId> pages;
+  std::vector<BlockId> partial_sources;  // empty, or one page per group to copy from
+  std::uint32_t partial_rows = 0;
+  // Leading tokens whose pages are all proven finite (FiniteProof); covers full pages only.
+  std::uint32_t proven_tokens = 0;
+  bool is_partial_proven = false;  // true if all partial_sources are proven finite
+  std::uint64_t generation = 0;
+  bool collision = false;  // the match ended at a page with an equal key but other tokens
+};
+
+}  // namespace quire::cache

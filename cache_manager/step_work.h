@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/strong_id.h"
+#include "cache_manager/cache_layout.h"
+#include "cache_manager/pool/block_pool.h"
+#include "cache_manager/prefix/prefix_cache.h"
+
+namespace quire::cache {
+
+// Before a step computes anything, rows [0, num_rows) of K and V of every layer are copied from
+// page `source` to page `target`.
+struct PageCopy {
+  BlockId source;
+  BlockId target;
+  std::uint32_t num_rows = 0;
+};
+
+// One scheduled row of the next step.
+struct RowStep {
+  BatchRow row;
+  std::uint32_t cache_length = 0;  // number of tokens whose K and V are written
+  std::uint32_t new_tokens = 0;
+};
+
+// The page copies and clears that steps carry out, and the pages that steps in flight pin.
+//
+//   QueueCopy ---> queued ---TakeCopies---> taken ---Start---> in flight ---Complete---> done
+//   Poison -> quarantined ---TakeClears---> taken ---Start---> in flight ---Complete---> free
+//
+// A step is in flight from Start to Complete, and the oldest step completes first. A row that frees
+// a page while a step in flight may read or write it pins the page: the page may be matched but not
+// allocated again before all steps launched until then have completed.
+//
+// Place:      above BlockPool and PrefixCache, below RowPages. Knows pages and row numbers, not the
+//             columns of rows.
+// Invariants: each source of a copy that has not completed has a transfer reference, and each
+//             pinned page has one. The target of a copy that is queued or in flight is referenced.
+//             Pages being cleared are the first quarantined ones. CheckIntegrity().
+// Threads:    engine thread only.
+// Lifetime:   destroyed before the pool and the prefix cache.
+class StepWork {
+ public:
+  StepWork(std::uint32_t max_rows, const CacheLayout* layout, BlockPool* pool,
+           PrefixCache* prefixes);
+
+  // Adds a copy to the next step.
+  void QueueCopy(BlockId source, BlockId target, std::uint32_t num_rows);
+  // Removes the queued copy into `page` if the page is no longer referenced: the page may soon
+  // belong to another row.
+  void CancelCopyInto(BlockId page);
+  // True if a copy into the page is queued, so its contents are not those of its tokens yet.
+  bool AwaitsCopy(BlockId page) const;
+  // True if a copy into the page was launched and has not completed.
+  bool IsBeingCopied(BlockId page) const;
+
+  std::vector<PageCopy> TakeCopies();
+  std::vector<BlockId> TakeClears();
+  // Launches a step that does the work taken so far.
+  void Start();
+  // Adds a row to the step that was started last. REQUIRES: the row is not in this step.
+  void AddRow(BatchRow row);
+  // Completes the oldest step in flight. If `is_poisoned`, pages that steps in flight wrote and
+  // that ended rows have pinned are quarantined, except for pages of full nodes.
+  void Complete(bool is_poisoned);
+
+  // Pins the page, which a row is about to free, until the steps in flight have completed.
+  // REQUIRES: a step is in flight.
+  void Pin(BlockId page);
+  // True if a step in flight reads or writes the row.
+  bool IsInFlight(BatchRow row) const;
+  // The row was freed: steps in flight do not concern the row's next use.
+  void ForgetRow(BatchRow row);
+
+  bool has_work() const;  // copies or clears are queued
+  std::uint32_t num_in_flight() const { return static_cast<std::uint32_t>(in_flight_.size()); }
+  std::uint64_t num_started() const { return num_started_; }
+  std::uint64_t num_completed() const { return num_started_ - in_flight_.size(); }
+
+  // Adds the transfer references of this object to `transfers`, which is indexed by page.
+  void CountTransfers(std::span<std::uint32_t> transfers) const;
+  absl::Status CheckIntegrity() const;
+
+ private:
+  friend struct StepWorkPeer;
+
+  // The work of one step, and the pages that are pinned until it completes.
+  struct Step {
+    std::vector<PageCopy> copies;
+    std::vector<BlockId> clears;
+    std::vector<BlockId> pinned;
+  };
+
+  void DropTransfer(BlockId page);
+  void PoisonPinned(const Step& step);
+  void Release(Step& step);
+
+  const CacheLayout* const layout_;
+  BlockPool* const pool_;
+  PrefixCache* const prefixes_;
+  std::vector<PageCopy> queued_copies_;
+  Step taken_;                            // work of the step that starts next
+  std::vector<Step> in_flight_;           // oldest first
+  std::size_t num_clears_taken_ = 0;      // the first quarantined pages are being cleared
+  std::uint64_t num_started_ = 0;         // steps
+  std::vector<std::uint64_t> last_step_;  // by row: num_started_ at its last step, 0 if none
+};
+
+}  // namespace quire::cache
