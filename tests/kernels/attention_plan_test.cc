@@ -348,7 +348,7 @@ TEST(AttentionPlanTest, RefusesWhatItCannotHold) {
   AttentionPlanParams params{};
   params.batch_size = 5;
   EXPECT_EQ(PlanAttention(*cuda, params, plan->get()).message(),
-            "attention plan: batch of 5 sequences, it must be 1 to 4");
+            "attention plan: batch_size is 5, it must be 1 to 4");
 }
 
 struct DoubleMath {

@@ -146,8 +146,9 @@ TEST(AttentionRulesTest, APlanOfAShorterWindowIsRefused) {
     shape.window = window;
     shape.plan_window = 64;
     const AttentionRig rig(shape, {90}, 5);
-    EXPECT_EQ(DeviceStep(rig, cuda, {{0, 89, 0, 1}}).Enqueue().message(),
-              absl::StrCat("attention has a window of ", window, " tokens, its plan one of 64"));
+    EXPECT_EQ(
+        DeviceStep(rig, cuda, {{0, 89, 0, 1}}).Enqueue().message(),
+        absl::StrCat("attention has a window of ", window, " tokens, the limit of its plan is 64"));
   }
 }
 
