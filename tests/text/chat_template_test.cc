@@ -767,7 +767,7 @@ TEST(ChatTemplateTest, TheJsonOfAConversationHasFewElements) {
   chat.messages[0].tool_calls.assign(2, {.id = "1", .name = "f", .arguments_json = list(120000)});
   EXPECT_EQ(TextOf(*templates, chat), "1");
   chat.tools.push_back({.name = "f", .description = "", .parameters_json = list(10000)});
-  EXPECT_THAT(TextOf(*templates, chat), HasSubstr("more than 250000 keys and values"));
+  EXPECT_THAT(TextOf(*templates, chat), HasSubstr("exceeds 250000 keys and values"));
   ChatInput empty;
   empty.messages.resize(250001);
   EXPECT_THAT(TextOf(*templates, empty), HasSubstr("has 250001 messages, content parts and tools"));

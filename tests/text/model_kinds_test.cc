@@ -231,7 +231,7 @@ TEST(TekkenTest, BrokenFilesNameTheField) {
       {{{"op", "replace"}, {"path", "/vocab/7/token_bytes"}, {"value", ""}},
        "vocab[7].token_bytes is empty"},
       {{{"op", "replace"}, {"path", "/vocab/300/token_bytes"}, {"value", "AA=="}},
-       "vocab[300].token_bytes has the bytes of another"},
+       "vocab[300].token_bytes has the same bytes as another"},
       {{{"op", "replace"}, {"path", "/vocab/7/token_bytes"}, {"value", "AAAA"}},
        "has no token for the byte 07"},
       {{{"op", "replace"}, {"path", "/special_tokens/2/rank"}, {"value", 3}},

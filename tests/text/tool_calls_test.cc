@@ -512,6 +512,10 @@ TEST(ToolFormatTest, IsFoundByTheMarkersOfTheTemplate) {
   EXPECT_EQ(name("<tool_call>f<arg_key>k</arg_key></tool_call>"), "glm-4.5");
   EXPECT_EQ(name("[AVAILABLE_TOOLS] [TOOL_CALLS] ["), "mistral-list");
   EXPECT_EQ(name("[TOOL_CALLS]f[ARGS]{}"), "mistral-name-args");
+  EXPECT_EQ(name("<|tool_call|>[]"), "granite-list");
+  EXPECT_EQ(name("<|tool_call|>[]<|/tool_call|>"), "phi4-mini");
+  EXPECT_EQ(name("<｜tool▁calls▁begin｜>f<｜tool▁sep｜>"), "deepseek-v31");
+  EXPECT_EQ(name("<｜tool▁calls▁begin｜>f<｜tool▁sep｜>\n```json"), "deepseek-v3");
   EXPECT_EQ(name("<|start|>assistant<|channel|>final<|message|>"), "harmony");
   EXPECT_EQ(name("{% if '</think>' in content %}<think>"), "think");
   EXPECT_EQ(FindToolFormat("xml"), nullptr);
