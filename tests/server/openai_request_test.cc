@@ -296,9 +296,9 @@ TEST(OpenAiRequestTest, AllowedToolsAreTheOnlyOnes) {
             R"({"function": {"name": "b", "parameters": {"maximum": 1}}})");
   EXPECT_EQ(chat.tools(1).tool_json(), R"({"function": {"name": "c"}})");
   // An error of a tool names its place in the body.
-  EXPECT_EQ(required->names.Of("chat.tools[0].parameters_json_schema"),
+  EXPECT_EQ(required->names.Rename("chat.tools[0].parameters_json_schema"),
             "tools[1].function.parameters");
-  EXPECT_EQ(required->names.Of("chat.tools[1].strict"), "tools[2].function.strict");
+  EXPECT_EQ(required->names.Rename("chat.tools[1].strict"), "tools[2].function.strict");
   const auto automatic =
       parse(R"({"mode": "auto", "tools": [{"type": "function", "function": {"name": "a"}}]})");
   ASSERT_TRUE(automatic.ok()) << automatic.status();

@@ -196,11 +196,11 @@ absl::Status Run(const std::string& model_dir, const std::string& export_path) {
   }
   if (!export_path.empty()) Export(export_path, tokens, cases);
   for (const auto& [measured, document] : cases) {
-    benchmark::RegisterBenchmark(("Compile/" + measured.name).c_str(), Compile,
+    benchmark::RegisterBenchmark(("Compile/" + measured.name).c_str(), MeasureCompile,
                                  SpecOf(measured.schema), build)
         ->Unit(benchmark::kMillisecond);
-    benchmark::RegisterBenchmark(("Masks/" + measured.name).c_str(), Masks, SpecOf(measured.schema),
-                                 build, document)
+    benchmark::RegisterBenchmark(("Masks/" + measured.name).c_str(), MeasureMasks,
+                                 SpecOf(measured.schema), build, document)
         ->Iterations(1);
     const std::string lines = nlohmann::ordered_json::parse(measured.document).dump(4);
     QUIRE_ASSIGN_OR_RETURN(const auto indented, tokenizer->Encode(lines, {}));
