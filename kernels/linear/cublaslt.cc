@@ -11,8 +11,8 @@
 
 namespace quire::kernels::cuda {
 
-// In the library's column order y^T [N, rows] = W [N, K] x^T [K, rows]: a matrix that is row-major
-// here is its own transpose there.
+// The library is column-major and computes y^T [N, rows] = W [N, K] x^T [K, rows]: a row-major
+// matrix is its transpose in column-major order.
 struct LtPlans {
   struct Plan {
     cublasLtMatrixLayout_t y = nullptr;
@@ -30,7 +30,7 @@ struct LtPlans {
 
 namespace {
 
-// Of rows and pointers, so that every algorithm may use its widest loads.
+// Required alignment of rows and pointers, which allows all algorithms the widest loads.
 constexpr std::uint32_t kAlignment = 16;
 
 absl::Status LtStatus(const CublasLtApi& api, cublasStatus_t status, absl::string_view what) {
@@ -47,7 +47,7 @@ bool IsAligned(const void* p, std::int64_t stride_bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % kAlignment == 0 && stride_bytes % kAlignment == 0;
 }
 
-// What the library offers for plans.x's number of rows, best first.
+// Returns the library's candidates for the number of rows of plans.x, best first.
 absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(const CublasLtApi& api,
                                                                         cublasLtHandle_t handle,
                                                                         const LtPlans& plans,
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(const Cu
   return results;
 }
 
-// Whether the algorithm leaves K whole and fits in the workspace.
+// True if the algorithm does not split K and fits in the workspace.
 bool IsWhole(const CublasLtApi& api, const cublasLtMatmulHeuristicResult_t& candidate) {
   std::int32_t splits = 0;
   std::size_t written = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
 // Matrix products by NVIDIA's cuBLASLt, for engine.determinism = fast. The library has hundreds of
-// megabytes, so it is opened when a backend is made in that mode and never linked.
+// megabytes, so it is not linked but opened when a backend is created in that mode.
 
 #include <cstdint>
 #include <map>
@@ -24,39 +24,39 @@ struct CublasLtApi;
 
 // Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
 // Invariants: one algorithm per (N, K, type of y), chosen by Pin with the library's heuristic for
-//             kPinnedRows rows and kept for every number of rows; no split of K. Nothing is chosen
-//             or allocated by Matmul.
+//             kPinnedRows rows and used for every number of rows, without a split of K. Matmul
+//             neither chooses algorithms nor allocates.
 // Threads:    Pin from any thread; Matmul from one at a time, that of the stream.
-// Lifetime:   the stream outlives it; plans live as long as it does.
+// Lifetime:   must not outlive the stream; plans are valid until it is destroyed.
 class CublasLt {
  public:
   static constexpr absl::string_view kLibrary = "libcublasLt.so.13";
   static constexpr std::int64_t kWorkspaceBytes = kCublasLtWorkspaceBytes;
   static constexpr std::uint32_t kPinnedRows = 2048;
 
-  // Opens the library. Returns NOT_FOUND, with its name, when it or a function of it is
-  // missing; RESOURCE_EXHAUSTED without memory for the workspace.
+  // Opens the library. Returns NOT_FOUND, with its name, if the library or a function is missing;
+  // RESOURCE_EXHAUSTED if the workspace cannot be allocated.
   static absl::StatusOr<std::shared_ptr<CublasLt>> Open(const Stream& stream,
                                                         absl::string_view library = kLibrary);
   static absl::StatusOr<std::shared_ptr<CublasLt>> Create(const Stream& stream,
                                                           const CublasLtApi& api);
   ~CublasLt();
 
-  // Whether products with this weight go to the library: bf16, N and K multiples of 8.
+  // True if the library computes products with this weight: bf16, N and K multiples of 8.
   static bool Computes(const PackedLinear& weight);
 
-  // Returns FAILED_PRECONDITION when the library knows no algorithm that serves every number of
-  // rows.
+  // Returns the plans of a shape. Returns FAILED_PRECONDITION if the library has no algorithm that
+  // supports every number of rows.
   absl::StatusOr<const LtPlans*> Pin(std::uint32_t n, std::uint32_t k);
 
   // Enqueues Linear of bf16 x. Returns INVALID_ARGUMENT for a bias, a residual with bf16 y, or rows
-  // of x, y or residual that are not 16-byte aligned; INTERNAL when the library refuses.
+  // of x, y or residual that are not 16-byte aligned; INTERNAL if the library fails.
   absl::Status Matmul(const LtPlans& plans, const LinearParams& params);
 
  private:
   CublasLt(const Stream& stream, const CublasLtApi& api);
 
-  // Descriptors of a shape, without algorithms yet.
+  // Creates the descriptors of a shape, without algorithms.
   absl::Status Describe(LtPlans* plans) const;
   absl::Status Choose(LtPlans* plans, bool y_is_bf16) const;
   absl::Status SetRows(const LtPlans& plans, std::uint32_t num_rows, std::int64_t x_stride,

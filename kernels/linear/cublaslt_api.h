@@ -1,7 +1,7 @@
 #pragma once
 
-// The functions of cuBLASLt that quire calls, as a table: the library is opened at run time, and
-// tests put functions of their own here. Part of builds with CUDA only.
+// A table of the cuBLASLt functions that quire calls. The library is opened at run time, and tests
+// replace the functions. Builds with CUDA only.
 
 #include <cublasLt.h>
 

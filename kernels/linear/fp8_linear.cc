@@ -19,17 +19,17 @@ std::int64_t NumPanels(const Fp8Shape& shape) {
   return (std::int64_t{shape.n} + kPanel - 1) / kPanel;
 }
 
-// Of one panel.
+// Bytes of the scales of one panel.
 std::int64_t ScaleBytes(const Fp8Shape& shape) {
   return std::int64_t{shape.num_groups()} * kPanel * static_cast<std::int64_t>(sizeof(float));
 }
 
-// Scratch memory of x, more only where so many rows take it.
+// Scratch memory for x. More is used only if kTileRows rows need it.
 constexpr std::int64_t kScratchFloats = 1 << 20;
 constexpr std::int64_t kTileRows = 8;
 
-// From row to row of it: not a multiple of 4 KB, where rows would evict each other from the first
-// cache.
+// Floats between rows of the scratch memory. Not a multiple of 4 KB, since such rows evict each
+// other from L1.
 std::int64_t ScratchStride(std::int64_t k) {
   const std::int64_t stride = (k + kPanel - 1) / kPanel * kPanel + kPanel;
   return stride % 1024 == 0 ? stride + kPanel : stride;
@@ -43,7 +43,7 @@ std::int64_t Fp8Bytes(const Fp8Shape& shape) {
 }
 
 std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // Of the products up to k: fewer inputs may fill more of kScratchFloats.
+  // The maximum over all products with at most k inputs, which may use more of kScratchFloats.
   const std::int64_t stride = ScratchStride(k);
   return std::min(num_rows * stride, std::max(kTileRows * stride, kScratchFloats)) *
          static_cast<std::int64_t>(sizeof(float));
@@ -161,7 +161,7 @@ void LinearFp8(const Backend& backend, const LinearParams& params) {
     part.num_rows = static_cast<std::uint32_t>(rows);
     backend.ParallelFor(
         weight.num_panels(),
-        // As Linear counts it.
+        // The same estimate as in Linear.
         static_cast<double>(weight.panel_bytes()) * 0.05 +
             static_cast<double>(k) * static_cast<double>(rows) * 0.4,
         [&](std::int64_t begin, std::int64_t end, int) { LinearSimd(part, begin, end); });

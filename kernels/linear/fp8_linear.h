@@ -1,9 +1,9 @@
 #pragma once
 
-// Matrices of e4m3 codes on the CPU: how they come to be. Linear (linear.h) multiplies with them
-// like with any other: codes are widened in registers, without loss, and activations stay f32.
+// Packs e4m3 matrices for the CPU. Linear (linear.h) widens e4m3 values in registers without loss;
+// activations stay f32.
 //
-// Source of the widening by a move of bits and a power of two: the conversion of f16 by F. Giesen,
+// The widening, a bit shift and a power of two, follows the f16 conversion by F. Giesen,
 // fgiesen.wordpress.com, 2012.
 
 #include <cstdint>
@@ -17,31 +17,31 @@
 
 namespace quire::kernels {
 
-// What PackFp8Rows will allocate. REQUIRES: CheckFp8Shape accepts the shape.
+// Bytes that PackFp8Rows allocates. REQUIRES: CheckFp8Shape accepts the shape.
 std::int64_t Fp8Bytes(const Fp8Shape& shape);
 
-// Packs a matrix row by row. `source` fills row `row` of [0, n) and is called once for each, from
-// several threads. Returns INVALID_ARGUMENT as CheckFp8Shape, or RESOURCE_EXHAUSTED. REQUIRES: the
-// backend is the CPU.
+// Packs a matrix row by row. `source` fills a row, and is called once for each row in [0, n), from
+// several threads. Returns INVALID_ARGUMENT like CheckFp8Shape, or RESOURCE_EXHAUSTED. REQUIRES:
+// the backend is the CPU.
 absl::StatusOr<PackedLinear> PackFp8Rows(
     const Backend& backend, const Fp8Shape& shape,
     absl::FunctionRef<void(std::uint32_t row, const Fp8Row& out)> source);
 
-// What PackFp8Rows allocates, all bytes zero, for bytes that it once made of such a shape. Errors
-// as there.
+// Allocates the matrix of PackFp8Rows with all bytes zero, for bytes that PackFp8Rows made of such
+// a shape. Errors are those of PackFp8Rows.
 absl::StatusOr<PackedLinear> AllocateFp8Linear(const Fp8Shape& shape);
 
-// Scratch memory (Backend::op_workspace) that Linear uses with such weights for up to `num_rows`
-// rows of up to `k` inputs.
+// Bytes of scratch memory (Backend::op_workspace) that Linear uses with e4m3 weights for up to
+// `num_rows` rows of up to `k` inputs.
 std::int64_t Fp8LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 
-// What LinearSimd wants x of e4m3 weights multiplied by; exact below 2^80.
+// LinearSimd expects x multiplied by this for e4m3 weights. The product is exact below 2^80.
 inline constexpr float kFp8InputScale = 0x1p48f;
 
-// Linear with such weights on the CPU: x is multiplied once for all panels, into the backend's
-// scratch memory, at most 4 MiB of it or 8 rows at a time.
+// Linear with e4m3 weights on the CPU. Scales x once for all panels in the backend's scratch
+// memory, in pieces of at most 4 MiB or 8 rows.
 void LinearFp8(const Backend& backend, const LinearParams& params);
 
 }  // namespace internal

@@ -1,13 +1,13 @@
 #pragma once
 
-// Rows of x rounded to e4m3 with one scale a row, for matrices that ask for it
-// (PackedLinear::rounds_rows). CPUs and GPUs compute the same bits.
+// Dynamic activation quantization to e4m3 with one scale per row, for matrices with
+// PackedLinear::rounds_rows. CPUs and GPUs compute the same bits.
 //
-// The scale is the smallest power of two that brings the largest magnitude of the row to 448 or
-// less, at least 2^-100; 1 for a row of zeros. So x / scale is exact, or below half the smallest
-// code; it is rounded to the nearest code, ties to even, and code times scale is exact in f32 and
-// in bf16. A row with a NaN, an infinity or a magnitude of 2^79 or more has the scale NaN, and is
-// NaN as a whole.
+// The scale is the smallest power of two that brings the largest magnitude of the row to at most
+// 448, but at least 2^-100. It is 1 for a row of zeros. So x / scale is exact, or below half the
+// smallest e4m3 value. It is rounded to the nearest e4m3 value, ties to even, and the value times
+// scale is exact in f32 and in bf16. A row with a NaN, an infinity or a magnitude of at least 2^79
+// has the scale NaN, and all its values become NaN.
 
 #include <bit>
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace quire::kernels {
 
-// The magnitude of x as bits, whose order is that of magnitudes, infinity and NaN behind them.
+// Returns |x| as bits, whose order is that of the magnitudes, then infinity, then NaN.
 QUIRE_HOST_DEVICE constexpr std::uint32_t MagnitudeBits(float x) {
   return std::bit_cast<std::uint32_t>(x) & 0x7fffffffu;
 }
 
-// Of a row whose largest MagnitudeBits are `largest`.
+// Returns the scale of a row whose largest MagnitudeBits are `largest`.
 QUIRE_HOST_DEVICE constexpr float Fp8RowScale(std::uint32_t largest) {
   constexpr std::uint32_t kTooLarge = 0x67000000u;  // 2^79
   constexpr std::uint32_t kLeast = 27;              // exponent of 2^-100
@@ -32,7 +32,7 @@ QUIRE_HOST_DEVICE constexpr float Fp8RowScale(std::uint32_t largest) {
   return std::bit_cast<float>((exponent < kLeast + 8 ? kLeast : exponent - 8) << 23);
 }
 
-// 1 / scale, exactly; a NaN stays one.
+// Returns 1 / scale, which is exact; NaN for NaN.
 QUIRE_HOST_DEVICE constexpr float InverseFp8RowScale(float scale) {
   const auto bits = std::bit_cast<std::uint32_t>(scale);
   return bits > 0x7f800000u ? scale : std::bit_cast<float>(0x7f000000u - bits);

@@ -1,6 +1,6 @@
-// Rows of x rounded to e4m3, a block a row: the largest magnitude, then the codes. The row is read
-// twice, the second time from the cache, since a row of any length fits that and not registers.
-// Per element of bf16 2 bytes come from memory, and 1 of a code or 2 of bf16 go there.
+// Quantizes rows of x to e4m3, one block per row: first the largest magnitude, then the values. The
+// row is read twice, the second time from the cache, since long rows do not fit in registers. Per
+// bf16 element 2 bytes are read from memory, and 1 byte of e4m3 or 2 bytes of bf16 are written.
 
 #include <cstdint>
 
@@ -20,8 +20,8 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 
-// Elements that a thread takes at a time: 16 bytes of bf16, whose rows are aligned to that; f32
-// may lie anywhere.
+// Elements per load of a thread: 16 bytes of bf16, whose rows are 16-byte aligned. f32 rows have
+// any alignment.
 template <typename T>
 inline constexpr std::uint32_t kWidth = sizeof(T) == 2 ? 8 : 1;
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ void StoreCodes(std::uint8_t* to, const std::uint8_t 
   }
 }
 
-// The largest of the block, in every thread.
+// Returns the maximum over the block in every thread.
 __device__ __forceinline__ std::uint32_t BlockMax(std::uint32_t largest) {
   auto* const of_warps = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory16());
 #pragma unroll

@@ -60,7 +60,7 @@ bool GroupsTakeSum(const GroupedLinearParams& params, const ChosenSum& sum) {
   const PackedLinear& weight = *params.weights.first;
   return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
          params.first_row == 0 && weight.n() % 4 == 0 &&
-         // Rows that are written anew come in one launch.
+         // Rows that are permuted or quantized first must fit in one launch.
          ((weight.order() == nullptr && !weight.rounds_rows()) ||
           params.num_rows <= cuda::LinearOrderedRows(weight.k(), params.x.dtype())) &&
          cuda::LinearTilesN(weight.n()) <= cuda::kLinearMaxPartials &&

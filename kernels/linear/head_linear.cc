@@ -33,14 +33,15 @@ absl::Status CheckShapes(const HeadLinearParams& params) {
                    params.y_head_stride, ", each must hold the heads"));
 }
 
-// Blocks along y that a launch may have are 65535; a tile has 128 rows.
+// A launch has at most 65535 blocks along y, and a tile has 128 rows.
 bool HasTiles(const HeadLinearParams& params) {
   const auto address = reinterpret_cast<std::uintptr_t>(params.x.data());
   return address % 16 == 0 && params.x_stride % 8 == 0 && params.x_head_stride % 8 == 0 &&
          (params.num_rows + std::size_t{127}) / 128 * params.weights.size() <= 65535;
 }
 
-// Whether one launch computes many heads; in kFast, too: a library would need one for each head.
+// True if one launch computes several heads. This includes kFast, since cuBLASLt would need a
+// launch per head.
 bool IsOneLaunch(const HeadLinearParams& params) {
   const auto even = [](const void* p, std::int64_t stride, std::int64_t head_stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 4 == 0 && stride % 2 == 0 && head_stride % 2 == 0;

@@ -1,7 +1,6 @@
 #pragma once
 
-// A product for every head, each with a matrix of its own: what latent attention does with the
-// parts of kv_b.
+// A product per head, each with its own matrix: MLA with the parts of kv_b.
 
 #include <cstdint>
 #include <span>
@@ -14,7 +13,7 @@
 namespace quire::kernels {
 
 inline constexpr std::uint32_t kMaxHeadsALaunch = 128;
-// Rows of the kernel for few; more run in another, in tiles.
+// The largest number of rows of the kernel for few rows. More rows run in a tiled kernel.
 inline constexpr std::uint32_t kHeadLinearRows = 64;
 
 struct HeadLinearParams {
@@ -29,17 +28,18 @@ struct HeadLinearParams {
   std::uint32_t num_rows;
 };
 
-// y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head (in kFast those of
-// Linear without a library where it is one launch). Returns
-// INVALID_ARGUMENT also for matrices of several shapes, too many, or strides that do not hold the
-// heads. On a GPU this is one launch where x, y and plain weights are bf16 and N and K multiples
-// of 16, beyond kHeadLinearRows rows also the rows of every head of x aligned to 16 bytes;
-// otherwise every head is a Linear, which refuses rows of bf16 that are not aligned.
+// y[m][h] = W_h x[m][h], with the bits and the errors of Linear for each head. In kFast a single
+// launch has the bits of Linear without cuBLASLt. Also returns INVALID_ARGUMENT for matrices of
+// different shapes, too many matrices, or strides that do not hold the heads.
+//
+// On a GPU this is one launch if x, y and unquantized weights are bf16 and N and K are multiples of
+// 16. Above kHeadLinearRows rows, the rows of every head of x must also be 16-byte aligned.
+// Otherwise every head is a Linear, which rejects unaligned bf16 rows.
 absl::Status HeadLinear(const Backend& backend, const HeadLinearParams& params);
 
 namespace internal {
 
-// REQUIRES: what HeadLinear asks of one launch.
+// REQUIRES: the conditions of HeadLinear for one launch.
 absl::Status HeadLinearCuda(const CudaContext& context, const HeadLinearParams& params);
 
 }  // namespace internal

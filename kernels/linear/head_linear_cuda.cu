@@ -1,10 +1,10 @@
-// Products of heads for few rows, all heads in one launch: a warp computes 16 features of one head
-// for up to 64 tokens, weights as the row operand of the MMA and tokens as the column operand,
-// in the order of linear_reduction.h, so that its bits are those of linear_cuda.cu. Fragments
-// come straight from global memory: a weight is read once by one warp, in whole sectors, and a
-// launch saved is worth more than a pipeline. Bound by the bytes of the weights.
+// Products of all heads in one launch, for few rows. A warp computes 16 features of one head for up
+// to 64 tokens, with weights as the row operand of the MMA and tokens as the column operand. The
+// order of sums is that of linear_reduction.h, so the bits equal those of linear_cuda.cu. Fragments
+// are loaded directly from global memory: one warp reads a weight once, in whole sectors, and
+// saving launches gains more than a pipeline. The kernel is bound by the bytes of the weights.
 //
-// More rows run in the tiles of linear_cuda.cu, those of all heads in one launch.
+// More rows run in the tiles of linear_cuda.cu, for all heads in one launch.
 
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the integer matrix kernels of one instruction set are given. Plain types only: these units
-// are compiled with wider flags than the rest, and an inline function that they share with it could
-// be the copy that the linker keeps for the whole program.
+// The interface of the integer matrix kernels of one instruction set. It has plain types only: the
+// kernels are compiled for wider instruction sets, and the linker might keep their copy of a shared
+// inline function for the whole program.
 
 #include <cstdint>
 
@@ -15,15 +15,15 @@ namespace quire::kernels::internal {
 //   8-bit weights: scale = max |x| / 127 of the row's group, q = x * (127 / max |x|)
 //   4-bit weights: scale = the least power of two >= max |x| / 127, q = x / scale
 //
-// where q is rounded to nearest even. A group with max |x| < 2^-96 counts as zeros: scale 1 and
-// q 0. A group with a NaN, or a magnitude of 2^117 and more, has scale NaN and q 0.
+// where q is rounded to nearest even. A group with max |x| < 2^-96 is treated as zeros: scale 1 and
+// q 0. A group with a NaN, or a magnitude of at least 2^117, has scale NaN and q 0.
 //
-// Powers of two: products with a weight's scale are sums of exponents, which the widest kernels add
-// as integers (the bounds keep them normal numbers). That rounds up to twice as coarsely, which is
-// a tenth of what 4-bit weights themselves are rounded by.
+// With powers of two, products with a weight's scale are sums of exponents, which the widest
+// kernels add as integers. The bounds ensure normal numbers. The rounding is up to twice as coarse,
+// which is a tenth of the rounding of 4-bit weights.
 //
 // A group of activations is max(group of the weights, 32) inputs; the last one of a row may be
-// shorter. `sums` and `scales` are aligned to 64 bytes, and so is `q`.
+// shorter. `q`, `sums` and `scales` are aligned to 64 bytes.
 struct IntRows {
   std::int8_t* q;
   float* scales;       // [num_rows][ceil(k / group of activations)]
@@ -38,19 +38,19 @@ struct IntRows {
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then
 //                          total = fma(float(sum), a * min, total)
 //
-// where total starts at 0 and fma rounds once; with min_in_steps a min is what is stored times s,
-// which is exact. Levels without fma (sse4) round twice and are levels of their own. With 4-bit
-// weights no s is 0, subnormal in f32 or not finite, and what a row with a scale NaN gives is
-// unspecified: LinearQuantized overwrites it.
+// where total starts at 0 and fma rounds once. With min_in_steps, a min is the stored value times
+// s, which is exact. sse4 has no fma and rounds twice, so its bits differ. With 4-bit weights no s
+// is 0, subnormal in f32 or non-finite. Rows with a scale NaN are unspecified; LinearQuantized
+// overwrites them.
 struct IntLinearArgs {
-  const std::uint8_t* panels;  // of 16 features; see PackedLinear; aligned to 64 bytes
+  const std::uint8_t* panels;  // panels of 16 features (PackedLinear); aligned to 64 bytes
   std::int64_t panel_bytes;    // a multiple of 64
-  // [panels][16] f32 when `scale_per_feature`, else [panels][k / group][1 or 2][16] f16: scales,
+  // [panels][16] f32 with `scale_per_feature`, else [panels][k / group][1 or 2][16] f16: scales,
   // then mins. Aligned to 64 bytes.
   const void* scales;
   std::uint32_t n, k;
-  std::uint32_t group;     // of the weights; k when `scale_per_feature`
-  bool scale_per_feature;  // then neither is_int4 nor has_min
+  std::uint32_t group;     // group of the weights; k with `scale_per_feature`
+  bool scale_per_feature;  // excludes is_int4 and has_min
   bool is_int4;
   bool has_min;
   bool min_in_steps;  // only with has_min
@@ -63,24 +63,24 @@ struct IntLinearArgs {
   std::int64_t y_stride;
 };
 
-// How rows are quantised: for weights of this k, group and width.
+// How rows are quantized, for weights with this k, group and width.
 struct RowQuantization {
   std::uint32_t k;
-  std::uint32_t group;  // of the weights
+  std::uint32_t group;  // group of the weights
   bool is_int4;
 };
 
-// Rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`. row_begin is
-// the start of a block, row_end the start of another or num_rows.
+// Quantizes rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`.
+// row_begin is the start of a block; row_end is the start of another block, or num_rows.
 using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, const RowQuantization& how,
                                 std::uint32_t num_rows, std::uint32_t row_begin,
                                 std::uint32_t row_end, const IntRows& rows);
-// Groups of activations with magnitudes below the first count as zeros, from the second on as not
-// finite.
+// Groups of activations with magnitudes below the first are treated as zeros. Groups with a
+// magnitude of at least the second are treated as non-finite.
 inline constexpr float kMinActivation = 0x1p-96f;
 inline constexpr float kBeyondActivations = 0x1p117f;
 
-// Panels [panel_begin, panel_end) of all rows.
+// Computes panels [panel_begin, panel_end) for all rows.
 using IntLinearFn = void (*)(const IntLinearArgs& args, std::int64_t panel_begin,
                              std::int64_t panel_end);
 
@@ -90,8 +90,8 @@ struct IntLinearKernels {
   IntLinearFn linear;
 };
 
-// One per instruction set; null functions in a build for another architecture. "scalar" is the
-// reference.
+// Kernels per instruction set. Functions are null in builds for other architectures. "scalar" is
+// the reference.
 extern const IntLinearKernels kIntLinearScalar;
 extern const IntLinearKernels kIntLinearSse4;
 extern const IntLinearKernels kIntLinearAvx2;

@@ -1,10 +1,10 @@
-// The integer linear with the tiles of AMX.
+// The integer linear with AMX tiles.
 //
-// From 16 rows on and where K is a multiple of 64, products go through tiles, in every format; all
-// else is the AVX-512 VNNI level's, whose bits are the same. 16 lines of a panel, 4 inputs of 16
-// features each, are a tile as they lie; 4-bit weights are unpacked into one. Activations are kept
-// row by row, not in the blocks of int_linear.h. Tiles: 0 - 3 are sums of 16 rows and one panel
-// each, 4 activations, 5 and 6 weights. A step is a group, or the 64 inputs that fit a tile.
+// Tiles are used for at least 16 rows if K is a multiple of 64. All other products use the AVX-512
+// VNNI level, which has the same bits. 16 lines of a panel, 4 inputs of 16 features each, can be
+// loaded as a tile; 4-bit weights are unpacked into one. Activations are row-major, not in the
+// blocks of int_linear.h. Tiles 0 to 3 are sums of 16 rows and one panel each, tile 4 is
+// activations, tiles 5 and 6 are weights. A step is a group, or the 64 inputs that fit in a tile.
 
 #include "kernels/linear/int_linear.h"
 
@@ -50,7 +50,7 @@ void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
   }
 }
 
-// The layout that the instruction ldtilecfg reads.
+// The operand of the instruction ldtilecfg.
 struct alignas(64) TileShapes {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -66,9 +66,8 @@ struct alignas(64) TileShapes {
   }
 };
 
-// Inline assembly, because the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64
-// bytes of a configuration, and none of a tile. The compiler then removes stores to the rest, or
-// moves them past the instruction.
+// Inline assembly, since the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64 bytes
+// of a configuration, and none of a tile. The compiler then removes or reorders stores to the rest.
 QUIRE_OP void ConfigureTiles(const TileShapes& shapes) {
   static_assert(sizeof(TileShapes) == 64);
   asm volatile("ldtilecfg %0" : : "m"(shapes));
@@ -78,7 +77,7 @@ QUIRE_OP void LoadTile(const void* from, std::size_t stride) {
   asm volatile("tileloadd (%0,%1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
-// One step of one panel as [step / 4][16][4] bytes: where it lies, or unpacked into `buffer`.
+// Returns one step of one panel as [step / 4][16][4] bytes, in place or unpacked into `buffer`.
 QUIRE_OP const std::uint8_t* StepWeights(const IntLinearArgs& args, std::size_t panel,
                                          std::size_t k0, std::size_t step, std::uint8_t* buffer) {
   const std::uint8_t* const w = args.panels + static_cast<std::int64_t>(panel) * args.panel_bytes;
@@ -136,12 +135,12 @@ void Multiply(Block& block, std::size_t k0, std::size_t k1, std::size_t step) {
   _tile_stored(3, block.sums[3], 64);
 }
 
-// The forms with a mask of all lanes: g++ 12 warns about the others.
+// Masked forms with all lanes, since g++ 12 warns about the others.
 QUIRE_OP __m512 LoadF16(const std::uint16_t* from) {
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// Adds the sums of group `g` to the totals, as int_linear.h says.
+// Adds the sums of group `g` to the totals (int_linear.h).
 void AddGroup(Block& block, std::size_t g) {
   const IntLinearArgs& args = block.args;
   const std::size_t groups = args.k / args.group;

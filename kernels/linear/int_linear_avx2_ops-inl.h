@@ -35,7 +35,7 @@ QUIRE_OP I Set16(short v) {
 QUIRE_OP I Set32(std::int32_t v) {
   return _mm256_set1_epi32(v);
 }
-// The 4 bytes at `from` in every lane.
+// Returns the 4 bytes at `from` in every lane.
 QUIRE_OP I Broadcast(const void* from) {
   return _mm256_castps_si256(_mm256_broadcast_ss(static_cast<const float*>(from)));
 }
@@ -92,7 +92,7 @@ QUIRE_OP F BroadcastF(const float* from) {
 QUIRE_OP F ToFloat(I v) {
   return _mm256_cvtepi32_ps(v);
 }
-// To nearest even.
+// Rounds to nearest even.
 QUIRE_OP I Round(F v) {
   return _mm256_cvtps_epi32(v);
 }
@@ -105,7 +105,7 @@ QUIRE_OP F Multiply(F a, F b) {
 QUIRE_OP F MultiplyAdd(F a, F b, F c) {
   return _mm256_fmadd_ps(a, b, c);
 }
-// 4 values of -128 .. 127 as bytes.
+// Converts 4 values of -128 .. 127 to bytes.
 QUIRE_OP std::uint32_t NarrowQuad(const std::int32_t* from) {
   const __m128i v = _mm_load_si128(reinterpret_cast<const __m128i*>(from));
   const __m128i halves = _mm_packs_epi32(v, v);

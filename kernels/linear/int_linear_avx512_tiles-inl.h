@@ -1,5 +1,5 @@
 // Tiles of the integer linear on AVX-512: some rows of activations by some panels of weights.
-// Included by int_linear_avx512-inl.h, which says what `Isa` is.
+// Included by int_linear_avx512-inl.h, which defines `Isa`.
 //
 // One scale per feature: a tile keeps the integer sums of a part of K in registers, 8 rows by up to
 // 3 panels. Groups: 4 rows by up to 3 panels, or up to 8 rows by one, so that integer sums and
@@ -18,11 +18,12 @@ namespace {
 
 // Inputs of a part of K.
 constexpr std::uint32_t kPart = 512;
-// How far ahead of one stream its memory is fetched.
+// Prefetch distance of a stream.
 constexpr std::int64_t kAheadBytes = 4096;
 constexpr std::int64_t kAheadScaleBytes = 512;
 
-// What a call has of groups. Divisions cost as much as the products of a group.
+// Numbers about groups, computed once per call: a division costs as much as the products of a
+// group.
 struct Groups {
   std::uint32_t count;       // of weights in a row
   std::uint32_t wide_count;  // of activations
@@ -36,7 +37,7 @@ struct Groups {
   }
 };
 
-// Where a tile works.
+// The position of a tile.
 struct Place {
   std::uint32_t row;         // first
   std::uint32_t block;       // first row of the block that it lies in
@@ -72,7 +73,7 @@ struct Inputs {
     if (r < (R & 6)) return two + (r - (R & 4)) * 4;
     return one;
   }
-  // To the next 4 inputs.
+  // Advances to the next 4 inputs.
   QUIRE_INLINE void Advance() {
     block += block_step;
     two += 8;
@@ -125,7 +126,7 @@ QUIRE_INLINE void AddLines(__m512i (&acc)[R * P], const std::uint8_t* w, std::in
   }
 }
 
-// y = (total + bias) + residual of R rows and P panels.
+// Computes y = (total + bias) + residual for R rows and P panels.
 template <int R, int P>
 QUIRE_INLINE void Finish(const IntLinearArgs& args, const Place& at, __m512 (&totals)[R * P]) {
   const std::int64_t n = at.panel * kPanel;
@@ -265,7 +266,7 @@ struct NextPanels {
   }
 };
 
-// What a group has besides its products.
+// The scales of a group.
 struct Group {
   const std::uint16_t* scales;  // of the weights, first panel; then their mins
   std::int64_t panel_scales;
@@ -276,7 +277,7 @@ struct Group {
   __mmask16 steps;  // all lanes when mins are in steps of the scale, else none
 };
 
-// A weight's scale, prepared for ScaleProduct.
+// Prepares the scale of a weight for ScaleProduct.
 template <bool kPowers>
 QUIRE_INLINE __m512 PrepareScale(__m512 scale) {
   if constexpr (!kPowers) return scale;
@@ -294,11 +295,11 @@ QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
       _mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(prepared)));
 }
 
-// totals[R][P] += a group's products times its scales.
+// Adds a group's products times its scales to totals[R][P].
 template <int R, int P, bool kInt4, bool kMin>
 QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
                            __m512 (&totals)[R * P]) {
-  // With mins there are no registers for prepared scales.
+  // With mins there are not enough registers for prepared scales.
   constexpr bool kPowers = kInt4 && !kMin;
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {

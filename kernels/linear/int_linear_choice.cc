@@ -13,7 +13,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// The integer kernels of "neon" need more than Highway's level, which every 64-bit ARM has.
+// The integer kernels of "neon" need dot product instructions, which not every 64-bit ARM has.
 bool HasDotProducts() {
 #if defined(__aarch64__) && defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
@@ -32,7 +32,7 @@ struct Entry {
   bool (*is_available)() = Always;  // besides what the level itself needs
 };
 
-// In the order of CpuLevel.
+// Sorted by CpuLevel.
 constexpr std::array<Entry, kNumCpuLevels> kEntries = {{{&kIntLinearAmx},
                                                         {&kIntLinearAvx512Vnni},
                                                         {&kIntLinearAvx512},

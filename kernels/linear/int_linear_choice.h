@@ -1,12 +1,12 @@
 #pragma once
 
-// The integer matrix kernels of the instruction set that this process uses.
+// Chooses the integer matrix kernels for the instruction set of this process.
 
 #include "kernels/linear/int_linear.h"
 
 namespace quire::kernels::internal {
 
-// Those of ChosenLevel(), or of the next level that has any on this machine.
+// Returns the kernels of ChosenLevel(), or of the next lower level that this machine supports.
 const IntLinearKernels& ChosenIntLinear();
 
 }  // namespace quire::kernels::internal

@@ -38,7 +38,7 @@ QUIRE_OP I Zero() {
 QUIRE_OP I Set32(std::int32_t v) {
   return vdupq_n_s32(v);
 }
-// The 4 bytes at `from` in every lane.
+// Returns the 4 bytes at `from` in every lane.
 QUIRE_OP I Broadcast(const void* from) {
   std::int32_t v;
   __builtin_memcpy(&v, from, 4);
@@ -75,7 +75,7 @@ QUIRE_OP F BroadcastF(const float* from) {
 QUIRE_OP F ToFloat(I v) {
   return vcvtq_f32_s32(v);
 }
-// To nearest even.
+// Rounds to nearest even.
 QUIRE_OP I Round(F v) {
   return vcvtnq_s32_f32(v);
 }
@@ -88,13 +88,13 @@ QUIRE_OP F Multiply(F a, F b) {
 QUIRE_OP F MultiplyAdd(F a, F b, F c) {
   return vfmaq_f32(c, a, b);
 }
-// 4 values of -128 .. 127 as bytes.
+// Converts 4 values of -128 .. 127 to bytes.
 QUIRE_OP std::uint32_t NarrowQuad(const std::int32_t* from) {
   const int16x4_t halves = vmovn_s32(vld1q_s32(from));
   return vget_lane_u32(vreinterpret_u32_s8(vmovn_s16(vcombine_s16(halves, halves))), 0);
 }
 
-// 8-bit weights as u - 128.
+// Loads 8-bit weights as u - 128.
 using W = int8x16_t;
 QUIRE_OP W LoadBytes(const std::uint8_t* from) {
   return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from), vdupq_n_u8(128)));

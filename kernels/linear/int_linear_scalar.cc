@@ -1,4 +1,4 @@
-// The integer linear as the contract states it, one value at a time: the reference of all levels.
+// The reference implementation of the integer linear, one value at a time.
 
 #include <algorithm>
 #include <bit>
@@ -32,7 +32,7 @@ struct Factor {
 Factor FactorOf(const float* x, std::uint32_t count, bool is_int4) {
   float largest = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
-    // Written so that NaN is beyond.
+    // The comparison is false for NaN.
     if (!(std::fabs(x[i]) < kBeyondActivations)) {
       return {std::numeric_limits<float>::quiet_NaN(), 0};
     }

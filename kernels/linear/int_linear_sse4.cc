@@ -37,7 +37,7 @@ QUIRE_OP I Set16(short v) {
 QUIRE_OP I Set32(std::int32_t v) {
   return _mm_set1_epi32(v);
 }
-// The 4 bytes at `from` in every lane.
+// Returns the 4 bytes at `from` in every lane.
 QUIRE_OP I Broadcast(const void* from) {
   std::int32_t v;
   __builtin_memcpy(&v, from, 4);
@@ -96,7 +96,7 @@ QUIRE_OP F BroadcastF(const float* from) {
 QUIRE_OP F ToFloat(I v) {
   return _mm_cvtepi32_ps(v);
 }
-// To nearest even.
+// Rounds to nearest even.
 QUIRE_OP I Round(F v) {
   return _mm_cvtps_epi32(v);
 }
@@ -114,11 +114,11 @@ QUIRE_OP F LoadF16(const std::uint16_t* from) {
 QUIRE_OP F Multiply(F a, F b) {
   return _mm_mul_ps(a, b);
 }
-// Rounds twice.
+// Multiplies and adds with two roundings.
 QUIRE_OP F MultiplyAdd(F a, F b, F c) {
   return _mm_add_ps(_mm_mul_ps(a, b), c);
 }
-// 4 values of -128 .. 127 as bytes.
+// Converts 4 values of -128 .. 127 to bytes.
 QUIRE_OP std::uint32_t NarrowQuad(const std::int32_t* from) {
   const I v = _mm_load_si128(reinterpret_cast<const I*>(from));
   const I halves = _mm_packs_epi32(v, v);

@@ -21,7 +21,7 @@ constexpr std::size_t kPanel = 16;
 constexpr std::size_t kChunk = 256;         // inputs
 constexpr std::size_t kQuads = kChunk / 4;  // of a chunk: 4 inputs are what a 32-bit lane holds
 constexpr std::int64_t kGroupPanels = 4;
-// Features of a tile.
+// Number of features per tile.
 constexpr std::size_t kPieceLanes = kColumns * kLanes;
 
 // kGroups4x32: groups of 32.
@@ -34,7 +34,7 @@ constexpr std::size_t Least(std::size_t a, std::size_t b) {
   return a < b ? a : b;
 }
 
-// What makes a sum of the products that Dot8 and Dot4 add into the contract's I - O * sum.
+// Corrects a sum of Dot8 or Dot4 to I - O * sum (int_linear.h).
 template <Kind K>
 QUIRE_OP I Start(bool has_min, const std::int32_t* sum) {
   const bool centred = !Is4(K) && kCentredBytes;
@@ -43,7 +43,7 @@ QUIRE_OP I Start(bool has_min, const std::int32_t* sum) {
   return centred ? correction : Subtract32(Zero(), correction);
 }
 
-// What is the same for all tiles of a block of B rows and a chunk.
+// Values that are equal for all tiles of a block of B rows and a chunk.
 template <std::size_t B>
 struct Chunk {
   const IntLinearArgs* args;
@@ -128,7 +128,7 @@ QUIRE_OP void GroupTile(const Chunk<B>& chunk, const std::uint8_t* w, const std:
   }
 }
 
-// y = total + bias + residual of the real features of one panel.
+// Computes y = total + bias + residual for the features of one panel, without padding.
 QUIRE_OP void StorePanel(const IntLinearArgs& args, std::size_t row, std::size_t panel,
                          const float* total) {
   const std::size_t n = panel * kPanel;
@@ -146,7 +146,7 @@ QUIRE_OP void StorePanel(const IntLinearArgs& args, std::size_t row, std::size_t
   }
 }
 
-// The sums of integers of one scale per feature become values.
+// Converts integer sums to values, with one scale per feature.
 QUIRE_OP void ScaleFeatures(const IntLinearArgs& args, std::size_t row, std::size_t panel,
                             const std::int32_t* sums, float* totals) {
   const F a = BroadcastF(args.x.scales + row);
@@ -222,7 +222,7 @@ void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::s
 template <Kind K>
 void Panels(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   const std::size_t rows = args.num_rows;
-  // One or two rows read memory as one stream.
+  // With one or two rows, weights are read as a single stream.
   const std::int64_t step = rows > 2 ? kGroupPanels : 1;
   for (std::int64_t from = panel_begin; from < panel_end; from += step) {
     const auto begin = static_cast<std::size_t>(from);
@@ -253,7 +253,7 @@ void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t pa
   }
 }
 
-// The bits of the largest magnitude; those of infinities and NaNs are larger than all others.
+// Returns the bits of the largest magnitude. Infinities and NaNs have larger bits than all others.
 QUIRE_OP std::uint32_t LargestBits(const float* x, std::size_t count) {
   const I magnitude = Set32(0x7fffffff);
   I largest = Zero();
@@ -302,7 +302,7 @@ QUIRE_OP std::int32_t RoundQuads(const float* x, std::size_t count, float invers
   return total;
 }
 
-// The least power of two >= x, a normal number.
+// Returns the least power of two >= x. REQUIRES: x is a normal number.
 QUIRE_OP float PowerOfTwoFrom(float x) {
   const auto bits = (__builtin_bit_cast(std::uint32_t, x) + 0x7fffff) & 0x7f800000;
   return __builtin_bit_cast(float, bits);
@@ -320,7 +320,7 @@ void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_st
     const std::uint32_t bits = LargestBits(x + k0, count);
     float largest;
     __builtin_memcpy(&largest, &bits, 4);
-    // Bits, since those of NaN are above all others.
+    // Compares bits, since those of NaN are larger than all others.
     constexpr std::uint32_t kBeyond = __builtin_bit_cast(std::uint32_t, kBeyondActivations);
     const bool beyond = bits >= kBeyond;
     if (beyond || largest < kMinActivation) {

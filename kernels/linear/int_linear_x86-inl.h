@@ -17,7 +17,7 @@
 namespace quire::kernels::internal {
 namespace {
 
-// Sums are of stored bytes, not of what they stand for.
+// Sums are over stored bytes, not over the integers that they encode.
 constexpr bool kCentredBytes = false;
 // Registers of features in a tile.
 constexpr std::size_t kColumns = 2;

@@ -51,11 +51,11 @@ class LinearPacker {
       absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
 
  private:
-  // Null rows are features beyond N.
+  // A null row is a feature beyond N.
   using PanelRows = const std::byte * [PackedLinear::kPanel];
 
-  // dst[unit][16] <- 16 rows of 32-bit units: one f32, or two 16-bit values. Rows are read a cache
-  // line at a time, because rows a power of two apart would evict each other.
+  // Transposes 16 rows of 32-bit units, one f32 or two 16-bit values, to dst[unit][16]. Rows are
+  // read one cache line at a time, since rows that are a power of two apart evict each other.
   static void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
     constexpr std::size_t kLine = 16;
     std::uint32_t tile[PackedLinear::kPanel][kLine] = {};
@@ -76,7 +76,7 @@ class LinearPacker {
   static void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
     TransposeUnits(rows, row_bytes / 4, dst);
     if (row_bytes % 4 == 0) return;
-    // An odd K of a 16-bit type: the last unit is half full.
+    // With an odd K of a 16-bit type the last unit has one value.
     for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
       if (rows[r] == nullptr) continue;
       std::memcpy(dst + (row_bytes / 4 * PackedLinear::kPanel + r) * 4, rows[r] + row_bytes - 2, 2);
@@ -145,7 +145,7 @@ absl::StatusOr<PackedLinear> LinearPacker::PackRows(
   QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, n, k));
   const std::size_t row_bytes = std::size_t{k} * static_cast<std::size_t>(DTypeSize(dtype));
   const auto stride = static_cast<std::int64_t>((row_bytes + 63) / 64 * 64);
-  // Rows of one panel for each thread.
+  // Each thread has the rows of one panel.
   QUIRE_ASSIGN_OR_RETURN(
       const DeviceBuffer scratch,
       DeviceBuffer::Allocate(MemoryKind::kHost,
@@ -247,7 +247,7 @@ float PackedLinear::At(std::uint32_t n, std::uint32_t k) const {
 
 namespace {
 
-// Linear, then the store of y.
+// Runs Linear, then QkvStore.
 absl::Status LinearAndStore(const Backend& backend, const LinearParams& params) {
   LinearParams product = params;
   product.store = nullptr;
@@ -255,11 +255,11 @@ absl::Status LinearAndStore(const Backend& backend, const LinearParams& params) 
   return QkvStore(backend, *params.store);
 }
 
-// Weights with orders put the rows of one launch in order.
+// The workspace holds the permuted rows of a launch that stores.
 static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxOrderedInputs * 2 <=
               cuda::kLinearOrderedBytes);
 
-// Whether a product of tensor cores stores the heads in its own launch.
+// True if a tensor core product stores the heads in its own launch.
 bool StoresAtOnce(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
   return internal::OnTensorCores(*params.weight, params.x.dtype()) &&
@@ -326,7 +326,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
     internal::LinearFp8(backend, params);
     return absl::OkStatus();
   }
-  // A weight is streamed at about 20 GB/s, or used at about 40 multiply-adds per nanosecond.
+  // A core streams weights at about 20 GB/s, and computes about 40 multiply-adds per nanosecond.
   const double work = static_cast<double>(params.weight->panel_bytes()) * 0.05 +
                       static_cast<double>(k) * params.num_rows * 0.4;
   backend.ParallelFor(

@@ -1,6 +1,7 @@
 #pragma once
 
-// Codes of 8 and 4 bits to bf16 in registers, exactly, in the order of linear_reduction.h.
+// Converts weights of 8 and 4 bits to bf16 in registers, exactly, in the order of
+// linear_reduction.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,13 +12,13 @@
 
 namespace quire::kernels::cuda {
 
-// 2^23 + u is a float whose low bits are u, and 128 + u a bf16, so subtracting 2^23 or 128 and a
-// zero point is exact. 128 + 128 is the last bf16 to which a zero point may bring it.
+// 2^23 + u is a float whose low bits are u, and 128 + u is a bf16, so subtracting 2^23 or 128 and a
+// zero point is exact. The largest such bf16 is 128 + 128, which limits zero points.
 inline constexpr std::uint32_t kMagicBits = 0x4b000000u;
 inline constexpr std::uint32_t kMagicPairBits = 0x43004300u;
 
-// What is subtracted from the integers of a feature whose zero point is byte `index` of `zeros`:
-// the bits of a float for 8 bits, of a pair of bf16 for 4.
+// Returns the offset that is subtracted from the integers of a feature whose zero point is byte
+// `index` of `zeros`: the bits of a float for 8 bits, of a pair of bf16 for 4 bits.
 template <WeightFormat kFormat>
 __device__ __forceinline__ std::uint32_t OffsetOf(std::uint32_t zeros, std::uint32_t index) {
   if constexpr (kFormat == WeightFormat::kInt8) {
@@ -26,7 +27,7 @@ __device__ __forceinline__ std::uint32_t OffsetOf(std::uint32_t zeros, std::uint
   return BytePermute(zeros, kMagicPairBits, 0x5050u + 0x0101u * index);
 }
 
-// Pairs of bf16 from the eight e2m1 of a word: the two bytes of each come from tables of eight.
+// Converts the eight e2m1 values of a word to pairs of bf16. Tables of eight give their two bytes.
 __device__ __forceinline__ void WidenE2M1(std::uint32_t (&a)[4], std::uint32_t word) {
 #pragma unroll
   for (std::uint32_t half = 0; half < 2; ++half) {
@@ -84,7 +85,7 @@ __device__ __forceinline__ void LoadOffsets(std::uint32_t (&offsets)[kBlocks][2]
   }
 }
 
-// Scale `feature` of a group: f16 of integers, f32 of e4m3, bf16 of e2m1.
+// Returns scale `feature` of a group: f16 for integers, f32 for e4m3, bf16 for e2m1.
 template <WeightFormat kFormat>
 __device__ __forceinline__ float GroupScale(const std::byte* scales, std::uint32_t feature) {
   if constexpr (kFormat == WeightFormat::kFp8E4M3) {

@@ -1,5 +1,5 @@
-// The plain linear: three loops, one accumulator per part of K. It has the part structure of the
-// fast path but no fused multiply-add, so it differs from it in the last bits.
+// The reference implementation of linear: three loops, one accumulator per part of K. It divides K
+// like the fast path but has no fused multiply-add, so results differ in the last bits.
 
 #include <algorithm>
 #include <vector>

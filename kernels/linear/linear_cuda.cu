@@ -1,5 +1,5 @@
-// Linear by tensor cores, and the same for groups of rows: the kernels and their launches. What a
-// block does is in linear_tile.cuh.
+// The kernels and launches of Linear and GroupedLinear on tensor cores. linear_tile.cuh has the
+// computation of a block.
 
 #include <algorithm>
 #include <cstdint>
@@ -40,7 +40,7 @@ using linear_tile::UseWorkspace;
 using linear_tile::Work;
 using linear_tile::WorkOf;
 
-// Rows of a launch that may go on behind its product.
+// Limit of rows for launches that store or sum after the product.
 constexpr std::uint32_t kFewRows = 8;
 static_assert(internal::kMaxStoredRows <= kFewRows);
 
@@ -133,7 +133,7 @@ __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
   }
 }
 
-// Whether blocks of this shape add what rows chose.
+// True if blocks of this shape compute the sums of chosen rows.
 template <std::uint32_t kTokens>
 inline constexpr bool kAddsChosen = kTokens == kFewGroupRows;
 
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   own.num_rows = tile.end;
   Work work = WorkOf<kTokens>(own);
   work.m0 = tile.begin;
-  // Rows beyond the last are not read.
+  // Rows after the last one are not read.
   Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
     return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
   });
@@ -231,7 +231,7 @@ absl::Status LaunchGroups(const CudaContext& context, const GroupedArgs& args,
       args, chosen);
 }
 
-// Small tiles while groups have about as many rows.
+// Uses small tiles if groups have few rows.
 template <WeightFormat kFormat>
 absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args,
                            const ChosenArgs& chosen) {
@@ -241,8 +241,8 @@ absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args,
   return LaunchGroups<kFormat, 64>(context, args, chosen);
 }
 
-// As many rows a launch as the workspace has room for: made for few rows, where reading the weights
-// is all the work.
+// Runs launches with as many rows as the workspace holds. Meant for few rows, where reading the
+// weights dominates.
 template <WeightFormat kFormat>
 absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const NextArgs& next) {
   if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which rows and which of the matrices of GroupedLinear a block has, found on the device.
+// Finds the rows and the matrix of a block of GroupedLinear on the device.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace quire::kernels::cuda {
 
-// Groups of the rows of a launch; what a kernel is told, by value.
+// The groups of a launch, passed to kernels by value.
 struct RowGroups {
   const std::uint32_t* offsets;  // [count + 1]; null: all rows have one matrix
   std::int64_t data_distance;    // bytes, from group to group
@@ -39,19 +39,19 @@ constexpr std::uint32_t MostGroupTiles(std::uint32_t rows, std::uint32_t groups,
   return (rows - used) / tile + used;
 }
 
-// A tile of rows: kTokens of them, group after group. Rows count from the launch's first.
+// A tile of kTokens rows of one group. Rows are numbered from the first row of the launch.
 struct GroupTile {
   std::uint32_t group;  // at least `count`: there is no such tile
   std::uint32_t begin;
   std::uint32_t end;  // of the rows of the group
 };
 
-// Which row of x row `row` of the launch is.
+// Returns the row of x for row `row` of the launch.
 __device__ __forceinline__ std::uint32_t InputRow(const RowGroups& groups, std::uint32_t row) {
   return groups.x_rows == nullptr ? row : groups.x_rows[row];
 }
 
-// Where group `group` begins among the rows of the launch, of which there are `rows`.
+// Returns the first row of group `group` in a launch of `rows` rows.
 __device__ __forceinline__ std::uint32_t GroupBegin(const RowGroups& groups, std::uint32_t group,
                                                     std::uint32_t rows) {
   const std::uint32_t at = groups.offsets[group];
@@ -59,7 +59,7 @@ __device__ __forceinline__ std::uint32_t GroupBegin(const RowGroups& groups, std
   return at - groups.first_row < rows ? at - groups.first_row : rows;
 }
 
-// Tile `wanted`. Every warp finds it by itself: a lane a group, sums of tiles by shuffles.
+// Returns tile `wanted`. Each warp computes it: one group per lane, with a prefix sum by shuffles.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::uint32_t rows,
                                                  std::uint32_t wanted) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ GroupTile GroupTileOf(const RowGroups& groups, std::u
   return {groups.count, 0, 0};
 }
 
-// The group of row `row` of the launch, by halving. REQUIRES: there is one.
+// Returns the group of row `row` of the launch by binary search. REQUIRES: it has a group.
 __device__ __forceinline__ std::uint32_t GroupOfRow(const RowGroups& groups, std::uint32_t row) {
   std::uint32_t low = 0;
   std::uint32_t high = groups.count;  // the first group that begins behind the row

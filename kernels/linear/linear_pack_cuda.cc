@@ -1,4 +1,4 @@
-// Linear on CUDA, host side: weights into device memory, and which kernel computes what.
+// The host side of Linear on CUDA: packs weights into device memory and chooses kernels.
 
 #include <algorithm>
 #include <cstring>
@@ -23,12 +23,12 @@ namespace {
 
 absl::Status Upload(const Backend& backend, void* to, const void* from, std::int64_t bytes) {
   if (backend.uploader() != nullptr) return backend.uploader()->Copy(to, from, bytes);
-  // The source may go as soon as this returns.
+  // The caller may free the source after this returns.
   QUIRE_RETURN_IF_ERROR(backend.cuda()->stream->Copy(to, from, bytes));
   return backend.cuda()->stream->Synchronize();
 }
 
-// Element `index` of an array of any alignment.
+// Returns element `index` of an array with any alignment.
 template <typename T>
 float ElementAs(const void* data, std::int64_t index) {
   T value;
@@ -43,7 +43,7 @@ float Element(const void* data, DType dtype, std::int64_t index) {
   return ElementAs<F16>(data, index);
 }
 
-// Uploads elements as bf16, a piece at a time.
+// Rounds elements to bf16 and uploads them in pieces.
 absl::Status UploadRounded(const Backend& backend, BF16* to, const void* from, DType dtype,
                            std::int64_t elements) {
   constexpr std::int64_t kPiece = std::int64_t{8} << 20;
@@ -61,14 +61,14 @@ absl::Status UploadRounded(const Backend& backend, BF16* to, const void* from, D
   return absl::OkStatus();
 }
 
-// Turns rows into the tiles, scales and zero points of linear_reduction.h.
+// Converts rows to the tiles, scales and zero points of linear_reduction.h.
 //
-// Threads: PutTile from several at once, for different feature tiles.
+// Threads: several threads may call PutTile for different feature tiles.
 class TilePacker {
  public:
   using Source = absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)>;
 
-  // by_rows: codes lie as [padded N][padded K], in the bytes of the tiles.
+  // With by_rows the e4m3 values are [padded N][padded K], in the memory of the tiles.
   TilePacker(const QuantizedShape& shape, bool by_rows, Source source)
       : shape_(shape),
         by_rows_(by_rows),
@@ -81,13 +81,14 @@ class TilePacker {
     }
   }
 
-  // Of one K tile, and of all with the same features.
+  // Bytes of one K tile, and of all K tiles of a feature tile.
   std::int64_t tile_bytes() const {
     return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
   }
   std::int64_t row_bytes() const { return cuda::LinearTilesK(shape_.k) * tile_bytes(); }
 
-  // The K tiles of feature tile `tile` at `to`, row_bytes(), which are zero.
+  // Writes the K tiles of feature tile `tile` to `to`. REQUIRES: row_bytes() bytes at `to` are
+  // zero.
   void PutTile(std::uint32_t tile, std::uint8_t* to) {
     std::vector<std::int8_t> q(shape_.k);
     std::vector<float> scales(shape_.num_groups());
@@ -107,9 +108,10 @@ class TilePacker {
     std::uint32_t row;
     float zero;
   };
-  // Of 4 bits what the zero point is added to is a bf16 (kernels/linear/linear_codes.cuh).
+  // The largest zero point. Integers of 4 bits and their zero points must fit a bf16
+  // (linear_codes.cuh).
   float most_zero() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
-  // The first row with a zero point that is beyond these bounds, and that one. REQUIRES: no PutTile
+  // The first row with a zero point above most_zero(), and the zero point. REQUIRES: no PutTile
   // runs.
   const std::optional<BadZero>& bad_zero() const { return bad_; }
 
@@ -123,7 +125,7 @@ class TilePacker {
       return;
     }
     const std::uint32_t first = cuda::LinearIndexOf(shape_.format, feature, 0);
-    // Integers without zero points have the middle of their range added.
+    // Integers without zero points are stored with an offset of half their range.
     const bool is_middle = !shape_.has_min && shape_.format != WeightFormat::kFp8E4M3 &&
                            shape_.format != WeightFormat::kFp4E2M1;
     const std::uint32_t offset = !is_middle ? 0 : cuda::HasFourBits(shape_.format) ? 8 : 128;
@@ -182,7 +184,7 @@ class TilePacker {
 
 }  // namespace
 
-// Writes the device form of a PackedLinear.
+// Packs matrices for CUDA.
 class CudaLinearPacker {
  public:
   static absl::StatusOr<PackedLinear> Plain(const Backend& backend,
@@ -214,8 +216,7 @@ class CudaLinearPacker {
     return packed;
   }
 
-  // A few feature tiles at a time, so that little host memory is held beside the result, and one
-  // for every thread.
+  // Packs a few feature tiles at a time, at least one per thread, to limit temporary host memory.
   static absl::StatusOr<PackedLinear> Quantized(const Backend& backend, const QuantizedShape& shape,
                                                 TilePacker::Source source,
                                                 std::span<const std::uint32_t> order,
@@ -273,7 +274,7 @@ class CudaLinearPacker {
   }
 
  private:
-  // Whether the device multiplies such a matrix as codes by codes.
+  // True if the device multiplies such a matrix by e4m3 activations.
   static bool MultipliesCodes(const CudaContext& context, const PackedLinear& weight) {
     if (!context.has_sm90a()) return false;
     const absl::Status status = internal::CheckFp8RowsSm90(context, weight);
@@ -312,7 +313,7 @@ absl::Status CheckActivations(DType x, DType y) {
                                                  ", supported are f32 and f32, bf16 and either"));
 }
 
-// Matrices that lie by rows have one kernel.
+// Row-major matrices have one kernel, for bf16.
 absl::Status CheckByRows(const PackedLinear& weight, DType x) {
   if (x == DType::kBF16) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("linear [", weight.n(), ", ", weight.k(),
@@ -320,12 +321,12 @@ absl::Status CheckByRows(const PackedLinear& weight, DType x) {
                                                  ", weights that lie by rows take bf16"));
 }
 
-// Whether x is first written anew: in the weights' order, or rounded. No weights ask for both.
+// True if x is permuted or quantized before the product. No weights need both.
 bool RewritesRows(const PackedLinear& weight) {
   return weight.order() != nullptr || weight.rounds_rows();
 }
 
-// Linear whose x is as the weights ask for.
+// Linear for x that was permuted or quantized if the weights need it.
 absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);

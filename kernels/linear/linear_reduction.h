@@ -1,14 +1,14 @@
 #pragma once
 
-// Facts of linear on CUDA that packing, launch, kernel and tests share: tiles, the order in which a
-// row's products are summed, and the order of quantised weights in memory. Host and device.
+// Tiles, the order of summation, and the layout of quantized weights of linear on CUDA. Packing,
+// launches, kernels and tests share them. Host and device.
 //
-// The sum over K: tiles of 64 inputs; `splits` sub-ranges of `tiles_per_split` tiles each (the last
-// one may be shorter); inside a sub-range MMA steps of 16 inputs ascending, from zero; sub-ranges
-// added in index order. Where groups of inputs have scales the steps of one group and tile are
-// summed from zero, multiplied by the scale and added to the sub-range's sum; one scale for all
-// inputs multiplies the sum of each sub-range. All of it follows from N, K and the group, so any
-// kernel may give the sub-ranges to one block or to several.
+// The sum over K has tiles of 64 inputs and `splits` sub-ranges of `tiles_per_split` tiles each;
+// the last one may be shorter. Inside a sub-range, MMA steps of 16 inputs are summed in ascending
+// order from zero. Sub-ranges are added in index order. If groups of inputs have scales, the steps
+// of one group and tile are summed from zero, multiplied by the scale and added to the sub-range's
+// sum. A single scale multiplies the sum of each sub-range. The order depends on N, K and the group
+// only, so kernels may compute the sub-ranges in one block or in several.
 
 #include <cstdint>
 
@@ -19,11 +19,11 @@
 
 namespace quire::kernels::cuda {
 
-inline constexpr std::uint32_t kLinearTileN = 128;  // output features of a block
-inline constexpr std::uint32_t kLinearTileK = 64;   // inputs of a pipeline stage
-// Rows of the largest block that works on a part of K only; fewer rows always split K.
+inline constexpr std::uint32_t kLinearTileN = 128;  // output features per block
+inline constexpr std::uint32_t kLinearTileK = 64;   // inputs per pipeline stage
+// Rows of the largest block that computes a part of K. Launches with at most so many rows split K.
 inline constexpr std::uint32_t kLinearSmallRows = 64;
-// Blocks that fill a large GPU: enough to keep its memory busy.
+// Number of blocks that saturates the memory bandwidth of a large GPU.
 inline constexpr std::uint32_t kLinearFillBlocks = 128;
 inline constexpr std::uint32_t kLinearMaxSplits = 16;
 inline constexpr std::uint32_t kLinearMinTilesPerSplit = 4;
@@ -40,8 +40,8 @@ constexpr std::uint32_t LinearTilesK(std::uint32_t k) {
   return (k + kLinearTileK - 1) / kLinearTileK;
 }
 
-// As many sub-ranges, a power of two, as make kLinearFillBlocks blocks, but none shorter than
-// kLinearMinTilesPerSplit tiles.
+// Chooses the number of sub-ranges, a power of two, that gives kLinearFillBlocks blocks. No
+// sub-range is shorter than kLinearMinTilesPerSplit tiles.
 constexpr LinearReduction LinearReductionOf(std::uint32_t n, std::uint32_t k) {
   const std::uint32_t tiles = LinearTilesK(k);
   std::uint32_t splits = 1;
@@ -53,9 +53,9 @@ constexpr LinearReduction LinearReductionOf(std::uint32_t n, std::uint32_t k) {
   return {(tiles + each - 1) / each, each};
 }
 
-// Products of codes by codes: tiles of 128 inputs, whose steps of 32 are summed from zero,
-// multiplied by the scale of the weights and added to the sub-range's sum in one rounding;
-// sub-ranges, the same as above in whole tiles, are added in index order.
+// Products of e4m3 by e4m3 have tiles of 128 inputs. Their steps of 32 inputs are summed from zero,
+// multiplied by the scale of the weights and added to the sub-range's sum in one rounding.
+// Sub-ranges, rounded to whole tiles, are added in index order.
 inline constexpr std::uint32_t kFp8TileK = 128;
 constexpr LinearReduction Fp8ReductionOf(std::uint32_t n, std::uint32_t k) {
   const std::uint32_t tiles = (k + kFp8TileK - 1) / kFp8TileK;
@@ -64,37 +64,37 @@ constexpr LinearReduction Fp8ReductionOf(std::uint32_t n, std::uint32_t k) {
   return {(tiles + each - 1) / each, each};
 }
 
-// Groups of rows: tiles of so many rows while groups have about as many.
+// GroupedLinear uses small tiles if groups have few rows.
 inline constexpr std::uint32_t kFewGroupRows = 8;
 constexpr bool HasFewGroupRows(std::uint32_t rows, std::uint32_t groups) {
   return rows <= std::uint64_t{kFewGroupRows} * groups;
 }
 
-// Device memory that blocks exchange partial sums through, zeroed once: counters, then tiles of f32
-// sums, one of kLinearTileN x kLinearSmallRows per block of a launch that splits K over blocks.
-// That is fewer than 2 * kLinearFillBlocks up to kLinearSmallRows rows, and room for some more.
+// Device memory for partial sums that blocks exchange, zeroed once: counters, then a tile of
+// kLinearTileN x kLinearSmallRows f32 sums per block of a launch that splits K over blocks. Up to
+// kLinearSmallRows rows there are fewer than 2 * kLinearFillBlocks blocks; there is room for more.
 inline constexpr std::uint32_t kLinearMaxPartials = 4 * kLinearFillBlocks;
 inline constexpr std::int64_t kLinearCounterBytes = std::int64_t{kLinearMaxPartials} * 4;
 inline constexpr std::int64_t kLinearOrderedAt =
     kLinearCounterBytes + std::int64_t{kLinearMaxPartials} * kLinearTileN * kLinearSmallRows * 4;
-// Behind them rows of x in the order of weights that have one, as many as fit at a time.
+// After the partial sums: permuted rows of x, for weights with an act-order permutation.
 inline constexpr std::int64_t kLinearOrderedBytes = std::int64_t{4} << 20;
 static_assert(kLinearWorkspaceBytes == kLinearOrderedAt + kLinearOrderedBytes);
 inline constexpr std::uint32_t kLinearMaxOrderedInputs = 65536;
-inline constexpr std::int64_t kLinearMaxOrderedRows = 65535;  // of a launch: a grid has no more
-// Rows that are put in order at a time; their bits do not depend on it.
+inline constexpr std::int64_t kLinearMaxOrderedRows = 65535;  // limit of a grid's dimension
+// Number of rows that are permuted at a time. Bits do not depend on it.
 inline std::uint32_t LinearOrderedRows(std::uint32_t k, DType x) {
   const std::int64_t fit = kLinearOrderedBytes / (std::int64_t{k} * DTypeSize(x));
   return static_cast<std::uint32_t>(fit < kLinearMaxOrderedRows ? fit : kLinearMaxOrderedRows);
 }
 
-// Where the workspace has room for rows that are rounded to codes, scales first: behind the partial
-// sums, or over them in launches that exchange none.
+// The place of quantized rows in the workspace, with their scales first. It follows the partial
+// sums, or overlaps them in launches without partial sums.
 struct Fp8RowsRoom {
   std::int64_t at;
-  std::int64_t codes_at;  // behind `at`
-  std::int64_t stride;    // bytes from row to row
-  std::uint32_t rows;     // at a time; their bits do not depend on it
+  std::int64_t codes_at;  // offset from `at`
+  std::int64_t stride;    // bytes between rows
+  std::uint32_t rows;     // rows at a time; bits do not depend on it
 };
 constexpr Fp8RowsRoom Fp8RowsRoomOf(std::uint32_t k, bool has_partials) {
   constexpr std::int64_t kAlignment = 256;
@@ -106,7 +106,7 @@ constexpr Fp8RowsRoom Fp8RowsRoomOf(std::uint32_t k, bool has_partials) {
 }
 static_assert(kLinearCounterBytes % 256 == 0 && kLinearOrderedAt % 256 == 0);
 static_assert(Fp8RowsRoomOf(kLinearMaxOrderedInputs, true).rows > 0);
-// `rows` in equal launches of at most `most` rows, whole tiles of 128 where they hold any.
+// Divides `rows` into equal launches of at most `most` rows, in whole tiles of 128 if possible.
 constexpr std::uint32_t EvenRows(std::uint32_t rows, std::uint32_t most) {
   if (rows <= most) return rows;
   if (most < 128) return most;
@@ -114,22 +114,22 @@ constexpr std::uint32_t EvenRows(std::uint32_t rows, std::uint32_t most) {
   return (rows + launches * 128 - 1) / (launches * 128) * 128;
 }
 
-// Weights of 8 and 4 bits in memory: [feature tile][K tile][bytes of a tile]. In a tile every lane
-// finds 16 bytes, the A fragments (kernels/cuda/mma.cuh) of one block of 16 features:
+// Layout of weights of 8 and 4 bits: [feature tile][K tile][bytes of a tile]. In a tile every lane
+// loads 16 bytes, the A fragments (kernels/cuda/mma.cuh) of a block of 16 features:
 //   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
 //   4 bits  [8 feature blocks][32 lanes][4 MMA steps][8 values, the first in the lowest bits]
-// Integers of 4 bits have their values in the order 0 2 4 6 1 3 5 7, so that two that lie side by
-// side in a fragment are 16 bits apart.
-// Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l % 4) + (v & 1) + (v & 4 ? 8 : 0)
-// of the step. Integers without zero points are stored with 128 and 8 added. What lies beyond N and
-// K is finite and meets inputs of zero, or is not stored. e4m3 that meets codes of x
-// (PackedLinear::lies_by_rows) takes the same bytes as [padded N][padded K].
+// Integers of 4 bits are stored in the order 0 2 4 6 1 3 5 7, so that two values that are adjacent
+// in a fragment are 16 bits apart. Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l
+// % 4) + (v & 1) + (v & 4 ? 8 : 0) of the step. Integers without zero points are stored with 128 or
+// 8 added. Padding beyond N and K is finite and multiplied by inputs of zero, or its outputs are
+// not stored. Row-major e4m3 weights (PackedLinear::lies_by_rows) use the same memory as [padded
+// N][padded K].
 //
-// Scales: one per feature f32 [padded N]; of groups [groups][padded N], f16 of integers, f32 of
-// e4m3 and bf16 of e2m1. Then zero points of integers, if there are any: bytes [groups][padded N],
-// within 16 features in the order 0 8 1 9 .. 7 15, in which a lane needs two at a time.
+// Scales: f32 [padded N] with one per feature, else [groups][padded N] in f16 for integers, f32 for
+// e4m3 and bf16 for e2m1. Zero points of integers follow: bytes [groups][padded N]. Each 16
+// features are in the order 0 8 1 9 .. 7 15, since a lane needs two of them at a time.
 
-// Where these begin.
+// Returns the offset of the zero points.
 constexpr std::int64_t LinearZerosAt(std::uint32_t n, std::uint32_t k, std::uint32_t group) {
   return std::int64_t{LinearTilesN(n)} * kLinearTileN * (k / group) * 2;
 }
@@ -143,7 +143,7 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t LinearZeroIndexOf(std::uint32_t featur
 }
 
 struct LinearPlace {
-  std::uint32_t feature;  // inside the tile
+  std::uint32_t feature;  // in the tile
   std::uint32_t input;
 };
 constexpr LinearPlace LinearPlaceOf(WeightFormat format, std::uint32_t value_index) {
@@ -161,8 +161,8 @@ constexpr LinearPlace LinearPlaceOf(WeightFormat format, std::uint32_t value_ind
           step * 16 + lane % 4 * 2 + (value & 1) + ((value & 4) != 0 ? 8u : 0u)};
 }
 
-// Which value of a tile that is: LinearPlaceOf(format, LinearIndexOf(format, f, i)) is {f, i}. The
-// sum of what a feature and an input add, each with 0 for the other.
+// Returns the index of a value in a tile: LinearPlaceOf(format, LinearIndexOf(format, f, i)) is
+// {f, i}. The index is the sum of LinearIndexOf(format, f, 0) and LinearIndexOf(format, 0, i).
 QUIRE_HOST_DEVICE constexpr std::uint32_t LinearIndexOf(WeightFormat format, std::uint32_t feature,
                                                         std::uint32_t input) {
   const bool is_int4 = format == WeightFormat::kInt4;

@@ -1,8 +1,8 @@
-// Linear without tensor cores, for f32 activations and for any K: a block computes 32 features x 32
-// rows from tiles of 32 inputs in shared memory. The arithmetic, products and their order, is that
-// of the CPU's linear_simd.cc, so plain weights yield the same bits; it is the oracle on the
-// device, not fast. Weights of 8 and 4 bits become f32 as they are loaded and yield the bits of
-// plain weights of those values, which are not the CPU's integer products.
+// Linear without tensor cores, for f32 activations and for any K. A block computes 32 features x 32
+// rows from tiles of 32 inputs in shared memory. Products and their order are those of
+// linear_simd.cc, so unquantized weights give the same bits as on the CPU. It is the reference on
+// the device and not fast. Weights of 8 and 4 bits are converted to f32 when loaded; their bits are
+// those of f32 weights, not of the CPU's integer products.
 
 #include <cstdint>
 
@@ -24,7 +24,7 @@ constexpr std::uint32_t kPitch = kTile + 1;
 constexpr std::uint32_t kRowsPerThread = kTile * kTile / kThreads;
 static_assert(internal::kLinearPart % kTile == 0);
 
-// Codes, scales and zero points as linear_reduction.h says.
+// Quantized weights, scales and zero points in the layout of linear_reduction.h.
 struct CodedWeights {
   const std::uint8_t* codes;
   const std::byte* scales;
@@ -42,7 +42,7 @@ __device__ __forceinline__ float ScaleAt(const CodedWeights& w, std::int64_t at)
   return w.scale_dtype == DType::kBF16 ? cuda::UnpackBF16(bits).x : cuda::UnpackF16(bits).x;
 }
 
-// 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives: one bit below the point, then powers of two.
+// Converts e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
 __device__ __forceinline__ float E2M1ToFloat(std::uint32_t code) {
   const std::uint32_t exponent = (code >> 1) & 3;
   const std::uint32_t halves = exponent == 0 ? (code & 1) : ((2 | (code & 1)) << (exponent - 1));
@@ -50,7 +50,7 @@ __device__ __forceinline__ float E2M1ToFloat(std::uint32_t code) {
   return (code & 8) != 0 ? -magnitude : magnitude;
 }
 
-// W[n][k]: one product of exact factors.
+// Returns W[n][k], one product of exact factors.
 __device__ __forceinline__ float ValueAt(const CodedWeights& w, std::uint32_t n, std::uint32_t k) {
   const bool four_bits = w.format == WeightFormat::kInt4 || w.format == WeightFormat::kFp4E2M1;
   const std::uint32_t bits = four_bits ? 4 : 8;
@@ -97,7 +97,7 @@ struct ScalarArgs {
   cuda::RowGroups groups;  // w and bias are those of group 0
 };
 
-// The weights of group `group`.
+// Returns the weights of group `group`.
 template <typename T>
 __device__ __forceinline__ const T* OfGroup(const T* w, const cuda::RowGroups& groups,
                                             std::uint32_t group) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t 
   }
 }
 
-// The same of codes.
+// The same for quantized weights.
 __device__ __forceinline__ void LoadTile(float* to, const CodedWeights& from, std::int64_t,
                                          std::uint32_t first, std::uint32_t rows, std::uint32_t k0,
                                          std::uint32_t k) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void LoadTile(float* to, const CodedWeights& from, st
   }
 }
 
-// Four blocks a multiprocessor: for more the compiler spills.
+// Four blocks per multiprocessor; with more the compiler spills registers.
 template <typename X, typename W>
 __global__ void __launch_bounds__(kThreads, 4) LinearScalarKernel(const ScalarArgs<X, W> args) {
   cuda::DependencyLaunch();
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kThreads) OrderInputsKernel(const OrderArgs ar
       reinterpret_cast<const T*>(args.x)[from * args.x_stride + order[j]];
 }
 
-// Groups without offsets: all rows have params.weight.
+// Returns groups without offsets, where all rows have the same weight.
 template <typename X, typename W>
 absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params,
                           const cuda::RowGroups& groups, W w) {

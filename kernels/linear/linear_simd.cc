@@ -1,9 +1,9 @@
-// Traffic: each weight is read from memory once for all rows, 2 bytes (f32 4, e4m3 1), widened in
-// registers; x and y are small beside it. Lanes run along N, so every output is one chain of
-// multiply-adds and no horizontal sum exists. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators,
-// 4 weights, 2 broadcasts), AVX2 4 x 1, below that 2 x 1; few rows take more panels, so that enough
-// chains hide the latency of a multiply-add. A group of panels stays in L2 while all row blocks
-// pass over it; the first block fetches the next part of K.
+// Traffic: each weight is read from memory once for all rows, 2 bytes (f32 4, e4m3 1), and widened
+// in registers; x and y are small in comparison. Lanes run along N, so every output is one chain of
+// multiply-adds without a horizontal sum. Tiles, rows x panels: AVX-512 8 x 2 (16 accumulators, 4
+// weights, 2 broadcasts), AVX2 4 x 1, lower levels 2 x 1. Tiles of few rows have more panels, so
+// that enough chains hide the latency of a multiply-add. A group of panels stays in L2 for all row
+// blocks; the first block prefetches the next part of K.
 
 #include <algorithm>
 #include <cstddef>
@@ -168,7 +168,7 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   for (std::size_t r = 0; r < R; ++r) {
     for (std::size_t c = 0; c < kColumns; ++c) acc[r][c] = hn::Zero(d);
   }
-  // Called, these would keep the sums in memory.
+  // Always inlined; as calls these would keep the sums in memory.
   const auto add = [&](auto input, const typename Read::Unit* unit, std::size_t at) HWY_ATTR
       __attribute__((always_inline)) {
     VF weight[kColumns];
@@ -217,7 +217,7 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
   }
 }
 
-// y = total + bias + residual for the `count` real features of one panel.
+// Computes y = total + bias + residual for the `count` features of one panel, without padding.
 HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
                            const float* residual, float* y, std::size_t count) {
   const DF d;
@@ -238,7 +238,7 @@ HWY_INLINE void StorePanel(const float* HWY_RESTRICT total, const float* bias,
   }
 }
 
-// Where the part of K that begins at k0 ends.
+// Returns the end of the part of K that begins at k0.
 template <class Read>
 HWY_INLINE std::size_t PartEnd(const PackedLinear& weight, std::size_t k0) {
   const std::size_t end = std::min<std::size_t>(weight.k(), k0 + internal::kLinearPart);
@@ -246,7 +246,7 @@ HWY_INLINE std::size_t PartEnd(const PackedLinear& weight, std::size_t k0) {
   return std::min(end, (k0 / weight.group() + 1) * weight.group());
 }
 
-// R rows from `row` on times P panels from `panel` on, all of K.
+// Computes R rows from `row` on times P panels from `panel` on, over all of K.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t panel) {
   const PackedLinear& weight = *params.weight;
@@ -265,8 +265,8 @@ HWY_INLINE void Tile(const LinearParams& params, std::int64_t row, std::int64_t 
   HWY_ALIGN float totals[R * P * kPanel];
   for (std::size_t k0 = 0, k1 = 0; k0 < k; k0 = k1) {
     k1 = PartEnd<Read>(weight, k0);
-    // From the second block of rows on the panels are in L2; few rows leave the processor time to
-    // read ahead by itself.
+    // From the second block of rows on the panels are in L2. With few rows the hardware prefetcher
+    // suffices.
     const typename Read::Unit* next = nullptr;
     if (R >= 4 && row == 0) {
       next = k1 < k ? w + k1 / Read::kInputs * Read::kUnit : w + P * panel_stride;
@@ -299,7 +299,7 @@ HWY_INLINE void RowBlock(const LinearParams& params, std::int64_t row, std::int6
   for (; panel < end; ++panel) Tile<Read, R, 1>(params, row, panel);
 }
 
-// Rows of a full tile, and panels of tiles with 8, 4, 2 and 1 rows.
+// Rows of the largest tile, and panels of tiles with 8, 4, 2 and 1 rows.
 constexpr std::int64_t kTileRows = kRegisters == 1 ? 8 : kRegisters == 2 ? 4 : 2;
 constexpr std::size_t kPanels8 = 2;
 constexpr std::size_t kPanels4 = kRegisters == 1 ? 4 : 1;

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the products of compute capability 9.0 share: their ring of stages in shared memory, the
-// warp that fills it by TMA, clusters of two blocks, and tensor maps. What is done with a stage is
-// in the kernels (linear_sm90.cu, linear_fp8_sm90.cu).
+// Shared parts of the products on compute capability 9.0: the ring of stages in shared memory, the
+// producer warp that fills it by TMA, clusters of two blocks, and tensor maps. The kernels that
+// consume the stages are in linear_sm90.cu and linear_fp8_sm90.cu.
 
 #include <cuda.h>
 
@@ -29,18 +29,18 @@ using linear_tile::kRowBytes;
 using linear_tile::LinearArgs;
 using linear_tile::Work;
 
-// Warps 0 to 7 are the two warpgroups that consume, whose threads are those of the portable block;
-// warp 8 produces.
+// Warps 0 to 7 are the two consumer warpgroups, with the threads of the portable block. Warp 8 is
+// the producer.
 inline constexpr std::uint32_t kConsumerThreads = linear_tile::kThreads;
 inline constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
 inline constexpr std::uint32_t kBlockThreads = kConsumerThreads + cuda::kWarpSize;
 inline constexpr std::uint32_t kConsumerBarrier = 1;  // named; of both warpgroups
-// Rows of weights in a box, the 64 features of a warpgroup.
+// Rows of weights in a TMA box: the 64 features of a warpgroup.
 inline constexpr std::uint32_t kBoxBytes = kHalfTile * kRowBytes;
-// Tokens that blocks of neighbouring indices share weights over: what they read of x stays in L2
-// while the weights pass once.
+// Number of tokens for which consecutive blocks share weights. Their rows of x stay in L2 while the
+// weights are read once.
 inline constexpr std::uint32_t kGroupTokens = 2048;
-// Blocks of a cluster.
+// Blocks per cluster.
 inline constexpr std::uint32_t kPair = 2;
 inline constexpr std::uint16_t kBothRanks = 3;
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ Work PairWork(const LinearArgs& args, std::uint32_t t
   return work;
 }
 
-// All stages of a block, by one thread. A stage is 128 bytes of a row, kInputs of them.
+// Copies all stages of a block; run by one thread. A stage has 128 bytes per row: kInputs inputs.
 template <std::uint32_t kInputs, std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMap* weights,
                                         const CUtensorMap* tokens,
@@ -147,7 +147,7 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   }
 }
 
-// The barriers of a block, by one thread.
+// Initializes the barriers of a block; run by one thread.
 template <typename R>
 __device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks) {
   for (std::uint32_t stage = 0; stage < R::kStages; ++stage) {
@@ -157,8 +157,7 @@ __device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks
   cuda::BarrierInitFence();
 }
 
-// The products that read a stage are done: it is free again, for the copies of all blocks. By every
-// warp that consumes.
+// Releases a stage after its products, for the copies of all blocks. Run by every consumer warp.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Release(const Ring<kTokens, kBlocks>& ring, std::uint32_t stage) {
   if (cuda::Lane() != 0) return;
@@ -178,7 +177,8 @@ struct MappedRows {
   std::uint32_t k;
   std::int64_t stride;  // elements
 };
-// In boxes of `box_rows` rows and 128 bytes, zeros outside.
+// Creates a tensor map with boxes of `box_rows` rows and 128 bytes. Reads beyond the matrix are
+// zero.
 inline absl::StatusOr<cuda::TmaTile> MapOf(const MappedRows& matrix, std::uint32_t box_rows) {
   const auto size = static_cast<std::uint32_t>(DTypeSize(matrix.dtype));
   const std::uint32_t columns = linear_tile::kRowBytes / size;

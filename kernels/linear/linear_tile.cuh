@@ -1,7 +1,7 @@
 #pragma once
 
-// A tile of Linear by tensor cores, any number of rows, weights of 16, 8 and 4 bits: what its
-// kernels and those that end a product in another way share.
+// A tile of Linear on tensor cores, for any number of rows and weights of 16, 8 and 4 bits. The
+// kernels of Linear share it with those that process a product further.
 //
 // Weights are the row operand of the MMA and tokens the column operand, so that a batch of one row
 // wastes seven columns and not fifteen, and one reduction order serves every batch
@@ -89,7 +89,7 @@ __device__ __forceinline__ std::uint32_t GapBefore(const LinearArgs& args, std::
   return feature < kHalfTile ? 0 : args.up_distance;
 }
 
-// Sizes that follow from the template parameters.
+// Sizes derived from the template parameters.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 struct Shape {
   static constexpr bool kPlain = kFormat == WeightFormat::kPlain;
@@ -111,7 +111,7 @@ struct Shape {
   static constexpr std::uint32_t kScaleBytes = kPlain ? 0 : kGroups * kScaleRow;
   static constexpr std::uint32_t kZeroBytes = kInteger ? kGroups * kLinearTileN : 0;
   static constexpr std::uint32_t kTokenBytes = kTokens * kRowBytes;
-  // Where a stage has tokens.
+  // Offset of the tokens in a stage.
   static constexpr std::uint32_t kTokensAt = kWeightBytes + kScaleBytes + kZeroBytes;
   static constexpr std::uint32_t kStageBytes = (kTokensAt + kTokenBytes + 1023) / 1024 * 1024;
   static constexpr std::uint32_t kStages = kTokens == 128 ? 3 : kTokens >= 32 ? 4 : 5;
@@ -123,7 +123,7 @@ struct Shape {
   using Sums = float[kTilesN][kTilesM][4];
 };
 
-// What this block computes.
+// The part of the product that this block computes.
 struct Work {
   std::uint32_t feature_tile;
   std::uint32_t split;  // of the grid
@@ -147,7 +147,7 @@ __device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
   return work;
 }
 
-// Byte of 16-byte chunk `chunk` of `row` in a bf16 tile.
+// Returns the offset of 16-byte chunk `chunk` of `row` in a bf16 tile.
 __device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32_t chunk) {
   return row * kRowBytes + (chunk ^ (row % 8)) * kChunk;
 }
@@ -214,7 +214,7 @@ class RowTiles {
   std::uint32_t end_;  // of the inputs; 0: of a row that there is not
 };
 
-// Copies codes, a K tile after the other.
+// Copies quantized weights, one K tile after the other.
 template <std::uint32_t kBytes>
 class CodeTiles {
  public:
@@ -267,7 +267,7 @@ __device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args
   }
 }
 
-// Weights, a K tile after the other; `tile` counts those of the matrix.
+// Copies weights, one K tile after the other; `tile` is the index in the matrix.
 template <WeightFormat kFormat, std::uint32_t kTokens>
 class WeightTiles {
   using S = Shape<kFormat, kTokens>;
@@ -491,7 +491,7 @@ struct Values {
   }
 };
 
-// Gated products of the rows of a tile of sums, kWidth features a thread.
+// Stores gated products of the rows of a tile of sums, kWidth features per thread.
 template <std::uint32_t kTokens, std::uint32_t kWidth>
 __device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& args,
                                            const Work& work) {
@@ -530,7 +530,7 @@ __device__ __forceinline__ void StoreGated(const float* tile, const LinearArgs& 
   }
 }
 
-// Rows of y of a tile of sums, kWidth features a thread.
+// Stores rows of y of a tile of sums, kWidth features per thread.
 template <std::uint32_t kTokens, std::uint32_t kWidth>
 __device__ __forceinline__ void StorePlain(const float* tile, const LinearArgs& args,
                                            const Work& work) {
@@ -562,7 +562,7 @@ __device__ __forceinline__ void StorePlain(const float* tile, const LinearArgs& 
   }
 }
 
-// Whether rows of y and of the residual can be touched four elements at a time.
+// True if rows of y and of the residual can be accessed four elements at a time.
 __device__ __forceinline__ bool HasWideRows(const LinearArgs& args) {
   const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
   const std::int64_t strides =
@@ -618,7 +618,7 @@ __device__ __forceinline__ void Promote(typename S::Sums& total, typename S::Sum
   }
 }
 
-// Rows of x lie as they are counted.
+// The identity: row m of the launch is row m of x.
 struct SameRow {};
 
 // What the block has to do; false in a block that left its sums to another, true in the one that
@@ -703,7 +703,7 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
   return true;
 }
 
-// What a launch needs of x and the matrix; what follows from the rows is left zero.
+// Returns the arguments that depend on x and the matrix. Those that depend on the rows are zero.
 inline absl::StatusOr<LinearArgs> ArgsOf(const PackedLinear& weight, ConstFloatPtr x,
                                          std::int64_t x_stride, std::uint32_t num_rows) {
   const auto at = reinterpret_cast<std::uintptr_t>(x.data());
@@ -747,7 +747,7 @@ inline void UseWorkspace(std::byte* workspace, LinearArgs* args) {
   args->counters = reinterpret_cast<std::uint32_t*>(workspace);
 }
 
-// A whole product, but for what comes behind it.
+// Runs a whole product without store.
 inline absl::StatusOr<LinearArgs> ArgsOf(const CudaContext& context, const LinearParams& params) {
   QUIRE_ASSIGN_OR_RETURN(LinearArgs args,
                          ArgsOf(*params.weight, params.x, params.x_stride, params.num_rows));

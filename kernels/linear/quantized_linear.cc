@@ -1,5 +1,5 @@
-// Packing of integer weights, and the order of work of their product: few rows are quantised by
-// every thread for itself, which is cheaper than a barrier; many rows in one pass of their own.
+// Packs integer weights and schedules their products. Few rows are quantized by every thread
+// redundantly, which is cheaper than a barrier; many rows are quantized in a separate pass.
 
 #include "kernels/linear/quantized_linear.h"
 
@@ -23,7 +23,7 @@ namespace quire::kernels {
 namespace {
 
 constexpr std::uint32_t kPanel = PackedLinear::kPanel;
-// Panels that the widest tile of the kernels computes at once; narrower rests are slower.
+// Panels of the kernels' widest tile. Narrower remainders are slower.
 constexpr std::int64_t kTilePanels = 3;
 
 std::int64_t Padded(std::int64_t bytes) {
@@ -135,12 +135,12 @@ class QuantizedPacker {
       std::span<const std::uint32_t> order);
 
  private:
-  // Panel `panel` of `packed`, row by row through the scratch rows.
+  // Temporary memory for one row.
   struct Scratch {
     std::vector<std::int8_t> q;
     std::vector<float> scales, mins;
   };
-  // False when it has a scale that the kernels do not take.
+  // Packs one panel. Returns false if it has a scale that the kernels do not support.
   static bool PackPanel(const QuantizedShape& shape, std::int64_t panel,
                         absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
                         Scratch& scratch, const PackedLinear& packed);
@@ -164,7 +164,7 @@ void QuantizedPacker::PutValues(const QuantizedShape& shape, const std::int8_t* 
     }
     return;
   }
-  // Stored bytes are q + 128, with mins q as it is; both in one byte.
+  // Stored bytes are q + 128, or q if there are mins.
   const std::uint32_t flip = shape.has_min ? 0 : 0x80808080u;
   for (std::uint32_t k = 0; k < shape.k; k += 4) {
     std::uint32_t unit = 0;
@@ -188,8 +188,8 @@ void QuantizedPacker::PutScales(const QuantizedShape& shape, const Scratch& scra
   }
 }
 
-// 4-bit weights have no scale of 0 (internal::IntLinearArgs): such a group gets the least one and
-// integers that are 0. False for a scale that is not finite in f16.
+// 4-bit weights have no scale of 0 (internal::IntLinearArgs). A group with scale 0 gets the
+// smallest scale and integers that are 0. Returns false for a scale that is not finite in f16.
 bool QuantizedPacker::MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch) {
   constexpr float kMinF16 = 0x1p-24f;
   for (std::size_t g = 0; g < scratch.scales.size(); ++g) {
@@ -299,7 +299,7 @@ absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape
 
 namespace {
 
-// 4 floats of a vector register: the baseline of both architectures has them.
+// A vector of 4 floats, which both architectures support without extensions.
 using Lanes = float __attribute__((vector_size(16)));
 constexpr std::size_t kLanes = 4;
 
@@ -312,7 +312,7 @@ float Sum(Lanes lanes) {
   return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
-// The nearest integers of [low, high], ties to even: the sum has no bits left below 1.
+// Rounds to integers in [low, high], ties to even: after adding kRound no bits below 1 are left.
 Lanes NearestIntegers(Lanes scaled, float low, float high) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
   const Lanes above = scaled < low ? Lanes{} + low : scaled;
@@ -332,7 +332,7 @@ void PutNearest(std::span<const float> x, float inverse, float low, float high, 
   }
 }
 
-// The value of largest magnitude; NaN when one is not finite.
+// Returns the value with the largest magnitude, or NaN if a value is not finite.
 float Extreme(std::span<const float> x) {
   std::int32_t largest = 0;
   for (const float value : x) {
@@ -347,8 +347,8 @@ float Inverse(float scale) {
   return scale == 0 ? 0 : 1.0f / scale;
 }
 
-// The scale that, with the nearest integers under `trial`, has the least squared error. The size of
-// x is a multiple of kLanes, as that of all groups.
+// Returns the scale with the least squared error for the integers that `trial` gives. REQUIRES: the
+// size of x is a multiple of kLanes.
 float BestScaleFor(std::span<const float> x, float trial) {
   const float inverse = Inverse(trial);
   Lanes xq = {};
@@ -374,22 +374,23 @@ float ErrorOf(std::span<const float> x, float scale) {
   return Sum(error);
 }
 
-// What the extreme value may become: values near -8, the integer that has no counterpart, beyond it
-// clipped. Of normal weights these four lose 0.5 % more than the best of eight, in half the time.
+// Candidates for the quantized extreme value, near -8, which has no positive counterpart; beyond it
+// values are clipped. For normal weights the error of these four candidates is 0.5 % above the best
+// of eight, in half the time.
 constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
-// f16 that is rounded up where the nearest would clip the extreme value by more than half a step,
-// which only scales below the normal numbers do.
+// Rounds to f16, and upwards if the nearest value would clip the extreme value by more than half a
+// step. This happens for subnormal scales only.
 float GroupScaleOfInt8(float magnitude) {
   F16 scale = F16::FromFloat(magnitude / 127.0f);
   if (magnitude > 127.5f * scale.ToFloat()) ++scale.bits;
   return scale.ToFloat();
 }
 
-// The least squared error makes groups smaller than they were, by half of what it loses: outputs
-// lean towards zero, and models lose more perplexity than they must. So the last step takes the
-// scale with which a group keeps its projection on what it was, sum (scale q) x = sum x^2. Below
-// the normal numbers of f16, whose steps are wider than that, the scale stays.
+// The scale with the least squared error shrinks groups, so outputs are biased towards zero and
+// perplexity suffers. The last step therefore chooses the scale that preserves the projection of
+// the group on the original, sum (scale q) x = sum x^2. Subnormal f16 scales are not changed, since
+// their steps are larger than the correction.
 float KeepProjection(std::span<const float> x, float scale) {
   constexpr float kMinNormalF16 = 0x1p-14f;
   if (!(std::fabs(scale) >= kMinNormalF16 && std::isfinite(scale))) return scale;
@@ -408,7 +409,7 @@ float ScaleOfInt4(std::span<const float> x, float extreme) {
   constexpr float kMinF16 = 0x1p-24f;
   if (extreme == 0) return 0;
   float least = std::numeric_limits<float>::infinity();
-  float best = least;  // beyond f16, which the caller refuses
+  float best = least;  // may be beyond f16, which the caller rejects
   for (const float at : kExtremes) {
     float scale = BestScaleFor(x, extreme / at);
     if (scale == 0) scale = std::copysign(kMinF16, extreme / at);
@@ -452,10 +453,10 @@ void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float
 namespace {
 
 struct RowsLayout {
-  std::int64_t q, scales, sums, bytes;  // where each ends
+  std::int64_t q, scales, sums, bytes;  // ends of the arrays
 };
 
-// Scratch of `num_rows` quantised rows: q, scales, sums, then x in the weights' order.
+// Scratch memory of `num_rows` quantized rows: q, scales, sums, then the permuted x.
 RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, bool has_order) {
   const std::int64_t wide = std::max<std::int64_t>(group, 32);
   const std::int64_t q = Padded(num_rows * ((k + 3) / 4 * 4));
@@ -464,7 +465,7 @@ RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, b
   return {q, scales, sums, sums + (has_order ? num_rows * k * 4 : 0)};
 }
 
-// y[m][j] = x[m][order[j]] for rows [row_begin, row_end).
+// Applies the act-order permutation to rows [row_begin, row_end): y[m][j] = x[m][order[j]].
 void TakeInOrder(const LinearParams& params, std::uint32_t row_begin, std::uint32_t row_end,
                  float* y) {
   const std::size_t k = params.weight->k();
@@ -501,7 +502,7 @@ internal::IntLinearArgs ArgsOf(const LinearParams& params) {
           .y_stride = params.y_stride};
 }
 
-// Whether a group of rows [row_begin, row_end) of x has a scale that is NaN.
+// True if a scale of rows [row_begin, row_end) of x is NaN.
 bool HasNan(const internal::IntLinearArgs& args, std::uint32_t row_begin, std::uint32_t row_end) {
   const std::int64_t groups = (args.k + std::max(args.group, 32u) - 1) / std::max(args.group, 32u);
   const float* const scales = args.x.scales + row_begin * groups;
@@ -522,7 +523,7 @@ void OverwriteNanRows(const internal::IntLinearArgs& args) {
 }  // namespace
 
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k, bool has_order) {
-  // Groups of 16 have the most scales and sums.
+  // Groups of 16 need the most scales and sums.
   return LayoutOf(num_rows, (std::int64_t{k} + 15) / 16 * 16, 16, has_order).bytes;
 }
 
@@ -539,8 +540,7 @@ void LinearQuantized(const Backend& backend, const LinearParams& params,
                      const IntLinearKernels& kernels) {
   IntLinearArgs args = ArgsOf(params);
   const std::uint32_t rows = params.num_rows;
-  // A weight is streamed at about 20 GB/s per thread, or used at about 200 multiply-adds per
-  // nanosecond.
+  // A thread streams weights at about 20 GB/s, and computes about 200 multiply-adds per nanosecond.
   const double work = static_cast<double>(args.panel_bytes) * 0.05 +
                       static_cast<double>(args.k) * rows * (kPanel * 0.005);
   const bool has_order = params.weight->order() != nullptr;

@@ -1,7 +1,7 @@
 #pragma once
 
-// One allocation of device memory for many matrices. A GPU hands out memory in units of 2 MiB, so
-// that a matrix of 3 MiB in an allocation of its own takes 4.
+// One allocation of device memory for many matrices. GPUs allocate memory in units of 2 MiB, so a
+// matrix of 3 MiB in a separate allocation would take 4 MiB.
 
 #include <cstdint>
 
@@ -12,28 +12,27 @@ namespace quire::kernels {
 
 // Place:      made by Weights for the matrices of a layer, filled by PackLinearWeights and
 //             PackQuantizedRows.
-// Invariants: pieces lie one behind the other in the order in which they were taken, each from a
-//             multiple of kAlignment on, which is what every kernel and tensor map asks of a
-//             matrix.
+// Invariants: pieces are consecutive, in the order in which they were taken. Each starts at a
+//             multiple of kAlignment, which every kernel and tensor map requires of a matrix.
 // Threads:    one at a time.
-// Lifetime:   movable; what was taken from it lives on without it.
+// Lifetime:   movable; pieces stay valid after it is destroyed.
 class WeightMemory {
  public:
   static constexpr std::int64_t kAlignment = 256;
 
-  // What a piece of `size_bytes` takes.
+  // Bytes that a piece of `size_bytes` occupies.
   static constexpr std::int64_t RoomFor(std::int64_t size_bytes) {
     return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
-  // Returns what DeviceBuffer::Allocate returns for device memory.
+  // Errors are those of DeviceBuffer::Allocate.
   static absl::StatusOr<WeightMemory> Allocate(std::int64_t size_bytes);
 
-  // The next piece. REQUIRES: RoomFor(size_bytes) is left.
+  // Returns the next piece. REQUIRES: RoomFor(size_bytes) bytes are left.
   DeviceBuffer Take(std::int64_t size_bytes);
 
   std::int64_t left_bytes() const { return block_.size_bytes() - used_; }
-  // All of it.
+  // The whole allocation.
   DeviceBuffer block() const { return block_.Part(0, block_.size_bytes()); }
 
  private:

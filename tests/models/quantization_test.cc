@@ -109,7 +109,7 @@ TEST(QuantizationTest, MatricesAndHeadAreConvertedAndNothingElse) {
         for (const auto& [a, b] : linears) {
           ASSERT_EQ(a->matrices.size(), 1u);
           EXPECT_EQ(
-              FormName(*ConvertedForm(quantization, false)),
+              FormName(*ConvertedForm(quantization, MatrixRole::kLayer)),
               FormName(
                   {.format = a->matrices[0].format(),
                    .group = quantization == Quantization::kInt8 ? 0 : a->matrices[0].group()}));
