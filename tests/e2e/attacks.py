@@ -1,6 +1,6 @@
-"""Attacks on a listener by one connection, and what they are made of; without gRPC, so that any process can run them.
+"""Attacks that one connection makes on a listener. They need no gRPC, so any process can run them.
 
-Tests say what the daemon answers; tests/chaos runs each in a process of its own beside a neighbour.
+The tests assert the daemon's response. tests/chaos runs each attack in its own process, next to a normal client.
 """
 
 import gzip
@@ -17,12 +17,12 @@ MIB = 1 << 20
 
 
 def literal(name, value):
-    """A header that no table remembers (RFC 7541, 6.2.2)."""
+    """A literal header without indexing (RFC 7541, 6.2.2)."""
     return b"\x00" + _string(name) + _string(value)
 
 
 def _string(text):
-    """RFC 7541, 5.2 and 5.1."""
+    """An HPACK string (RFC 7541, 5.2 and 5.1)."""
     if len(text) < 127:
         return bytes([len(text)]) + text
     rest, size = len(text) - 127, b"\x7f"
@@ -47,7 +47,7 @@ def connect(address, timeout=10, source=None):
 
 
 def send_quietly(connection, data):
-    """False once the server has closed."""
+    """Returns False if the server has closed the connection."""
     try:
         connection.sendall(data)
         return True
@@ -56,7 +56,7 @@ def send_quietly(connection, data):
 
 
 def is_closed(connection, timeout):
-    """Whether the server closes the connection in time; what it says before is read."""
+    """Returns whether the server closes the connection within `timeout`. Received bytes are discarded."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         connection.settimeout(left)
@@ -71,27 +71,27 @@ def is_closed(connection, timeout):
 
 
 def reset(connection):
-    """Closes with RST, as a machine that has crashed or a firewall does."""
+    """Closes with RST, like a crashed machine or a firewall."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
 
 def begin(address, **options):
-    """A connection of a client that never acknowledges the server's settings."""
+    """Opens a connection whose client never acknowledges the server's settings."""
     connection = connect(address, **options)
     send_quietly(connection, PREFACE + frame(SETTINGS))
     return connection
 
 
 def begin_known(address, **options):
-    """One that gRPC itself knows: only gRPC has to do with priorities."""
+    """Opens a connection in the form that gRPC itself recognises; only gRPC handles priorities."""
     connection = begin(address, **options)
     send_quietly(connection, frame(PRIORITY, 0, 1, bytes(5)))
     return connection
 
 
 def message(size, sent):
-    """A message of gRPC of which `sent` bytes are there."""
+    """A gRPC message that declares its full size and carries only `sent` bytes."""
     return b"\x00" + struct.pack(">I", size) + b"x" * sent
 
 
@@ -102,19 +102,19 @@ def whole_call(stream, headers, request):
 
 
 def send_streams(connection, block=GRPC_HEADERS, count=2000):
-    """Calls that are opened and left so, until the server closes."""
+    """Opens calls and leaves them open until the server closes the connection."""
     for stream in range(1, 2 * count + 1, 2):
         if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, block)):
             return
 
 
 def send_large_headers(connection):
-    """6 KB of headers for each of many calls."""
+    """Sends 6 KB of headers for each of many calls."""
     send_streams(connection, GRPC_HEADERS + b"".join(literal(b"x-%d" % i, b"y" * 100) for i in range(60)))
 
 
 def send_references(connection):
-    """One entry of 4000 bytes in the table of HPACK, and thousands of single bytes that name it."""
+    """Adds one entry of 4000 bytes to the HPACK table, then references it by thousands of single bytes."""
     # RFC 7541, 6.2.1: a new name; 6.1: the newest entry of the dynamic table is number 62.
     entry = b"\x40" + _string(b"x") + _string(b"y" * 4000)
     if not send_quietly(connection, frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS + entry)):
@@ -126,7 +126,7 @@ def send_references(connection):
 
 
 def send_endless_headers(connection):
-    """A block of headers that goes on and on."""
+    """Sends a header block that never ends."""
     send_quietly(connection, frame(HEADERS, 0, 1, GRPC_HEADERS))
     for _ in range(1000):
         if not send_quietly(connection, frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 100) * 100)):
@@ -134,7 +134,7 @@ def send_endless_headers(connection):
 
 
 def send_resets(connection, count=10000):
-    """Calls that are opened and reset in a row."""
+    """Opens and resets calls in a row."""
     for stream in range(1, 2 * count + 1, 2):
         cancel = frame(RST_STREAM, 0, stream, b"\x00\x00\x00\x08")
         if not send_quietly(connection, frame(HEADERS, END_HEADERS, stream, GRPC_HEADERS) + cancel):
@@ -142,7 +142,7 @@ def send_resets(connection, count=10000):
 
 
 def begin_messages(client, num_streams, size):
-    """Sends messages of 16 MiB but for their last bytes, on streams side by side; ends when the server does."""
+    """Sends messages of 16 MiB without their last bytes on concurrent streams, until the server closes."""
     def send(stream):
         client.send_data(stream, message(16 * MIB - 1024, size))
 
@@ -155,7 +155,7 @@ def begin_messages(client, num_streams, size):
 
 
 def compressed_call():
-    """(headers, message) of 64 MiB that gzip made small."""
+    """Returns (headers, message) of a gzip message that expands to 64 MiB."""
     bomb = gzip.compress(bytes(64 * MIB))
     return GRPC_HEADERS + literal(b"grpc-encoding", b"gzip"), b"\x01" + struct.pack(">I", len(bomb)) + bomb
 
@@ -166,5 +166,5 @@ def http_post(path, body, headers=""):
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
 
-# A body of chunks that does not come.
+# A chunked request whose body never arrives.
 CHUNKED_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"

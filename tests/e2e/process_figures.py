@@ -1,4 +1,4 @@
-"""What a process takes of the machine, looked at from outside."""
+"""Resource use of a process, read from /proc."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def process_status(pid):
-    """The fields of /proc/PID/status, as text."""
+    """Returns the fields of /proc/PID/status as text."""
     lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
 
@@ -20,23 +20,23 @@ def resident_bytes(pid):
 
 
 def processor_seconds(pid):
-    """Of all threads, those that have ended too."""
+    """Returns the processor time of all threads, including those that have ended."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def thread_seconds(pid, name):
-    """Processor time of its threads of this name."""
+    """Returns the processor time of the threads with this name."""
     return sum(int(pathlib.Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[0])
                for tid in threads_named(pid, name)) / 1e9
 
 
 def threads_named(pid, name):
-    """Ids of its threads of this name (docs/architecture.md, section 5)."""
+    """Returns the ids of the threads with this name (docs/architecture.md, section 5)."""
     found = []
     for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one may end meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end during the loop
             if (task / "comm").read_text().strip() == name:
                 found.append(int(task.name))
     return found
@@ -44,7 +44,7 @@ def threads_named(pid, name):
 
 @contextlib.contextmanager
 def peak_memory(pid):
-    """`bytes` of what it gives is the most that was seen meanwhile."""
+    """Samples the memory while the block runs. `bytes` of the result is the maximum."""
     peak, stop = types.SimpleNamespace(bytes=resident_bytes(pid)), threading.Event()
 
     def watch():

@@ -1,4 +1,5 @@
-"""Malformed and hostile traffic: nothing crashes, a neighbour's stream is not disturbed, later calls are served."""
+"""Malformed and hostile traffic neither crashes the daemon nor disturbs a concurrent stream, and later calls are
+served."""
 
 import json
 import os
@@ -19,7 +20,7 @@ from waiting import pace, wait_until
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """With every kind of listener."""
+    """A daemon with every kind of listener."""
     settings = ["openai.enabled=true", "openai.listen=127.0.0.1:0"]
     with Daemon(tmp_path_factory.mktemp("attacked"), settings=settings) as running:
         running.wait_serving()
@@ -39,7 +40,7 @@ def neighbour(api, daemon):
 
 
 def mutations(random_, seeds, count):
-    """Random bytes, and messages with some bytes changed, lost or repeated."""
+    """Random bytes, and messages with some bytes changed, dropped or repeated."""
     for _ in range(count):
         if random_.random() < 0.3:
             yield random_.randbytes(random_.randrange(200))
@@ -74,8 +75,8 @@ def seeds_of(api):
     return [m.SerializeToString() for m in (full, ids, batch, api.TokenizeRequest(text="abc", with_pieces=True))]
 
 
-def test_ten_thousand_malformed_requests(api, daemon, neighbour):
-    """Damaged messages to every method, connections of damaged HTTP/2 and HTTP/1.1, damaged JSON."""
+def test_survives_ten_thousand_malformed_requests(api, daemon, neighbour):
+    """Damaged messages to every method, damaged HTTP/2 and HTTP/1.1 connections, and damaged JSON."""
     random_ = random.Random(20261122)
     fuzz_messages(api, daemon, random_, 5000)
     fuzz_frames(daemon, random_, 2000)
@@ -88,7 +89,7 @@ def fuzz_messages(api, daemon, random_, count):
         (daemon.grpc_address, api.GenerateRequest.DESCRIPTOR.file.services_by_name["GenerationService"]),
         (daemon.admin, api.DrainRequest.DESCRIPTOR.file.services_by_name["AdminService"]),
     ]
-    # These would end what the test needs, as they should.
+    # These methods stop the daemon that the test needs.
     harmless = [
         (address, f"/{service.full_name}/{method.name}")
         for address, service in services
@@ -194,12 +195,12 @@ def test_messages_over_the_limit_are_refused(api, daemon, neighbour):
         assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
 
 
-def test_floods_of_metadata_are_refused(api, daemon, neighbour):
+def test_metadata_floods_are_rejected(api, daemon, neighbour):
     with daemon.channel() as channel:
         flood = [(f"x-{i}", "y" * 1000) for i in range(40)]
         error = failure(lambda: generate(api, channel, flood))
         assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE), error
-    # Its connection may be about to close, and a call that the client begins on it then fails.
+    # The connection may be about to close, and a call that the client starts on it then fails.
     with daemon.channel() as channel:
         assert generate(api, channel)
 
@@ -229,12 +230,12 @@ def test_streams_of_one_connection_are_bounded(api, tmp_path):
                 return not any(reader.is_alive() for reader in readers)
 
             wait_until(have_ended, "all streams have ended", 120)
-            # One that has ended is counted for a moment while the next has begun; without the limit there are 12.
+            # An ended stream may still be counted when the next one has begun. Without the limit there would be 12.
             assert 1 <= max(seen) < 8
             assert len(lengths) == 12 and min(lengths) > 2  # the others waited, none was lost
 
 
-def test_connections_that_say_nothing_are_closed(api, daemon, neighbour):
+def test_silent_connections_are_closed(api, daemon, neighbour):
     silent = [connect(daemon.grpc_address) for _ in range(100)]
     half = [connect(daemon.grpc_address) for _ in range(100)]
     for connection in half:
@@ -250,7 +251,7 @@ def test_connections_that_say_nothing_are_closed(api, daemon, neighbour):
             connection.close()
 
 
-def test_resets_and_pings_in_a_row_disturb_nobody(api, daemon, neighbour):
+def test_reset_and_ping_floods_do_not_disturb_other_streams(api, daemon, neighbour):
     with connect(daemon.grpc_address) as connection:
         assert send_quietly(connection, PREFACE + frame(SETTINGS))
         send_resets(connection, 5000)
@@ -280,8 +281,9 @@ def sockets_of(daemon):
 
 
 @pytest.mark.parametrize("which", ["http", "openai"])
-def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, which):
-    """More than the 256 that may be open, and the 64 that are told so: new ones are served, the silent ones end."""
+def test_silent_connections_above_the_limit_do_not_block_new_ones(daemon, neighbour, which):
+    """Opens more silent connections than the 256 that may be open and the 64 that get a rejection. New connections are
+    served and silent ones are closed."""
     address = daemon.http_address if which == "http" else daemon.openai_address
     path = "/livez" if which == "http" else "/health"
     before = sockets_of(daemon)
@@ -294,9 +296,9 @@ def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, w
                 start = time.monotonic()
                 assert http_get(address, path)[0] == 200, i
                 assert time.monotonic() - start < 5
-        # Beside them the few of the neighbour and of this loop's own requests.
+        # The listener also has the few connections of the concurrent stream and of this loop's requests.
         assert sockets_of(daemon) - before <= 256 + 64 + 8
-        # The oldest gave way at once, the others end with the time that a head may take.
+        # The oldest connections were closed at once. The others are closed when the header timeout expires.
         assert is_closed(silent[0], 5)
         assert time.monotonic() - opened < 9, "too slow to tell the two apart"
         assert not is_closed(silent[-1], 0.5)
@@ -311,8 +313,9 @@ def test_silent_connections_above_the_limit_keep_nobody_out(daemon, neighbour, w
 
 
 @pytest.mark.parametrize("which", ["http", "openai"])
-def test_bodies_that_do_not_come_keep_nobody_out(daemon, neighbour, which):
-    """As many heads of chunked bodies as there may be connections: probes at once, all else as soon as one gives way."""
+def test_missing_bodies_do_not_block_new_connections(daemon, neighbour, which):
+    """Opens as many chunked requests without body as there may be connections. Probes are served at once, other
+    requests as soon as a connection is closed."""
     address = daemon.http_address if which == "http" else daemon.openai_address
     probe, other = ("/livez", "/status.json") if which == "http" else ("/health", "/v1/models")
     held = []
@@ -332,7 +335,7 @@ def test_bodies_that_do_not_come_keep_nobody_out(daemon, neighbour, which):
             connection.close()
 
 
-def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
+def test_slow_headers_do_not_block_the_health_port(daemon, neighbour):
     slow = [connect(daemon.http_address) for _ in range(100)]
     try:
         for connection in slow:
@@ -351,7 +354,7 @@ def test_slow_headers_do_not_take_the_health_port(daemon, neighbour):
             connection.close()
 
 
-def test_a_flood_of_http_headers_is_refused(daemon, neighbour):
+def test_http_header_flood_is_rejected(daemon, neighbour):
     with connect(daemon.http_address) as connection:
         send_quietly(connection, b"GET /livez HTTP/1.1\r\nHost: x\r\n")
         for i in range(4000):

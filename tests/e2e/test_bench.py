@@ -31,7 +31,7 @@ def bench(daemon, *arguments):
 
 
 class Peer(http.server.BaseHTTPRequestHandler):
-    """Answers like llama.cpp's server and like an OpenAI-compatible one, every token the letter a."""
+    """Answers like llama.cpp's server and like an OpenAI-compatible one. Every token is the letter a."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -47,7 +47,7 @@ class Peer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
-        if self.path == "/metrics":  # a quired that counts tokens that no client got
+        if self.path == "/metrics":  # simulates a quired that counts tokens which no client received
             self.server.reads += 1
             self.answer(200, b"quire_requests_accepted_total 0\nquire_generation_tokens_total %d\n"
                         % (1000 * self.server.reads))
@@ -114,7 +114,7 @@ def peer(fault=None):
         server.server_close()
 
 
-def test_closed_loop_with_shared_prefixes(daemon):
+def test_closed_loop_shares_prefixes(daemon):
     report = bench(
         daemon, "--requests", 24, "--warmup", 2, "--concurrency", 4, "--input-tokens", "uniform:40:80",
         "--output-tokens", "lognormal:8:0.5:20", "--prefix-tokens", 32, "--prefix-share", 0.5, "--slo", "ttft=60s,tpot=60s",
@@ -143,7 +143,7 @@ def test_open_loop_sends_on_time_and_cancels(daemon, arrival):
 
 
 @pytest.mark.skipif(not has_structured_output(), reason="a build without structured output")
-def test_answers_are_valid_by_a_schema_and_end_with_it(daemon, tmp_path):
+def test_schema_constrained_answers_are_valid_and_complete(daemon, tmp_path):
     schema = tmp_path / "colour.json"
     schema.write_text('{"enum": ["red", "blue"]}')
     arguments = ["--requests", 40, "--concurrency", 4, "--input-tokens", 16, "--output-tokens", 30, "--schema", schema]
@@ -159,8 +159,8 @@ def test_answers_are_valid_by_a_schema_and_end_with_it(daemon, tmp_path):
 
 
 def test_every_request_may_be_cancelled(daemon):
-    # Each is cancelled after at most 399 of its 400 tokens. The last few may be under way by then, so that it completes;
-    # that all ten cancels are drawn from the last tokens is out of the question, and the seed is fixed.
+    # Each request is cancelled after at most 399 of its 400 tokens. It may complete if the last few tokens are already
+    # in flight. The seed is fixed and does not draw all ten cancels from the last tokens.
     report = bench(daemon, "--requests", 10, "--concurrency", 5, "--input-tokens", 16, "--output-tokens", 400,
                    "--cancel-ratio", 1, "--seed", 1)
     assert report["completed"] + report["cancelled"] == 10 and report["failed"] == 0
@@ -168,7 +168,7 @@ def test_every_request_may_be_cancelled(daemon):
     assert report["total_output_tokens"] == 400 * report["completed"]
 
 
-def test_trace(daemon, tmp_path):
+def test_trace_is_replayed(daemon, tmp_path):
     azure = tmp_path / "azure.csv"
     azure.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,48,10\n2023-11-16 18:17:05.5,11,3\n"
@@ -186,7 +186,7 @@ def test_trace(daemon, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["llamacpp", "openai"])
-def test_peer_gets_the_same_load_in_turn(daemon, kind):
+def test_peer_and_daemon_alternate_under_the_same_load(daemon, kind):
     with peer() as (server, url):
         report = bench(
             daemon, "--requests", 6, "--concurrency", 2, "--input-tokens", "uniform:20:60", "--output-tokens", 5,
@@ -202,7 +202,7 @@ def test_peer_gets_the_same_load_in_turn(daemon, kind):
     path = "/completion" if kind == "llamacpp" else "/v1/completions"
     assert {where for where, _ in server.requests} == {path}
     prompts = {tuple(request["prompt"]) for _, request in server.requests}
-    assert len(prompts) == 18  # a round meets no prompt of another
+    assert len(prompts) == 18  # no round repeats a prompt of another round
     assert all(20 <= len(prompt) <= 60 for prompt in prompts)
 
 
@@ -216,13 +216,13 @@ def test_a_failing_peer_is_reported(daemon, fault, text):
     assert "first failure (openai)" in out and text in out
 
 
-def test_peer_that_is_not_there(daemon):
+def test_unreachable_peer_is_reported(daemon):
     arguments = ["--address", daemon.grpc_address, "bench", "--requests", 1]
     assert "Couldn't connect" in quire(*arguments, "--peer", "openai=http://127.0.0.1:1", code=3)
     quire(*arguments, "--peer", "x=http://127.0.0.1:1", code=2)
     quire(*arguments, "--input-tokens", "some", code=2)
     quire(*arguments, "--slo", "ttft", code=2)
-    with peer() as (_, url):  # no metrics of ours there
+    with peer() as (_, url):  # this server has no quired metrics
         assert "Couldn't connect" in quire(*arguments, "--metrics", "http://127.0.0.1:1/metrics", code=1)
         assert "no counters of quired" in quire(*arguments, "--metrics", f"{url}/v1/models", code=1)
         out = quire(*arguments, "--metrics", f"{url}/metrics", code=1)
@@ -244,26 +244,26 @@ def test_output_file_is_opened_before_the_load(daemon, tmp_path):
     "--prefix-share 0.5", "--prefix-count 2", "--schema-share 0.5", "--trace t --rate 5", "--trace t --input-tokens 5",
     "--trace t --output-tokens 5", "--trace t --prefix-tokens 5", "--rate 1e-11", "--rate 1e7",
 ])
-def test_options_without_effect_are_refused(options):
-    # Refused for itself and not for the trace, which is not there.
+def test_options_without_effect_are_rejected(options):
+    # The option itself must be rejected. The trace file does not exist.
     assert "cannot read" not in quire("bench", *options.split(), code=2)
 
 
 def accepted(daemon):
-    """Requests so far."""
+    """Returns the number of requests so far."""
     _, metrics = http_get(daemon.http_address, "/metrics")
     return float(re.search(rb"^quire_requests_accepted_total\S* (\S+)$", metrics, re.MULTILINE).group(1))
 
 
 @pytest.mark.parametrize("compares", [False, True])
-def test_an_interrupted_round_is_not_in_the_medians(daemon, compares, tmp_path):
+def test_medians_leave_out_an_interrupted_round(daemon, compares, tmp_path):
     with peer() as (server, url):
         file = tmp_path / "report"
         command = [str(QUIRE), "--address", daemon.grpc_address, "--json", "bench", "--requests", "40", "--rate", "40",
                    "--output-tokens", "2", "--rounds", "1000", "--output-file", str(file)]
         before = accepted(daemon)
         process = subprocess.Popen(command + ["--peer", f"openai={url}"] * compares, stdout=subprocess.PIPE, text=True)
-        if compares:  # in the second round at least
+        if compares:  # interrupts the second round or a later one
             wait_until(lambda: len(server.requests) >= 50, "requests of the second round", 60)
         else:
             wait_until(lambda: accepted(daemon) > before, "a request")
@@ -281,14 +281,14 @@ def test_an_interrupted_round_is_not_in_the_medians(daemon, compares, tmp_path):
 
 
 def greedy(folder, model):
-    """A model's answer; into how many messages the server merges it differs from run to run."""
+    """Returns the text of a model's greedy answer. The server merges it into a varying number of messages."""
     with Daemon(folder, str(model), settings=["model.quantization=none"]) as daemon:
         daemon.wait_serving()
         lines = quire("--address", daemon.grpc_address, "--json", "generate", "abc", "--max-tokens", 12, "--temperature", 0)
     return "".join(json.loads(line).get("delta", {}).get("text", "") for line in lines.splitlines())
 
 
-def test_random_weights_are_the_same_in_both_formats(tmp_path):
+def test_random_weights_are_equal_in_both_formats(tmp_path):
     folder, gguf = tmp_path / "tiny", tmp_path / "tiny.gguf"
     quire("make-model", "--shape", "tiny", "--out", folder, "--weights", "--gguf", gguf)
     ours = greedy(tmp_path, folder)

@@ -1,6 +1,6 @@
-"""Attacks on the gRPC port without a token: memory stays bounded and comes back, neighbours are served.
+"""Attacks on the gRPC port without a token. Memory stays bounded and is released, and other clients are served.
 
-The guard before gRPC (server/edge/frame_guard.h) ends the connection that attacks, and says why.
+The guard before gRPC (server/edge/frame_guard.h) closes an attacking connection and sends the reason.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from test_attacks import streams
 from waiting import wait_until
 
 ENHANCE_YOUR_CALM = 11
-# Of a call that stays open without a message.
+# A call that stays open without a message.
 BATCH_HEADERS = GRPC_HEADERS.replace(b"\x24/quire.v1.GenerationService/Generate",
                                      b"\x29/quire.v1.GenerationService/BatchGenerate")
 
 
 def closed_connections(daemon, cause):
-    """How many connections the daemon has ended for this cause."""
+    """Returns the number of connections that the daemon has closed for this cause."""
     metrics = http_get(daemon.http_address, "/metrics")[1].decode()
     start = f'quire_grpc_connections_closed_total{{cause="{cause}"}} '
     return next((float(line[len(start):]) for line in metrics.splitlines() if line.startswith(start)), 0)
@@ -43,7 +43,7 @@ def connections(daemon):
 
 
 def goaway_of(connection, timeout=20):
-    """(code, text) of the GOAWAY frame with which the server ends the connection; None if it says nothing."""
+    """Returns (code, text) of the GOAWAY frame that closes the connection, or None if there is none."""
     received = b""
     deadline = time.monotonic() + timeout
     with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def neighbour(api, daemon):
 
 @pytest.fixture
 def bounded(daemon):
-    """What an attack makes the daemon hold is bounded, and given back."""
+    """Asserts that the daemon's memory under attack is bounded and is released."""
     pid = daemon.process.pid
     before = resident_bytes(pid)
     with peak_memory(pid) as peak:
@@ -88,7 +88,7 @@ def test_streams_are_bounded_before_settings_are_acknowledged(daemon, neighbour,
         assert "101 streams at once and has not acknowledged SETTINGS, limit 100" in text
 
 
-def test_streams_are_bounded_afterwards(daemon, neighbour, bounded):
+def test_streams_are_bounded_after_settings_are_acknowledged(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
         send_quietly(connection, frame(SETTINGS, ACK))
         send_streams(connection)
@@ -97,7 +97,7 @@ def test_streams_are_bounded_afterwards(daemon, neighbour, bounded):
         assert "1025 streams at once, server.grpc.max_concurrent_streams is 1024" in text
 
 
-def test_a_flood_of_headers_ends(daemon, neighbour, bounded):
+def test_header_flood_is_closed(daemon, neighbour, bounded):
     before = closed_connections(daemon, "frames")
     end = time.monotonic() + 3
     while time.monotonic() < end:
@@ -106,13 +106,13 @@ def test_a_flood_of_headers_ends(daemon, neighbour, bounded):
     assert closed_connections(daemon, "frames") > before
 
 
-def test_references_to_one_large_header_end(daemon, neighbour, bounded):
+def test_references_to_one_large_header_are_rejected(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
         send_references(connection)
         assert is_closed(connection, 20)
 
 
-def test_header_blocks_without_end_are_refused(daemon, neighbour, bounded):
+def test_endless_header_blocks_are_rejected(daemon, neighbour, bounded):
     with begin(daemon.grpc_address) as connection:
         send_endless_headers(connection)
         code, text = goaway_of(connection)
@@ -133,7 +133,7 @@ def test_rapid_resets_are_slowed_down(daemon, neighbour, bounded):
         assert time.monotonic() - start > 2, "2000 a second, and 256 at once"
 
 
-def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, neighbour, bounded):
+def test_compressed_messages_are_rejected_before_decompression(api, daemon, neighbour, bounded):
     with daemon.channel() as channel:
         call = channel.stream_unary("/quire.v1.GenerationService/Tokenize", lambda data: data, lambda data: data)
         for _ in range(8):
@@ -143,10 +143,10 @@ def test_compressed_messages_are_refused_before_they_are_inflated(api, daemon, n
     with Http2Client(daemon.grpc_address) as client:
         for stream in range(1, 65, 2):
             assert client.open(stream, headers)
-            # The refusal may come before the last byte, and then nothing opens the stream's window any more.
+            # The rejection may arrive before the last byte was sent. The stream's window then stays closed.
             client.send_data(stream, payload, timeout=1)
             assert client.wait_ended(stream), "the call is refused"
-        assert client.goaway is None, "calls were refused, not the connection"
+        assert client.goaway is None, "only the calls are rejected, the connection stays open"
 
 
 def test_unfinished_messages_of_a_connection_are_bounded(daemon, neighbour, bounded):
@@ -178,7 +178,7 @@ def test_unfinished_messages_of_all_connections_are_bounded(api, tmp_path):
 
 @pytest.fixture
 def small(tmp_path):
-    """A daemon for few connections, none of them open."""
+    """A daemon for few connections. None is open."""
     settings = ["server.grpc.max_connections=6", "server.grpc.max_connections_per_address=5"]
     with Daemon(tmp_path, settings=settings) as daemon:
         daemon.wait_serving()
@@ -192,7 +192,7 @@ def answer(api, daemon):
         return generate(api, channel)
 
 
-def test_silent_connections_give_way_the_oldest_first(api, small):
+def test_silent_connections_are_closed_oldest_first(api, small):
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(small.grpc_address)) for _ in range(5)]
         assert answer(api, small)
@@ -200,21 +200,21 @@ def test_silent_connections_give_way_the_oldest_first(api, small):
         assert closed_connections(small, "silent") == 1
 
 
-def test_connections_without_calls_give_way_the_oldest_first(api, small):
+def test_idle_connections_are_closed_oldest_first(api, small):
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
         assert all(client.wait_begun() for client in idle)
         assert answer(api, small)
         assert idle[0].wait_closed()
-        assert idle[0].goaway == (0, ""), "a client that did no wrong may come again"
+        assert idle[0].goaway == (0, ""), "a client without fault may reconnect"
         assert closed_connections(small, "idle") == 1
 
 
-def test_connections_that_begin_at_once_are_no_more_than_the_limit(tmp_path):
-    """Also those that have to give way on their way from the thread that accepts to those that serve."""
+def test_simultaneous_connections_stay_within_the_limit(tmp_path):
+    """The limit includes connections that are closed between the accepting thread and the serving threads."""
     with Daemon(tmp_path, settings=["server.grpc.max_connections=2"]) as daemon:
         daemon.wait_serving()
-        for _ in range(6):  # not every round has one at that moment
+        for _ in range(6):  # not every round closes a connection at that moment
             with contextlib.ExitStack() as stack:
 
                 def begin_many():
@@ -230,7 +230,7 @@ def test_connections_that_begin_at_once_are_no_more_than_the_limit(tmp_path):
                 wait_until(lambda: connections(daemon) <= 2, "the others have given way")
 
 
-def test_connections_in_use_stay_and_the_next_is_refused(api, small):
+def test_busy_connections_stay_and_the_next_is_rejected(api, small):
     with contextlib.ExitStack() as stack:
         busy = [stack.enter_context(Http2Client(small.grpc_address)) for _ in range(5)]
         for client in busy:
@@ -246,8 +246,9 @@ def test_connections_in_use_stay_and_the_next_is_refused(api, small):
         assert all(client.goaway is None for client in busy)
 
 
-def test_a_flood_of_connects_loses_no_call(api, tmp_path):
-    """Silent connections come by the hundred at the limit; a client with pauses between its calls goes on."""
+def test_connection_flood_loses_no_call(api, tmp_path):
+    """Silent connections arrive by the hundred at the limit. A client that pauses between its calls is not disturbed.
+    """
     with Daemon(tmp_path, settings=["server.grpc.max_connections_per_address=100"]) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel, contextlib.ExitStack() as stack:
@@ -259,8 +260,9 @@ def test_a_flood_of_connects_loses_no_call(api, tmp_path):
 
 
 @pytest.mark.parametrize("opened", [connect, begin, begin_known])
-def test_more_connects_than_descriptors_leave_the_port_alive(api, tmp_path, opened):
-    """Silent ones, or HTTP/2 that stays when it is asked to go, known to gRPC or not; more than there are descriptors."""
+def test_port_survives_more_connections_than_descriptors(api, tmp_path, opened):
+    """Opens more connections than there are descriptors: silent ones, or HTTP/2 ones that ignore GOAWAY, recognised by
+    gRPC or not."""
     with Daemon(tmp_path, prefix=["prlimit", "--nofile=600:600"]) as daemon:
         daemon.wait_serving()
         with contextlib.ExitStack() as stack:
@@ -281,15 +283,15 @@ def num_descriptors(daemon):
     return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
 
 
-def test_the_table_of_descriptors_does_not_grow_while_clients_wait(daemon):
-    """Its growth keeps new connections waiting for tens of milliseconds, so it has its size from the start."""
+def test_descriptor_table_has_its_size_from_the_start(daemon):
+    """Growing the table blocks new connections for tens of milliseconds, so the daemon sets its size at start."""
     process = daemon.process.pid
     size = int(process_status(process)["FDSize"])
     assert size >= min(resource.prlimit(process, resource.RLIMIT_NOFILE)[0], 65536)
 
 
-def test_a_connection_takes_nothing_of_grpc_before_its_first_call(api, daemon):
-    assert answer(api, daemon)  # so that the guard has seen how gRPC begins
+def test_connection_uses_no_grpc_resources_before_its_first_call(api, daemon):
+    assert answer(api, daemon)  # the guard has now seen how gRPC starts a connection
     wait_until(lambda: connections(daemon) == 0, "that connection is closed")
     before = num_descriptors(daemon)
     with contextlib.ExitStack() as stack:
@@ -298,7 +300,7 @@ def test_a_connection_takes_nothing_of_grpc_before_its_first_call(api, daemon):
         for client in idle:
             assert client.send(frame(PING, 0, 0, b"12345678"))
         wait_until(lambda: all(client.pongs == [b"12345678"] for client in idle), "pings are answered")
-        # Besides, at any time: four of a call from inside, one of the figures' own.
+        # Four more may be open at any time for an internal call, and one for reading the figures.
         assert num_descriptors(daemon) <= before + 20 + 5
         for client in idle:
             assert client.open(1, BATCH_HEADERS)
@@ -307,8 +309,9 @@ def test_a_connection_takes_nothing_of_grpc_before_its_first_call(api, daemon):
         assert all(client.goaway is None for client in idle)
 
 
-def test_connections_that_begin_to_call_share_what_descriptors_there_are(api, tmp_path):
-    """Idle ones give way to those that call. Where all others have calls, one that begins is told so; they go on."""
+def test_calling_connections_share_the_descriptors(api, tmp_path):
+    """Idle connections are closed in favour of those that call. If all have calls, a new one is rejected and the others
+    continue."""
     share = 65  # descriptors of the data listener: 21 connections with a call, and two without
     with Daemon(tmp_path, prefix=["prlimit", f"--nofile={512 + 256 + 2 * share}"]) as daemon:
         daemon.wait_serving()
@@ -324,7 +327,7 @@ def test_connections_that_begin_to_call_share_what_descriptors_there_are(api, tm
                 assert client.open(1, BATCH_HEADERS)
                 wait_until(lambda count=count: streams(daemon) == count, "the call is open")
                 if count == 10:
-                    assert answer(api, daemon), "a neighbour is served"
+                    assert answer(api, daemon), "another client is served"
             wait_until(lambda: all(client.goaway == (0, "") for client in idle[:27]), "the oldest are asked to go")
             assert all(client.goaway is None for client in idle[27:])
             assert idle[28].open(1, BATCH_HEADERS)
@@ -338,8 +341,8 @@ def test_connections_that_begin_to_call_share_what_descriptors_there_are(api, tm
             assert answer(api, daemon)
 
 
-def test_silent_connections_take_no_time_of_the_threads_that_serve_calls(tmp_path):
-    """Thousands come, are closed for newer ones, and go: no call waits behind that work."""
+def test_silent_connections_cost_serving_threads_no_time(tmp_path):
+    """Thousands of connections arrive, are closed for newer ones and leave. No call waits for that work."""
     with Daemon(tmp_path, settings=["server.grpc.max_connections_per_address=200"]) as daemon:
         daemon.wait_serving()
         wait_until(lambda: connections(daemon) == 0, "the connection of the start is gone")
@@ -358,7 +361,7 @@ def test_silent_connections_take_no_time_of_the_threads_that_serve_calls(tmp_pat
         assert thread_seconds(pid, "grpc-edge") - edge < 0.1 * spent
 
 
-def test_a_client_that_says_goodbye_is_closed(daemon):
+def test_client_goaway_closes_the_connection(daemon):
     with begin(daemon.grpc_address) as connection:
         connection.sendall(frame(GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
         connection.shutdown(socket.SHUT_WR)
@@ -372,8 +375,8 @@ def threads_of(daemon, name):
     return threads
 
 
-def test_probes_say_which_port_does_not_answer(tmp_path):
-    """The threads that serve two ports stand still; the probe port lives on and tells, until they go on."""
+def test_probes_report_which_port_does_not_answer(tmp_path):
+    """The threads that serve two ports are stopped. The probe port reports that until they continue."""
     def probe(path="/livez"):
         return http_get(daemon.http_address, path)
 

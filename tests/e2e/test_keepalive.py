@@ -1,4 +1,4 @@
-"""Pings: a client that vanished during a call is noticed, one that sleeps between calls is left alone."""
+"""Keepalive pings detect a client that vanished during a call and leave idle clients connected."""
 
 import grpc
 import pytest
@@ -19,17 +19,17 @@ def daemon(tmp_path_factory):
         yield running
 
 
-def test_a_client_that_reads_nothing_between_calls_keeps_its_connection(daemon):
+def test_client_not_reading_between_calls_stays_connected(daemon):
     with connect(daemon.grpc_address) as connection:
         connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK))
         assert not is_closed(connection, 5)
 
 
-def test_a_client_that_answers_nothing_during_a_call_loses_it(api, daemon):
+def test_call_of_an_unresponsive_client_is_cancelled(api, daemon):
     request = request_of(api, tokens=2).SerializeToString()
     message = b"\x00" + len(request).to_bytes(4, "big") + request
     with connect(daemon.grpc_address) as connection:
-        # The stream stays open on the client's side: without END_STREAM a unary request is not whole.
+        # The stream stays open on the client's side. Without END_STREAM a unary request is incomplete.
         connection.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK)
                            + frame(HEADERS, END_HEADERS, 1, GRPC_HEADERS) + frame(DATA, 0, 1, message[:-1]))
         assert is_closed(connection, 10)
@@ -49,13 +49,13 @@ def test_pings_between_calls_are_accepted(api, daemon):
 PINGS = [frame(PING, 0, 0, number.to_bytes(8, "big")) for number in range(110)]
 
 
-def test_pings_between_calls_are_not_accepted_for_ever(daemon):
+def test_ping_count_between_calls_is_limited(daemon):
     with begin_known(daemon.grpc_address) as connection:
         connection.sendall(frame(SETTINGS, ACK) + b"".join(PINGS))
         assert is_closed(connection, 10)
 
 
-def test_nor_are_pings_before_the_first_call(daemon):
+def test_ping_count_before_the_first_call_is_limited(daemon):
     with Http2Client(daemon.grpc_address) as client:
         assert client.wait_begun()
         for ping in PINGS[:100]:

@@ -1,4 +1,5 @@
-"""Requests are bytes until their caller is known: nothing of a stranger is parsed, and what does not parse gets its reason."""
+"""Requests stay unparsed bytes until the caller is authenticated, and messages that do not parse are rejected with a
+reason."""
 
 import json
 import urllib.request
@@ -32,7 +33,7 @@ def daemon(tmp_path_factory):
 
 @pytest.fixture
 def calls(api, daemon):
-    """(method, call) of all methods; a call takes the bytes of a request, and metadata."""
+    """Returns (method, call) for every method. A call takes the bytes of a request, and metadata."""
     files = [message.DESCRIPTOR.file for message in (api.GenerateRequest, api.DrainRequest)]
     services = [service for file in [*files, vllm_engine_pb2.DESCRIPTOR] for service in file.services_by_name.values()]
     assert {service.name for service in services} == {"GenerationService", "AdminService", "VllmEngine"}
@@ -54,11 +55,11 @@ def raw_call(channel, service, method):
     return call
 
 
-def test_a_stranger_has_nothing_parsed(calls):
+def test_unauthenticated_requests_are_not_parsed(calls):
     assert len(calls) >= 38
     for method, call in calls:
         if method.full_name.endswith("VllmEngine.HealthCheck"):
-            assert call(GARBAGE, ()), "as open as health checks are, and without fields to parse"
+            assert call(GARBAGE, ()), "this method is as open as health checks and has no fields to parse"
             continue
         error = failure(lambda call=call: call(GARBAGE, ()))
         assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_MISSING"), method.full_name
@@ -72,7 +73,7 @@ def counted(daemon, method):
     return sum(float(line[len(start):]) for line in text.splitlines() if line.startswith(start))
 
 
-def test_what_does_not_parse_gets_its_reason_and_is_counted(daemon, calls):
+def test_unparsable_messages_are_rejected_and_counted(daemon, calls):
     for method, call in calls:
         service = method.containing_service.name
         if method.client_streaming or method.name == "HealthCheck":
@@ -95,7 +96,7 @@ def test_what_does_not_parse_gets_its_reason_and_is_counted(daemon, calls):
     ("AdminService.SetLogLevel", b"\x0a\x02a\xff", "logger"),
     ("VllmEngine.Abort", b"\x0a\x02a\xff", "request_ids"),
 ])
-def test_text_that_is_not_utf8_is_named(calls, name, body, field):
+def test_invalid_utf8_field_is_named(calls, name, body, field):
     call = next(call for method, call in calls if method.full_name.endswith(name))
     reason, metadata, _ = reason_of(failure(lambda: call(body, bearer("all"))))
     assert (reason, metadata["field"], metadata["byte_offset"]) == ("BAD_UTF8", field, "1")

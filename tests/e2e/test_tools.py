@@ -468,7 +468,7 @@ MISTRAL = """\
 {%- endfor %}<|say|>"""
 
 
-def test_markers_that_are_special_tokens(tmp_path):
+def test_special_token_markers_are_parsed(tmp_path):
     """Left out of text, but for the parser; chat.tool_format none leaves all of it to the text."""
     text = 'Looking.[TOOL_CALLS]get_weather[ARGS]{"location": "Rome"}'
     model = write_scripted_model(tmp_path / "model", {"<|say|>": text}, template=MISTRAL, special=["[TOOL_CALLS]", "[ARGS]"])
