@@ -17,7 +17,7 @@ absl::Time At(double seconds) {
   return kStart + absl::Seconds(seconds);
 }
 
-TEST(CallPaceTest, AConnectionHasSomethingOfItsOwn) {
+TEST(CallPaceTest, ConnectionHasAnAllowanceOfItsOwn) {
   Allowance own = CallPace::OfConnection();
   EXPECT_EQ(own.UseWhatIsThere(10, At(0)), 2);
   EXPECT_EQ(own.UseWhatIsThere(1, At(0)), 1);
@@ -25,17 +25,17 @@ TEST(CallPaceTest, AConnectionHasSomethingOfItsOwn) {
   EXPECT_EQ(own.UseWhatIsThere(100, At(10)), 36) << "64 at most";
 }
 
-TEST(CallPaceTest, AnAddressWaitsForWhatIsMoreThanItsRate) {
+TEST(CallPaceTest, AddressWaitsForCallsAboveItsRate) {
   CallPace pace;
   EXPECT_EQ(pace.Begin("a", 256, At(0)), absl::ZeroDuration());
   EXPECT_EQ(pace.Begin("a", 1000, At(0)), absl::Seconds(0.5));
-  EXPECT_EQ(pace.Begin("a", 1000, At(0)), absl::Seconds(1)) << "behind the other one";
+  EXPECT_EQ(pace.Begin("a", 1000, At(0)), absl::Seconds(1)) << "queued after the previous calls";
   EXPECT_EQ(pace.Begin("b", 256, At(0)), absl::ZeroDuration()) << "another address";
   EXPECT_EQ(pace.Begin("", 1e9, At(0)), absl::ZeroDuration());
   EXPECT_EQ(pace.Begin("a", 256, At(1.5)), absl::ZeroDuration());
 }
 
-TEST(CallPaceTest, AddressesAreForgottenWhenTheyHaveAllAgain) {
+TEST(CallPaceTest, ForgetsAddressesWithAFullAllowance) {
   CallPace pace;
   pace.Begin("a", 100, At(0));
   pace.Begin("b", 1256, At(0));
@@ -48,8 +48,8 @@ TEST(CallPaceTest, AddressesAreForgottenWhenTheyHaveAllAgain) {
   EXPECT_EQ(pace.size(), 0u);
 }
 
-// Calls that wait as they are told never come faster than the rate, whatever was asked when.
-TEST(CallPaceTest, NoAddressIsFasterThanItsRate) {
+// Calls that wait as instructed never exceed the rate, whatever the order of the requests.
+TEST(CallPaceTest, NoAddressExceedsItsRate) {
   std::mt19937 random(1);
   CallPace pace;
   struct Begun {
@@ -63,7 +63,7 @@ TEST(CallPaceTest, NoAddressIsFasterThanItsRate) {
     const double calls = std::floor(std::uniform_real_distribution<>(0, 3000)(random));
     const double when = now + absl::ToDoubleSeconds(pace.Begin(ip, calls, At(now)));
     for (const Begun& earlier : begun[ip]) {
-      double sum = -earlier.calls;  // of those behind it, up to this one
+      double sum = -earlier.calls;  // sum of the calls after `earlier`, up to this one
       for (const Begun& other : begun[ip]) sum += other.when >= earlier.when ? other.calls : 0;
       EXPECT_LE(sum + calls,
                 CallPace::kCallsAtOnce + CallPace::kCallsPerSecond * (when - earlier.when) + 1e-3);

@@ -17,7 +17,7 @@ absl::Time At(double seconds) {
   return kStart + absl::Seconds(seconds);
 }
 
-TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGiveWay) {
+TEST(ConnectionPlacesTest, EvictsLongestSilentThenLongestIdleThenYoungest) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 6; ++number) {
     places.Add(number, "a", At(0.01 * static_cast<double>(number)));
@@ -29,7 +29,7 @@ TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGive
   EXPECT_EQ(places.TakeOne("", At(0.105)), 4u) << "1 and 2 are between two calls";
   EXPECT_EQ(places.TakeOne("", At(0.105)), 5u);
   places.Add(6, "a", At(1.05));
-  EXPECT_EQ(places.TakeOne("", At(1.1)), 2u) << "6 may still speak";
+  EXPECT_EQ(places.TakeOne("", At(1.1)), 2u) << "6 may still send its first bytes";
   EXPECT_EQ(places.TakeOne("", At(1.1)), 1u);
   EXPECT_EQ(places.TakeOne("", At(1.1)), 6u) << "none is idle any more";
   EXPECT_EQ(places.TakeOne("", At(0.105)), std::nullopt) << "in use";
@@ -37,7 +37,7 @@ TEST(ConnectionPlacesTest, TheLongestSilentThenTheLongestIdleThenTheYoungestGive
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
 
-TEST(ConnectionPlacesTest, ThoseThatMayStillSpeakGiveWayToAFirstCallLast) {
+TEST(ConnectionPlacesTest, EvictsRecentSilentConnectionsLastForAFirstCall) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 4; ++number) places.Add(number, "a", At(0));
   places.SetPhase(1, Phase::kIdle, At(0.15));
@@ -50,7 +50,7 @@ TEST(ConnectionPlacesTest, ThoseThatMayStillSpeakGiveWayToAFirstCallLast) {
   EXPECT_EQ(places.TakeOneForCall(At(0.2)), std::nullopt);
 }
 
-TEST(ConnectionPlacesTest, OneThatIsBusyAfterAllStays) {
+TEST(ConnectionPlacesTest, BusyConnectionIsNotEvicted) {
   ConnectionPlaces places;
   places.Add(1, "a", At(0));
   EXPECT_EQ(places.TakeOne("a", At(5)), 1u);
@@ -62,21 +62,21 @@ TEST(ConnectionPlacesTest, OneThatIsBusyAfterAllStays) {
   EXPECT_EQ(places.TakeOne("a", At(7)), 1u);
 }
 
-TEST(ConnectionPlacesTest, TheOneThatStandsStillForLongestGivesWayLast) {
+TEST(ConnectionPlacesTest, EvictsTheLongestStalledLast) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
   places.SetPhase(0, Phase::kStalled, At(1));
   places.SetPhase(1, Phase::kStalled, At(1.1));
   places.SetPhase(2, Phase::kIdle, At(2));
-  places.SetPhase(0, Phase::kStalled, At(1.5));  // more of it came
+  places.SetPhase(0, Phase::kStalled, At(1.5));  // more of its message arrived
   EXPECT_EQ(places.TakeOne("", At(2)), 2u);
-  EXPECT_EQ(places.TakeOne("", At(2)), std::nullopt) << "both may still go on";
+  EXPECT_EQ(places.TakeOne("", At(2)), std::nullopt) << "both may still continue";
   EXPECT_EQ(places.TakeOne("", At(2.2)), 1u);
   EXPECT_EQ(places.TakeOne("", At(2.2)), std::nullopt);
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
 
-TEST(ConnectionPlacesTest, TheOneThatLeavesForLongestIsKnown) {
+TEST(ConnectionPlacesTest, FindsTheLongestLeavingConnection) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
   EXPECT_EQ(places.TakeOne("", At(1)), 0u);
@@ -85,12 +85,12 @@ TEST(ConnectionPlacesTest, TheOneThatLeavesForLongestIsKnown) {
   places.SetPhase(1, Phase::kBusy, At(3));
   EXPECT_EQ(places.TakeLeaving(At(0.9)), std::nullopt);
   EXPECT_EQ(places.TakeLeaving(At(9)), 0u);
-  EXPECT_EQ(places.TakeLeaving(At(9)), 2u) << "1 stays after all";
+  EXPECT_EQ(places.TakeLeaving(At(9)), 2u) << "1 is busy again";
   EXPECT_EQ(places.TakeLeaving(At(9)), std::nullopt);
   EXPECT_TRUE(places.CheckIntegrity().ok());
 }
 
-TEST(ConnectionPlacesTest, DescriptorsCountWhileTheirConnectionStays) {
+TEST(ConnectionPlacesTest, CountsDescriptorsOfOpenConnections) {
   ConnectionPlaces places;
   for (std::uint64_t number = 0; number < 3; ++number) places.Add(number, "a", At(0));
   EXPECT_EQ(places.descriptors(), 3);
@@ -100,7 +100,7 @@ TEST(ConnectionPlacesTest, DescriptorsCountWhileTheirConnectionStays) {
   EXPECT_EQ(places.descriptors(), 2);
   places.SetPhase(1, Phase::kBusy, At(2));
   places.SetPhase(1, Phase::kIdle, At(3));
-  EXPECT_EQ(places.descriptors(), 5) << "it stays after all";
+  EXPECT_EQ(places.descriptors(), 5) << "it is busy again";
   places.Remove(1);
   EXPECT_EQ(places.descriptors(), 2);
 }
@@ -122,7 +122,7 @@ List::iterator First(List& list, const std::string& ip, Phase phase) {
   return best;
 }
 
-List::iterator GivesWay(List& list, const std::string& ip, absl::Time now) {
+List::iterator EvictionChoice(List& list, const std::string& ip, absl::Time now) {
   const auto is_for = [&](List::iterator entry, absl::Duration time) {
     return entry != list.end() && now - entry->second.since >= time;
   };
@@ -149,8 +149,8 @@ void ExpectCounts(const ConnectionPlaces& places, const List& list) {
   ASSERT_TRUE(places.CheckIntegrity().ok()) << places.CheckIntegrity();
 }
 
-// All operations in random order, against a list that is searched.
-TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
+// Runs all operations in random order and compares them with a linearly searched list.
+TEST(ConnectionPlacesTest, AgreesWithALinearSearch) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
@@ -195,14 +195,14 @@ TEST(ConnectionPlacesTest, AgreesWithAListThatIsSearched) {
       }
       default: {
         const std::string of = random() % 2 == 0 ? ip : "";
-        const auto wanted = GivesWay(list, of, now);
+        const auto wanted = EvictionChoice(list, of, now);
         const std::optional<std::uint64_t> taken = places.TakeOne(of, now);
         ASSERT_EQ(taken.has_value(), wanted != list.end());
         if (!taken) break;
-        Listed& given_way = list.at(*taken);  // several may be equally old
-        ASSERT_EQ(given_way.since, wanted->second.since);
-        ASSERT_EQ(given_way.phase, wanted->second.phase);
-        given_way = {given_way.ip, Phase::kLeaving, now, given_way.descriptors};
+        Listed& evicted = list.at(*taken);  // several may be equally old
+        ASSERT_EQ(evicted.since, wanted->second.since);
+        ASSERT_EQ(evicted.phase, wanted->second.phase);
+        evicted = {evicted.ip, Phase::kLeaving, now, evicted.descriptors};
       }
     }
     ASSERT_NO_FATAL_FAILURE(ExpectCounts(places, list));

@@ -18,7 +18,7 @@ class DescriptorLimitTest : public ::testing::Test {
   rlimit before_ = {};
 };
 
-TEST_F(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
+TEST_F(DescriptorLimitTest, RaisesTheSoftLimitToTheHardLimit) {
   Lower(64);
   RaiseDescriptorLimit();
   rlimit after = {};
@@ -27,7 +27,7 @@ TEST_F(DescriptorLimitTest, TheSoftLimitBecomesTheHardOne) {
   EXPECT_EQ(after.rlim_max, before_.rlim_max);
 }
 
-TEST_F(DescriptorLimitTest, AllListenersShareWhatThereIs) {
+TEST_F(DescriptorLimitTest, ListenersShareTheDescriptors) {
   Lower(1024);
   const auto expect = [](const GrpcConnectionLimit& limit, int connections, int descriptors) {
     EXPECT_EQ(limit.max_connections, connections);
@@ -38,7 +38,7 @@ TEST_F(DescriptorLimitTest, AllListenersShareWhatThereIs) {
   expect(LimitGrpcConnections(10'000, 1, 0), 512, 512);
   expect(LimitGrpcConnections(10'000, 2, 0), 256, 256);
   expect(LimitGrpcConnections(10'000, 2, 300), 106, 106);
-  expect(LimitGrpcConnections(10'000, 2, 1000), 48, 48);  // a few at least
+  expect(LimitGrpcConnections(10'000, 2, 1000), 48, 48);  // the minimum
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Bodies of calls that have no stream: what they cost before the engine is asked.
+// Cost limits of unary evaluation bodies, which are checked before the engine is called.
 
 #include "server/openai/evaluation_bodies.h"
 
@@ -16,7 +16,8 @@
 namespace quire::server {
 namespace {
 
-// A classifier of one label when it has weights; else it scores no pairs.
+// Returns a single-label classifier if `weights` is set, and otherwise a model that scores no
+// pairs.
 ServedModel ModelWith(const std::vector<float>* weights) {
   ModelDescription description;
   description.embedding_width = 1;
@@ -39,7 +40,7 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const ServedModel& model, absl::string
              body);
 }
 
-TEST(EvaluationBodiesTest, AQueryThatEveryPairRepeatsIsBounded) {
+TEST(EvaluationBodiesTest, BoundsAQueryRepeatedInEveryPair) {
   const std::vector<float> weights(1, 0.5f);
   const ServedModel model = ModelWith(&weights);
   constexpr std::size_t kQueryBytes = std::size_t{1} << 20;
@@ -56,8 +57,8 @@ TEST(EvaluationBodiesTest, AQueryThatEveryPairRepeatsIsBounded) {
   EXPECT_TRUE(absl::IsUnimplemented(ReadRerank(other, RerankBody(kQueryBytes, 2048)).status()));
 }
 
-// Without a tokenizer nothing can be tokenized here.
-TEST(EvaluationBodiesTest, PairsOfARerankerAreLeftToTheTextWorkers) {
+// The test has no tokenizer, so nothing can be tokenized here.
+TEST(EvaluationBodiesTest, TextWorkersTokenizeRerankerPairs) {
   const auto tokenizer = engine::MakeByteTokenizer();
   auto templates = text::ChatTemplates::Create(
       text::FindTemplates({.template_file = "{{ messages[1].content }}"}), *tokenizer, {});
@@ -77,7 +78,7 @@ TEST(EvaluationBodiesTest, PairsOfARerankerAreLeftToTheTextWorkers) {
     const bool is_second = i % 2 == 1;
     EXPECT_EQ(prompt.continuation_ids, engine::TokenPrompt{is_second ? 8 : 7});
     EXPECT_EQ(plan->items[i].after.has_value(), is_second);
-    // A pair is rendered and tokenized once.
+    // Each pair is rendered and tokenized once.
     EXPECT_EQ(plan->items[i].takes_context, is_second);
     ASSERT_EQ(prompt.context_chat.has_value(), !is_second);
     if (is_second) continue;

@@ -1,4 +1,4 @@
-// Calls of many requests over an engine that the test holds between two steps.
+// Multi-request calls on an engine that the test pauses between two steps.
 
 #include <atomic>
 #include <memory>
@@ -22,7 +22,7 @@
 namespace quire::server {
 namespace {
 
-// The end of one call, which a thread of the engine brings.
+// The outcome of one call, which an engine thread delivers.
 class Outcome {
  public:
   Evaluation::Done Taker() {
@@ -141,7 +141,7 @@ class EvaluationEngineTest : public ::testing::Test {
   std::unique_ptr<ServedModel> served_;
 };
 
-TEST_F(EvaluationEngineTest, InputsThatADrainFindsUnsubmittedAreRefusedAsRequestsAre) {
+TEST_F(EvaluationEngineTest, DrainRejectsUnsubmittedInputs) {
   constexpr std::size_t kItems = Evaluation::kMaxLiveItems + 68;
   gate_.Set(true);
   Outcome outcome;
@@ -158,12 +158,12 @@ TEST_F(EvaluationEngineTest, InputsThatADrainFindsUnsubmittedAreRefusedAsRequest
   ExpectIdle();
   EXPECT_EQ(outcome.times(), 1);
   EXPECT_EQ(outcome.num_results(), 0u);
-  // The call, and the other one.
+  // The call itself and the other request.
   EXPECT_EQ(Sum("requests_rejected_total"), 2);
   EXPECT_EQ(Sum("requests_accepted_total"), Evaluation::kMaxLiveItems);
 }
 
-TEST_F(EvaluationEngineTest, InputsThatADrainFindsLiveAreComputed) {
+TEST_F(EvaluationEngineTest, DrainCompletesLiveInputs) {
   gate_.Set(true);
   Outcome outcome;
   MakeCall(Caller(), &outcome)->Start(*served_, Embeds(Evaluation::kMaxLiveItems));
@@ -174,8 +174,8 @@ TEST_F(EvaluationEngineTest, InputsThatADrainFindsLiveAreComputed) {
   ExpectIdle();
 }
 
-// What yes/no rerankers are asked: the second continuation of a prompt, which is read once.
-TEST_F(EvaluationEngineTest, AScoreTakesTheContextOfAnEarlierOneInTokens) {
+// Yes/no rerankers score a second continuation of a prompt that is read only once.
+TEST_F(EvaluationEngineTest, ScoreReusesTheContextTokensOfAnEarlierItem) {
   const auto ask = [&](bool takes_context) {
     std::vector<EvaluationItem> items(2);
     for (std::size_t i = 0; i < 2; ++i) {
@@ -205,7 +205,7 @@ TEST_F(EvaluationEngineTest, AScoreTakesTheContextOfAnEarlierOneInTokens) {
   EXPECT_NE(taken[0].logprobs[0].token, taken[1].logprobs[0].token);
 }
 
-TEST_F(EvaluationEngineTest, InputsThatWaitForAPlaceInTheQueueAreCountedOnce) {
+TEST_F(EvaluationEngineTest, CountsInputsWaitingForAQueueSlotOnce) {
   constexpr std::size_t kItems = 8;
   hot_.max_queued_requests = 2;
   ASSERT_TRUE(engine_->PrepareHotOptions(hot_).ok());

@@ -36,7 +36,7 @@ std::span<const std::byte> BytesOf(absl::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// A client that has sent its SETTINGS and is being sent the guard's.
+// A client that has sent its SETTINGS and received the guard's.
 ClientFirstFrames Answered() {
   ClientFirstFrames frames;
   frames.Add(BytesOf(absl::StrCat(kPreface, kClientSettings)));
@@ -44,7 +44,7 @@ ClientFirstFrames Answered() {
   return frames;
 }
 
-TEST(ClientFirstFramesTest, SettingsAndWindowsNeedNoAnswerOfGrpc) {
+TEST(ClientFirstFramesTest, SettingsAndWindowUpdatesDoNotNeedGrpc) {
   ClientFirstFrames frames = Answered();
   EXPECT_EQ(frames.num_settings(), 1);
   frames.Add(BytesOf(kMoreWindow + kAcknowledged + kClientSettings));
@@ -61,7 +61,7 @@ TEST(ClientFirstFramesTest, SettingsAndWindowsNeedNoAnswerOfGrpc) {
   EXPECT_TRUE(frames.has_acknowledged());
 }
 
-TEST(ClientFirstFramesTest, EverythingElseIsForGrpc) {
+TEST(ClientFirstFramesTest, OtherFramesNeedGrpc) {
   for (const std::string& other :
        {kCall, Frame(kPing, 0, 0, "1234567"), Frame(kPing, 0, 1, "12345678"),
         Frame(kPing, kAck, 0, "12345678"), Frame(kGoAway, 0, 0, "12345678"),
@@ -80,7 +80,7 @@ TEST(ClientFirstFramesTest, EverythingElseIsForGrpc) {
   EXPECT_EQ(frames.behind(), kAcknowledged);
 }
 
-TEST(ClientFirstFramesTest, PingsAreAnswered) {
+TEST(ClientFirstFramesTest, AnswersPings) {
   ClientFirstFrames frames = Answered();
   EXPECT_EQ(frames.TakePingAnswers(), "");
   frames.Add(BytesOf(kPing1 + kMoreWindow + kPing2));
@@ -90,11 +90,11 @@ TEST(ClientFirstFramesTest, PingsAreAnswered) {
   EXPECT_EQ(frames.TakePingAnswers(), "");
   frames.Add(BytesOf(kPing2 + kCall));
   EXPECT_TRUE(frames.needs_grpc());
-  EXPECT_EQ(frames.behind(), kPing2 + kCall) << "nobody has answered it";
+  EXPECT_EQ(frames.behind(), kPing2 + kCall) << "the second ping is not acknowledged";
   EXPECT_EQ(frames.TakePingAnswers(), "");
 }
 
-TEST(ClientFirstFramesTest, NothingComesBeforeTheFirstSettings) {
+TEST(ClientFirstFramesTest, SendsNothingBeforeTheFirstSettings) {
   for (const std::string& first : {kMoreWindow, kAcknowledged, kPing1}) {
     ClientFirstFrames frames;
     frames.Add(BytesOf(absl::StrCat(kPreface, first, kClientSettings)));
@@ -104,7 +104,7 @@ TEST(ClientFirstFramesTest, NothingComesBeforeTheFirstSettings) {
   }
 }
 
-TEST(ClientFirstFramesTest, HoldsFewBytes) {
+TEST(ClientFirstFramesTest, BoundsBufferedBytes) {
   ClientFirstFrames frames = Answered();
   std::size_t size = kPreface.size() + kClientSettings.size();
   for (; size + kMoreWindow.size() <= kMaxFirstBytes; size += kMoreWindow.size()) {
@@ -115,7 +115,7 @@ TEST(ClientFirstFramesTest, HoldsFewBytes) {
   EXPECT_TRUE(frames.needs_grpc());
 }
 
-TEST(AcknowledgementFilterTest, DropsThoseBehindThePassedOnes) {
+TEST(AcknowledgementFilterTest, DropsSurplusAcknowledgements) {
   AcknowledgementFilter filter(1, 2);
   const std::string data = Frame(kData, 0, 1, kAcknowledged);
   EXPECT_EQ(filter.Take(BytesOf(kServerSettings + kAcknowledged + kAcknowledged + data)),
@@ -126,7 +126,7 @@ TEST(AcknowledgementFilterTest, DropsThoseBehindThePassedOnes) {
   EXPECT_EQ(filter.Take(BytesOf(kAcknowledged)), kAcknowledged);
 }
 
-TEST(AllowsDefaultWindowTest, LooksAtTheFirstFrame) {
+TEST(AllowsDefaultWindowTest, ReadsTheFirstFrame) {
   const auto window = [](absl::string_view value) {
     return Frame(kSettings, 0, 0, absl::StrCat(absl::string_view("\0\3abcd\0\4", 8), value));
   };
@@ -138,8 +138,8 @@ TEST(AllowsDefaultWindowTest, LooksAtTheFirstFrame) {
   EXPECT_FALSE(AllowsDefaultWindow(BytesOf("")));
 }
 
-// A connection cut into pieces at random says the same to both sides as one that is whole.
-TEST(FirstFramesTest, PiecesMakeNoDifference) {
+// A byte stream split at random yields the same output to both sides as an unsplit one.
+TEST(FirstFramesTest, SplittingTheBytesMakesNoDifference) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
@@ -167,7 +167,7 @@ TEST(FirstFramesTest, PiecesMakeNoDifference) {
   }
 }
 
-TEST(FirstFramesTest, SettingsAreThoseThatDoNotDependOnMemory) {
+TEST(FirstFramesTest, SettingsDoNotDependOnMemory) {
   EXPECT_EQ(SettingsFrame(258, 16384),
             Frame(kSettings, 0, 0, absl::string_view("\0\3\0\0\1\2\0\6\0\0\x40\0", 12)));
 }

@@ -1,5 +1,4 @@
-// A connection between a client and what stands for gRPC; the test holds both far ends and the
-// time.
+// A connection between a client and a stand-in for gRPC. The test controls both ends and the time.
 
 #include "server/edge/guarded_connection.h"
 
@@ -35,7 +34,7 @@ using http2::kPreface;
 using ::testing::HasSubstr;
 using Local = boost::asio::local::stream_protocol;
 
-// A call whose message of 100 bytes is not complete.
+// A call whose message of 100 bytes is incomplete.
 std::string Begun(std::uint32_t stream) {
   return absl::StrCat(Frame(kHeaders, kEndHeaders, stream, "h"),
                       Frame(kData, 0, stream, absl::string_view("\0\0\0\0\x64half", 9)));
@@ -99,7 +98,7 @@ class ConnectionFixture : public ::testing::Test {
   static void Send(Pair& pair, absl::string_view bytes) {
     EXPECT_EQ(pair.ours.write_some(boost::asio::buffer(bytes.data(), bytes.size())), bytes.size());
   }
-  // What the client sends, so that gRPC has it.
+  // Sends the client's bytes and waits until gRPC has received them.
   void SendThrough(absl::string_view bytes) {
     Send(client_, bytes);
     EXPECT_TRUE(Becomes([&] { return absl::EndsWith(from_client_, bytes); }));
@@ -120,7 +119,7 @@ class ConnectionFixture : public ::testing::Test {
   }
   void TickAfter(absl::Duration time) { connection_->Tick(MonotonicNow() + time); }
 
-  // True at the end of the stream.
+  // Returns true at the end of the stream.
   static bool Read(Pair& pair, std::string* out) {
     char bytes[1000];
     boost::system::error_code error;
@@ -136,28 +135,28 @@ class ConnectionFixture : public ::testing::Test {
   std::string from_client_, from_server_;
   bool has_grpc_ended_ = false, has_client_ended_ = false, has_left_ = false;
   bool has_waited_ = false, is_connected_ = false;
-  absl::Status connect_;  // the host's answer
+  absl::Status connect_;  // the host's result
   Phase phase_ = Phase::kSilent;
   std::int64_t unfinished_ = 0;
 };
 
-// gRPC has the connection.
+// The connection has been passed to gRPC.
 class GuardedConnectionTest : public ConnectionFixture {
  protected:
   GuardedConnectionTest() {
-    // Only gRPC answers what does not begin with SETTINGS.
+    // Only gRPC answers a stream that does not start with SETTINGS.
     SendThrough(absl::StrCat(kPreface, Frame(http2::kPriority, 0, 1, "12345")));
   }
 };
 
 const std::string kReset = RstStreamFrame(1, Http2Code::kEnhanceYourCalm);
 
-TEST_F(GuardedConnectionTest, ALateMessageEndsItsCallAndNoOther) {
+TEST_F(GuardedConnectionTest, LateMessageResetsOnlyItsCall) {
   SendThrough(Begun(1));
   SendThrough(Frame(kHeaders, kEndHeaders, 3, "h"));
   TickLater();
   EXPECT_TRUE(Becomes([this] { return from_client_ == kReset && from_server_ == kReset; }))
-      << "both sides know";
+      << "both sides get the reset";
   from_server_.clear();
   const std::string answer = Frame(kData, 0, 3, "answer");
   Send(grpc_, answer);
@@ -165,7 +164,7 @@ TEST_F(GuardedConnectionTest, ALateMessageEndsItsCallAndNoOther) {
   SendThrough(Frame(kData, 0, 3, absl::string_view("\0\0\0\0\x01x", 6)));
 }
 
-TEST_F(GuardedConnectionTest, AResetStandsBehindTheFrameOfTheServer) {
+TEST_F(GuardedConnectionTest, ResetFollowsTheServersFrame) {
   SendThrough(Begun(1));
   const std::string answer = Frame(kData, 0, 3, "answer");
   Send(grpc_, answer.substr(0, 11));
@@ -176,7 +175,7 @@ TEST_F(GuardedConnectionTest, AResetStandsBehindTheFrameOfTheServer) {
   EXPECT_TRUE(Becomes([&] { return from_server_ == answer + kReset; }));
 }
 
-TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
+TEST_F(GuardedConnectionTest, UnfinishedFrameClosesTheConnection) {
   SendThrough(Begun(1));
   SendThrough(Frame(kData, 0, 1, "more").substr(0, 10));
   TickLater();
@@ -185,8 +184,8 @@ TEST_F(GuardedConnectionTest, AFrameThatStandsOpenEndsTheConnection) {
   EXPECT_EQ(from_client_, "");
 }
 
-// What waits may begin in the middle of a frame that gRPC has a part of.
-TEST_F(GuardedConnectionTest, NothingComesBeforeBytesThatWait) {
+// Waiting bytes may start inside a frame that gRPC has received in part.
+TEST_F(GuardedConnectionTest, InsertsNothingBeforeWaitingBytes) {
   SendThrough(Begun(1));
   std::string calls;
   for (std::uint32_t stream = 3; stream < 20; stream += 2) {
@@ -199,8 +198,8 @@ TEST_F(GuardedConnectionTest, NothingComesBeforeBytesThatWait) {
   EXPECT_EQ(from_client_, "");
 }
 
-// gRPC does not read, and the next byte would wait for it.
-TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
+// gRPC does not read, so the next byte would have to wait.
+TEST_F(GuardedConnectionTest, BlockedResetClosesTheConnection) {
   SendThrough(Begun(1));
   const std::string junk(4096, 'x');
   for (std::size_t size : {std::size_t{4096}, std::size_t{1}}) {
@@ -208,7 +207,7 @@ TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
     }
   }
   connection_->Tick(MonotonicNow() + absl::Seconds(61));
-  io_.run_one();  // must come back
+  io_.run_one();  // must return
   to_grpc_ = FileDescriptor();
   EXPECT_TRUE(Becomes([this] { return has_grpc_ended_ && has_client_ended_; }));
   EXPECT_THAT(from_server_, HasSubstr("a message is not complete"));
@@ -218,7 +217,7 @@ TEST_F(GuardedConnectionTest, AResetThatFindsNoRoomEndsTheConnection) {
 const std::string kSettings = EmptySettingsFrame();
 const std::string kGoAway = GoAwayFrame(0x7fffffff, Http2Code::kNoError, "");
 
-TEST_F(GuardedConnectionTest, AClientIsAskedToGoBehindTheFirstWordsOfTheServer) {
+TEST_F(GuardedConnectionTest, SendsGoawayAfterTheServersFirstFrames) {
   connection_->Yield();
   Send(grpc_, kSettings);
   EXPECT_TRUE(Becomes([this] { return from_server_ == kSettings + kGoAway; }));
@@ -230,7 +229,7 @@ TEST_F(GuardedConnectionTest, AClientIsAskedToGoBehindTheFirstWordsOfTheServer) 
       << "the call is served";
 }
 
-TEST_F(GuardedConnectionTest, OneThatHasBegunACallMeanwhileStays) {
+TEST_F(GuardedConnectionTest, ConnectionWithANewCallStays) {
   connection_->Yield();
   SendThrough(Frame(kHeaders, kEndHeaders, 1, "h"));
   const std::string answer = Frame(kData, 0, 1, "answer");
@@ -250,7 +249,7 @@ class WaitingConnectionTest : public ConnectionFixture {
     EXPECT_TRUE(Becomes([this] { return from_server_ == kGuardSettings + kAcknowledged; }));
     from_server_.clear();
   }
-  // gRPC has the opening, and will have the call behind its own SETTINGS.
+  // gRPC has the connection preface and gets the call after its own SETTINGS.
   void Call() {
     Send(client_, kAcknowledged + kCall);
     EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kClientSettings); }));
@@ -259,7 +258,7 @@ class WaitingConnectionTest : public ConnectionFixture {
   }
 };
 
-TEST_F(WaitingConnectionTest, AClientWithoutACallTakesNothingOfGrpc) {
+TEST_F(WaitingConnectionTest, ClientWithoutACallUsesNoGrpcResources) {
   BeginWithoutACall();
   Send(client_, kAcknowledged + Frame(http2::kWindow, 0, 0, "more") + kClientSettings);
   EXPECT_TRUE(Becomes([this] { return from_server_ == kAcknowledged; }));
@@ -272,7 +271,7 @@ std::string Ping(int flags, absl::string_view payload) {
   return Frame(http2::kPing, flags, 0, payload);
 }
 
-TEST_F(WaitingConnectionTest, PingsAreAnsweredWithoutGrpc) {
+TEST_F(WaitingConnectionTest, AnswersPingsWithoutGrpc) {
   BeginWithoutACall();
   Send(client_, kAcknowledged + Ping(0, "12345678") + Ping(0, "abcdefgh"));
   EXPECT_TRUE(
@@ -284,11 +283,11 @@ TEST_F(WaitingConnectionTest, PingsAreAnsweredWithoutGrpc) {
   EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kCall); }));
   EXPECT_EQ(from_client_,
             absl::StrCat(kPreface, kClientSettings, kAcknowledged, Ping(0, "ABCDEFGH"), kCall))
-      << "the last one is gRPC's to answer";
+      << "gRPC answers the last ping";
   EXPECT_EQ(from_server_, kServerSettings);
 }
 
-TEST_F(WaitingConnectionTest, PingsWithoutACallAreBounded) {
+TEST_F(WaitingConnectionTest, BoundsPingsWithoutACall) {
   BeginWithoutACall();
   std::string pings;
   for (int i = 0; i < 5; ++i) pings += Ping(0, "12345678");
@@ -298,7 +297,7 @@ TEST_F(WaitingConnectionTest, PingsWithoutACallAreBounded) {
   EXPECT_FALSE(is_connected_);
 }
 
-TEST_F(WaitingConnectionTest, GrpcHearsOfItWithTheFirstCall) {
+TEST_F(WaitingConnectionTest, ConnectsToGrpcAtTheFirstCall) {
   BeginWithoutACall();
   Call();
   const std::string answer = Frame(kData, 0, 1, "answer");
@@ -308,17 +307,17 @@ TEST_F(WaitingConnectionTest, GrpcHearsOfItWithTheFirstCall) {
   })) << "acknowledged before the call";
   Send(grpc_, kAcknowledged.substr(3) + answer.substr(0, 12));
   EXPECT_TRUE(Becomes([&] { return from_server_ == kServerSettings + answer.substr(0, 12); }))
-      << "the client has had the acknowledgement";
+      << "the client has already received the acknowledgement";
   Send(grpc_, answer.substr(12));
   EXPECT_TRUE(Becomes([&] { return from_server_ == kServerSettings + answer; }));
   from_client_.clear();
   const std::string more = Frame(kData, 0, 1, absl::string_view("\0\0\0\0\x01x", 6));
   Send(client_, kAcknowledged + more + kAcknowledged);
-  EXPECT_TRUE(Becomes([&] { return from_client_ == more + kAcknowledged; })) << "gRPC has had one";
+  EXPECT_TRUE(Becomes([&] { return from_client_ == more + kAcknowledged; })) << "gRPC has already received one";
   EXPECT_EQ(phase_, Phase::kBusy);
 }
 
-TEST_F(WaitingConnectionTest, ALateAcknowledgementIsTheOneForGrpc) {
+TEST_F(WaitingConnectionTest, ForwardsALateAcknowledgementToGrpc) {
   BeginWithoutACall();
   Send(client_, kCall);
   EXPECT_TRUE(Becomes([this] { return absl::EndsWith(from_client_, kClientSettings); }));
@@ -329,8 +328,8 @@ TEST_F(WaitingConnectionTest, ALateAcknowledgementIsTheOneForGrpc) {
   EXPECT_TRUE(Becomes([this] { return from_client_ == kCall + kAcknowledged + kAcknowledged; }));
 }
 
-// The client may send more than gRPC takes, until it knows better.
-TEST_F(WaitingConnectionTest, SmallerWindowsAreNotAcknowledgedForTheClient) {
+// The client may send more than gRPC accepts until it has processed gRPC's SETTINGS.
+TEST_F(WaitingConnectionTest, DoesNotAcknowledgeSmallerWindowsForTheClient) {
   BeginWithoutACall();
   Call();
   Send(grpc_, Frame(http2::kSettings, 0, 0, absl::string_view("\0\4\0\0\0\1", 6)));
@@ -339,7 +338,7 @@ TEST_F(WaitingConnectionTest, SmallerWindowsAreNotAcknowledgedForTheClient) {
   EXPECT_TRUE(Becomes([this] { return from_client_ == kCall + kAcknowledged; }));
 }
 
-TEST_F(WaitingConnectionTest, ACallAtOnceGoesToGrpcWhole) {
+TEST_F(WaitingConnectionTest, ForwardsAnImmediateCallUnchanged) {
   Send(client_, absl::StrCat(kPreface, kClientSettings, kCall));
   EXPECT_TRUE(
       Becomes([this] { return from_client_ == absl::StrCat(kPreface, kClientSettings, kCall); }));
@@ -347,7 +346,7 @@ TEST_F(WaitingConnectionTest, ACallAtOnceGoesToGrpcWhole) {
   EXPECT_TRUE(Becomes([this] { return from_server_ == kServerSettings + kAcknowledged; }));
 }
 
-TEST_F(WaitingConnectionTest, OneWithoutSettingsEnds) {
+TEST_F(WaitingConnectionTest, ClosesWithoutSettings) {
   Send(client_, kPreface);
   Send(client_, kClientSettings.substr(0, 12));
   TickAfter(absl::Seconds(11));
@@ -355,7 +354,7 @@ TEST_F(WaitingConnectionTest, OneWithoutSettingsEnds) {
   EXPECT_FALSE(is_connected_);
 }
 
-TEST_F(WaitingConnectionTest, GivesWayUnlessItCalls) {
+TEST_F(WaitingConnectionTest, IsEvictedUnlessItCalls) {
   BeginWithoutACall();
   connection_->Yield();
   EXPECT_TRUE(Becomes([this] { return from_server_ == kGoAway; }));
@@ -368,7 +367,7 @@ TEST_F(WaitingConnectionTest, GivesWayUnlessItCalls) {
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
 }
 
-TEST_F(WaitingConnectionTest, OneOfAgeEnds) {
+TEST_F(WaitingConnectionTest, ClosesAtTheMaximumAge) {
   BeginWithoutACall();
   TickAfter(absl::Minutes(6));
   EXPECT_TRUE(Becomes([this] { return from_server_ == kGoAway; }));
@@ -376,14 +375,14 @@ TEST_F(WaitingConnectionTest, OneOfAgeEnds) {
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
 }
 
-TEST_F(WaitingConnectionTest, TheEndOfTheProcessIsSaid) {
+TEST_F(WaitingConnectionTest, SendsGoawayAtShutdown) {
   BeginWithoutACall();
   connection_->FinishSoon();
   EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
   EXPECT_EQ(from_server_, GoAwayFrame(0, Http2Code::kNoError, ""));
 }
 
-TEST_F(WaitingConnectionTest, ACallWithoutRoomIsToldWhy) {
+TEST_F(WaitingConnectionTest, RejectsACallWithoutCapacity) {
   BeginWithoutACall();
   connect_ = absl::ResourceExhaustedError("no room");
   Send(client_, kAcknowledged + kCall);

@@ -32,7 +32,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Keys that have one legal value in this version.
+// Keys with only one legal value in this version.
 const std::set<std::string> kOneValue = {"schema_version", "device.tensor_parallel",
                                          "engine.on_fatal"};
 
@@ -81,14 +81,14 @@ class LiveConfigTest : public ::testing::Test {
         .value();
   }
 
-  // A legal value that is not the default; "" when the test must be told one.
+  // Returns a legal value that differs from the default, or "" if OtherValues must list one.
   std::string OtherValue(const std::string& path);
 
   const std::string dir_;
   probe::Registry registry_;
 };
 
-// Values that no rule of a single field tells: files that exist, limits between keys.
+// Values that the rule of a single field does not determine: existing files, limits between keys.
 std::map<std::string, std::string> OtherValues(const std::string& dir) {
   std::map<std::string, std::string> values = {
       {"profile", dir + "/profile.yaml"},
@@ -153,7 +153,7 @@ std::string LiveConfigTest::OtherValue(const std::string& path) {
     }
     case FieldDescriptor::CPPTYPE_STRING:
       return "";
-    case FieldDescriptor::CPPTYPE_MESSAGE: {  // a time
+    case FieldDescriptor::CPPTYPE_MESSAGE: {  // a duration
       const std::string low = absl::StrFormat("%.0fms", rule.min() * 1000);
       const std::string low_seconds = absl::StrFormat("%.0fs", rule.min());
       return low == present || low_seconds == present ? absl::StrFormat("%.0fs", rule.max()) : low;
@@ -163,9 +163,10 @@ std::string LiveConfigTest::OtherValue(const std::string& path) {
   }
 }
 
-// Every key of the schema, one at a time: the hot ones are taken, the others refused by name.
-TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
-  // What some keys need beside them.
+// Changes every key of the schema, one at a time. Hot keys are accepted and the others are rejected
+// by name.
+TEST_F(LiveConfigTest, AcceptsHotKeysAndRejectsAllOthers) {
+  // Other settings that some keys require.
   const std::string secret = Write("secret", "\n");
   const std::string base =
       Write("base.yaml", absl::StrCat("tls: {cert_file: ", secret, ", key_file: ", secret,
@@ -196,7 +197,7 @@ TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
     EXPECT_EQ(result.config_sha256, live->config()->Sha256());
     if (is_hot) {
       EXPECT_THAT(result.errors, IsEmpty());
-      // Secrets are not in the hash.
+      // Secrets are not part of the hash.
       EXPECT_EQ(result.config_sha256 == before, RuleOf(FieldOf(path)).sensitive());
     } else {
       EXPECT_THAT(result.errors, ElementsAre(HasSubstr(path + " (")));
@@ -208,7 +209,7 @@ TEST_F(LiveConfigTest, EveryHotKeyIsAcceptedAndEveryOtherRefused) {
   EXPECT_GT(cold, 40);
 }
 
-TEST_F(LiveConfigTest, OneColdKeyRefusesTheHotOnesBesideIt) {
+TEST_F(LiveConfigTest, OneColdKeyRejectsTheWholeReload) {
   const std::string file = Write("a.yaml", "limits: {max_choices: 4}\n");
   const auto live = Start({.files = {file}});
   Write("a.yaml", "limits: {max_choices: 5}\nserver: {http: {threads: 5}}\n");
@@ -250,8 +251,8 @@ TEST_F(LiveConfigTest, BrokenFilesChangeNothing) {
   EXPECT_EQ(Reloads("rejected"), 6);
 }
 
-// As a ConfigMap is updated: a link is renamed over the one that was there.
-TEST_F(LiveConfigTest, LinksAreFollowedAgain) {
+// A ConfigMap is updated by renaming a link over the existing one.
+TEST_F(LiveConfigTest, FollowsReplacedLinks) {
   Write("one.yaml", "limits: {max_choices: 1}\n");
   Write("two.yaml", "limits: {max_choices: 2}\n");
   std::filesystem::create_symlink("one.yaml", Path("now.yaml"));
@@ -264,7 +265,7 @@ TEST_F(LiveConfigTest, LinksAreFollowedAgain) {
   EXPECT_EQ(Reloads("applied"), 1);
 }
 
-TEST_F(LiveConfigTest, ProfilesAreReadAgainAndUpperLayersKeepTheirValues) {
+TEST_F(LiveConfigTest, RereadsProfilesBelowTheUpperLayers) {
   Write("fast.yaml", "limits: {max_choices: 2, max_logprobs: 2, max_stop_sequences: 2}\n");
   const auto live = Start({.sets = {"profile=fast", "limits.max_logprobs=3"},
                            .environment = {{"QUIRE__LIMITS__MAX_STOP_SEQUENCES", "4"}},
@@ -280,7 +281,7 @@ TEST_F(LiveConfigTest, ProfilesAreReadAgainAndUpperLayersKeepTheirValues) {
   EXPECT_EQ(limits.max_stop_sequences, 4);
 }
 
-TEST_F(LiveConfigTest, NothingNewIsUnchangedAndOriginsMove) {
+TEST_F(LiveConfigTest, EqualValuesCountAsUnchangedAndUpdateTheirOrigins) {
   const std::string file = Write("a.yaml", "limits: {max_choices: 4}\n");
   const auto live = Start({.files = {file}});
   Write("a.yaml", "\n\nlimits: {max_choices: 4}\n");
@@ -295,7 +296,7 @@ TEST_F(LiveConfigTest, NothingNewIsUnchangedAndOriginsMove) {
 }
 
 // Memory was planned for the values at start.
-TEST_F(LiveConfigTest, PlannedLimitsGoDownAndUpToTheirStart) {
+TEST_F(LiveConfigTest, PlannedLimitsNeverExceedTheirStartValue) {
   const std::string file = Write("a.yaml", "{}\n");
   for (const char* path :
        {"limits.max_logprobs", "scheduler.max_running_sequences", "scheduler.max_step_tokens"}) {
@@ -345,7 +346,7 @@ TEST_F(LiveConfigTest, PartsPrepareBeforeAnyApplies) {
   EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());
   EXPECT_THAT(calls, ElementsAre("prepare a", "prepare b", "apply a 5", "apply b 5"));
   calls.clear();
-  EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());  // files of the parts may be new
+  EXPECT_TRUE(live->Reload(/*dry_run=*/false).ok());  // the parts' files may have changed
   EXPECT_THAT(calls, ElementsAre("prepare a", "prepare b", "apply a 5", "apply b 5"));
   calls.clear();
   fails = true;
@@ -356,7 +357,7 @@ TEST_F(LiveConfigTest, PartsPrepareBeforeAnyApplies) {
   EXPECT_THAT(live->Subscribe("b", part("b")).message(), HasSubstr("tokens are gone"));
 }
 
-TEST_F(LiveConfigTest, AFileThatIsWrittenWhileAPartReadsItChangesNothing) {
+TEST_F(LiveConfigTest, FileChangedDuringPreparationRejectsTheReload) {
   const auto live = Start({.files = {Write("a.yaml", "{}\n")}});
   const std::string tokens = Write("tokens", "one\n");
   bool is_written_meanwhile = false;
@@ -379,7 +380,7 @@ TEST_F(LiveConfigTest, AFileThatIsWrittenWhileAPartReadsItChangesNothing) {
   EXPECT_EQ(applied, 2);
 }
 
-TEST_F(LiveConfigTest, LateSubscribersGetWhatIsInEffect) {
+TEST_F(LiveConfigTest, LateSubscribersGetTheEffectiveConfig) {
   const std::string file = Write("a.yaml", "{}\n");
   const auto live = Start({.files = {file}});
   Write("a.yaml", "limits: {max_choices: 5}\n");
@@ -397,7 +398,7 @@ TEST_F(LiveConfigTest, LateSubscribersGetWhatIsInEffect) {
   EXPECT_EQ(live->start_options().engine.limits.max_choices, 16);
 }
 
-// Readers see one whole version or another, and keep the one that they have.
+// Readers see one complete version and keep it while they use it.
 TEST_F(LiveConfigTest, ReadersSeeWholeVersions) {
   const std::string file = Write("a.yaml", "limits: {max_choices: 1, max_stop_sequences: 1}\n");
   const auto live = Start({.files = {file}});

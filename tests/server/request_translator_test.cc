@@ -364,7 +364,7 @@ TEST(RequestTranslatorTest, StrictToolsHoldCallsThatNeedNotBe) {
       "constraint");
 }
 
-TEST(RequestTranslatorTest, WhereAConstraintBeginsAndItsWhiteSpace) {
+TEST(RequestTranslatorTest, ParsesConstraintStartAndWhitespace) {
   const auto translate = [](const char* format, const std::string& constraint, bool parse = true) {
     TranslatorOptions options = Options();
     options.tool_format = text::FindToolFormat(format);
