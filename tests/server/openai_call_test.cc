@@ -67,7 +67,7 @@ class TestExchange final : public HttpExchange {
     }
     return true;
   }
-  // The peer goes, before whatever waits to run.
+  // Disconnects the peer before any waiting work runs.
   void Leave() {
     const std::function<void()> gone = std::exchange(gone_, nullptr);
     if (gone) gone();

@@ -22,8 +22,8 @@ models::StepSizes StepsOf(std::vector<std::string> sets, DeviceKind device) {
   return RuntimeOptionsFor(ToOptions(*config), device).steps;
 }
 
-// 512 prompt tokens in a step, and a token of each sequence.
-TEST(PerDeviceOptionsTest, OnTheCpuPromptTokensOfAStepAreBounded) {
+// A step has at most 512 prompt tokens, plus one token of each sequence.
+TEST(PerDeviceOptionsTest, CpuBoundsPromptTokensPerStep) {
   const models::StepSizes steps = StepsOf({}, DeviceKind::kCpu);
   EXPECT_EQ(steps.max_rows, 8u);
   EXPECT_EQ(steps.max_tokens, 512u + 8);
@@ -35,7 +35,7 @@ TEST(PerDeviceOptionsTest, OnTheCpuPromptTokensOfAStepAreBounded) {
   EXPECT_EQ(small.max_overlap_tokens, 64u);
 }
 
-TEST(PerDeviceOptionsTest, OnAGpuStepsAreAsLargeAsConfiguredAndTwoAreUnderWay) {
+TEST(PerDeviceOptionsTest, GpuUsesConfiguredStepsAndOverlapsTwo) {
   const models::StepSizes steps = StepsOf({}, DeviceKind::kCuda);
   EXPECT_EQ(steps.max_rows, 8u);
   EXPECT_EQ(steps.max_tokens, 2048u);
@@ -44,7 +44,7 @@ TEST(PerDeviceOptionsTest, OnAGpuStepsAreAsLargeAsConfiguredAndTwoAreUnderWay) {
   EXPECT_EQ(one.max_overlap_tokens, 640u);
 }
 
-TEST(PerDeviceOptionsTest, TheEngineHasTheBoundOfItsDevice) {
+TEST(PerDeviceOptionsTest, EngineUsesTheBoundOfItsDevice) {
   engine::EngineOptions engine;
   engine.max_step_tokens = 2048;
   engine.max_step_prompt_tokens = 512;

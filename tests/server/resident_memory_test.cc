@@ -14,11 +14,11 @@ namespace {
 
 constexpr std::int64_t kMiB = 1 << 20;
 
-// Blocks of a flood, one small block that lives longer behind each few of them, so that hardly a
-// page is without one.
+// Allocates large blocks with a small block after every few of them. The small ones live longer, so
+// that almost every page contains one.
 class Flood {
  public:
-  // `on_thread`: in the heap of a thread that ends.
+  // With `on_thread` the blocks come from the heap of a thread that ends.
   Flood(int num_pages, std::size_t small_bytes, bool on_thread) {
     const auto fill = [&] {
       for (int i = 0; i < num_pages; ++i) {
@@ -52,7 +52,7 @@ class FreeMemoryTest : public ::testing::Test {
     TickFor(absl::Seconds(30));
     before_ = ResidentBytes();
   }
-  // As the housekeeper does, faster than time.
+  // Calls Tick as the housekeeper does, but faster than real time.
   void TickFor(absl::Duration time) {
     for (const absl::Time end = now_ + time; now_ < end; now_ += absl::Milliseconds(100)) {
       memory_.Tick(now_);
@@ -68,7 +68,7 @@ class FreeMemoryTest : public ::testing::Test {
   std::int64_t before_ = 0;
 };
 
-TEST_F(FreeMemoryTest, PagesOfAFloodComeBackWithinHalfAMinute) {
+TEST_F(FreeMemoryTest, ReturnsPagesOfAFloodWithinHalfAMinute) {
   if (unavailable_) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const bool on_thread : {false, true}) {
     Flood flood(20000, 40, on_thread);
@@ -80,15 +80,15 @@ TEST_F(FreeMemoryTest, PagesOfAFloodComeBackWithinHalfAMinute) {
   }
 }
 
-// The last blocks of the pages are small: what they free is less than would be worth a trim.
-TEST_F(FreeMemoryTest, PagesThatSmallBlocksKeptComeBackWithinHalfAMinuteOfTheirEnd) {
+// The last blocks of the pages are small. What they free is less than a trim would be worth.
+TEST_F(FreeMemoryTest, ReturnsPagesOfSmallBlocksWithinHalfAMinute) {
   if (unavailable_) GTEST_SKIP() << "a sanitizer has its own allocator";
   for (const bool on_thread : {false, true}) {
     for (const std::size_t small_bytes : {24u, 40u, 100u}) {
       Flood flood(20000, small_bytes, on_thread);
       TickFor(absl::Seconds(7));
       flood.FreeLarge();
-      TickFor(absl::Seconds(12));  // trims, in vain
+      TickFor(absl::Seconds(12));  // trims without effect
       EXPECT_GT(more_mib(), 60);
       flood.FreeSmall();
       TickFor(absl::Seconds(30));

@@ -40,10 +40,10 @@ class SilentConnectionsTest : public ::testing::Test {
     });
   }
   static void Write(Local::socket& client) {
-    boost::system::error_code ignored;  // it may have been closed
+    boost::system::error_code ignored;  // the connection may have been closed
     boost::asio::write(client, boost::asio::buffer("hello", 5), ignored);
   }
-  // With or without what it said being read.
+  // Returns whether the connection is closed, whether or not its bytes were read.
   static bool IsClosed(Local::socket& client) {
     std::array<char, 10> bytes;
     boost::system::error_code error;
@@ -61,7 +61,7 @@ class SilentConnectionsTest : public ::testing::Test {
                             [this](std::uint64_t number) { ended_.push_back(number); }};
 };
 
-TEST_F(SilentConnectionsTest, HandsOnWhoSpeaksWithAllItSaid) {
+TEST_F(SilentConnectionsTest, HandsOnConnectionsWithTheirFirstBytes) {
   Local::socket first = Connect(3), second = Connect(5);
   EXPECT_EQ(silent_.oldest(), 3);
   io_.poll();
@@ -75,7 +75,7 @@ TEST_F(SilentConnectionsTest, HandsOnWhoSpeaksWithAllItSaid) {
   EXPECT_EQ(said, "hello");
   EXPECT_NE(silent_.Find(3), nullptr);
   EXPECT_FALSE(IsClosed(first));
-  // The next one waits until this one is served.
+  // The next connection waits until this one is served.
   boost::asio::write(first, boost::asio::buffer("hello", 5));
   ASSERT_TRUE(Becomes([&] { return silent_.num_waiting() == 1; }));
   EXPECT_EQ(spoke_.size(), 1u);
@@ -86,14 +86,14 @@ TEST_F(SilentConnectionsTest, HandsOnWhoSpeaksWithAllItSaid) {
   EXPECT_TRUE(ended_.empty());
 }
 
-TEST_F(SilentConnectionsTest, NobodyServesOneThatHasGone) {
+TEST_F(SilentConnectionsTest, DoesNotServeDisconnectedClients) {
   { const Local::socket client = Connect(1); }
   EXPECT_TRUE(Becomes([&] { return ended_ == std::vector<std::uint64_t>{1}; }));
   EXPECT_TRUE(spoke_.empty());
   EXPECT_EQ(silent_.oldest(), std::nullopt);
 }
 
-TEST_F(SilentConnectionsTest, OneThatGivesWayIsClosedOnce) {
+TEST_F(SilentConnectionsTest, ClosesAnEvictedConnectionOnce) {
   Local::socket first = Connect(1), second = Connect(2);
   boost::asio::write(first, boost::asio::buffer("late", 4));
   silent_.End(1);
@@ -105,7 +105,7 @@ TEST_F(SilentConnectionsTest, OneThatGivesWayIsClosedOnce) {
   EXPECT_EQ(silent_.oldest(), std::nullopt);
 }
 
-TEST_F(SilentConnectionsTest, EachIsHandedOnOrEndsOnce) {
+TEST_F(SilentConnectionsTest, HandsOnOrClosesEachConnectionOnce) {
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937 random(seed);
