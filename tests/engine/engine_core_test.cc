@@ -1,4 +1,5 @@
-// One request's life, every way it can end, and what must hold for the others meanwhile.
+// The life of one request, every way it can end, and the invariants of the other requests
+// meanwhile.
 
 #include "engine/step/engine_core.h"
 
@@ -33,7 +34,7 @@ void ExpectAllPagesBack(const Harness& harness) {
   EXPECT_EQ(MetricSum(harness.registry, "quire_expired_request_tokens_total"), 0);
 }
 
-// Every test runs one step at a time, and overlapped.
+// Every test runs with one step at a time and with overlapped steps.
 class EngineCoreTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(StepsInFlight, EngineCoreTest, ::testing::Values(1, 2));
 
@@ -48,7 +49,7 @@ HarnessOptions Tiny(AdmissionMode mode, int steps_in_flight) {
   return options;
 }
 
-// Alone in a large pool, one step at a time.
+// Runs the request alone in a large pool, one step at a time.
 Harness::Output RunAlone(const Request& request) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, 1);
   options.pool.usable_pages = 400;
@@ -70,7 +71,7 @@ void ExpectSameOutput(const Harness::Output& a, const Harness::Output& b) {
   EXPECT_EQ(a.prompt_logprobs, b.prompt_logprobs);
 }
 
-TEST_P(EngineCoreTest, OutputDoesNotDependOnPoolOrNeighbours) {
+TEST_P(EngineCoreTest, OutputDoesNotDependOnPoolOrOtherRequests) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 6; ++round) {
     HarnessOptions options =
@@ -159,7 +160,7 @@ TEST_P(EngineCoreTest, ChoicesShareOnePrefill) {
   ExpectAllPagesBack(harness);
 }
 
-// Brings a request into each state in which it can be ended, among others that go on.
+// Brings a request into each state in which it can be ended, next to others that continue.
 struct Staged {
   std::unique_ptr<Harness> harness;
   std::shared_ptr<AcceptedRequest> victim;
@@ -201,7 +202,7 @@ Staged Stage(RequestState state, absl::Time deadline, int steps_in_flight) {
     Request neighbour = MakeRequest("neighbour", MakePrompt(8, 80), 220);
     neighbour.stopping.ignore_eos = true;
     harness->Submit(std::move(neighbour));
-    harness->Step();  // the neighbour is the older one, whatever the victim's deadline
+    harness->Step();  // the other request is older, whatever the victim's deadline
     staged.victim = harness->Submit(long_request("victim"));
     for (int i = 0; i < 200 && staged.victim->progress.state.load() != RequestState::kPreempted;
          ++i) {
@@ -216,7 +217,7 @@ const RequestState kStates[] = {RequestState::kPreparing, RequestState::kQueued,
                                 RequestState::kPrefill,   RequestState::kDecode,
                                 RequestState::kPreempted, RequestState::kStalled};
 
-TEST_P(EngineCoreTest, EveryCancelEndsEveryStateAtOnce) {
+TEST_P(EngineCoreTest, CancelEndsEveryStateAtOnce) {
   for (const RequestState state : kStates) {
     for (int source = 0; source < kNumCancelSources; ++source) {
       SCOPED_TRACE(
@@ -294,7 +295,7 @@ TEST_P(EngineCoreTest, SlowReaderIsSkippedThenCancelled) {
   ExpectAllPagesBack(harness);
 }
 
-TEST_P(EngineCoreTest, SlowReaderGoesOnWhenItReads) {
+TEST_P(EngineCoreTest, SlowReaderContinuesWhenItReads) {
   Staged staged = Stage(RequestState::kStalled, absl::InfiniteFuture(), GetParam());
   EXPECT_TRUE(staged.victim->stream->Take().has_value());
   staged.harness->RunUntilIdle();
@@ -303,7 +304,7 @@ TEST_P(EngineCoreTest, SlowReaderGoesOnWhenItReads) {
   EXPECT_EQ(output.tokens, RunAlone(staged.victim->request).tokens);
 }
 
-TEST_P(EngineCoreTest, MinTokensHoldsBackEndOfSequenceAndStopIds) {
+TEST_P(EngineCoreTest, MinTokensMasksEndOfSequenceAndStopIds) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.runner.end_token = kEosToken;
   options.runner.end_period = 2;
@@ -340,7 +341,7 @@ TEST_P(EngineCoreTest, StopTokenEndsTheChoice) {
   EXPECT_EQ(output.finish.at(0), FinishReason::kStopToken);
 }
 
-TEST_P(EngineCoreTest, ContextBoundsTheAnswer) {
+TEST_P(EngineCoreTest, ContextLimitsTheAnswer) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   harness.Submit(MakeRequest("full", MakePrompt(1, 310), 100));
   harness.Submit(MakeRequest("exact", MakePrompt(2, 310), 10));
@@ -378,7 +379,7 @@ TEST_P(EngineCoreTest, PromptLogprobsCoverEveryPositionOnce) {
   EXPECT_EQ(output.prompt_logprobs, RunAlone(request).prompt_logprobs);
 }
 
-TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
+TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndPublishNothing) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   std::vector<std::int32_t> poisoned = MakePrompt(1, 40);
   poisoned[20] = kPoisonToken;
@@ -389,7 +390,7 @@ TEST_P(EngineCoreTest, NonFiniteLogitsEndOneRequestAndLeaveNothing) {
   EXPECT_EQ(harness.output("sick").status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
   ExpectSameOutput(harness.output("well"), RunAlone(well));
-  // The pages before the poisoned token are not found again either.
+  // The pages before the poisoned token are not reused either.
   std::vector<std::int32_t> same_start(poisoned.begin(), poisoned.begin() + 18);
   harness.Submit(MakeRequest("after", same_start, 10));
   harness.RunUntilIdle();
@@ -404,7 +405,7 @@ std::vector<std::int32_t> Join(std::vector<std::int32_t> a, const std::vector<st
   return a;
 }
 
-// Runs the prompt, with one token of output, and says what it found in the cache.
+// Runs the prompt with one output token and returns the number of cached tokens.
 std::int32_t CachedTokens(Harness& harness, const std::string& id,
                           const std::vector<std::int32_t>& prompt) {
   harness.Submit(MakeRequest(id, prompt, 1));
@@ -412,23 +413,23 @@ std::int32_t CachedTokens(Harness& harness, const std::string& id,
   return harness.output(id).cached_tokens;
 }
 
-TEST_P(EngineCoreTest, NonFiniteLogitsLeaveASharedPromptInTheCache) {
+TEST_P(EngineCoreTest, NonFiniteLogitsKeepASharedPromptCached) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   const std::vector<std::int32_t> system = MakePrompt(1, 48);
   CachedTokens(harness, "well", Join(system, MakePrompt(2, 10)));
-  // Its first chunk publishes the page with the poisoned token; the last one shows it.
+  // The first chunk publishes the page with the poisoned token. The last chunk reveals it.
   const std::vector<std::int32_t> sick = Join(Join(system, {kPoisonToken}), MakePrompt(3, 60));
   EXPECT_EQ(CachedTokens(harness, "sick", sick), 48);
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
-  EXPECT_EQ(CachedTokens(harness, "as sick", sick), 48) << "the poisoned page is not found";
+  EXPECT_EQ(CachedTokens(harness, "as sick", sick), 48) << "the poisoned page is not reused";
   const std::vector<std::int32_t> next = Join(system, MakePrompt(4, 10));
   EXPECT_EQ(CachedTokens(harness, "next", next), 48);
   EXPECT_EQ(harness.output("next").tokens, RunAlone(MakeRequest("next", next, 1)).tokens);
   ExpectAllPagesBack(harness);
 }
 
-// What it found was proven only after its admission, by the request that has computed it.
-TEST_P(EngineCoreTest, NonFiniteLogitsLeaveAPromptThatWasProvenAfterTheAdmission) {
+// The matched pages were proven only after its admission, by the request that computed them.
+TEST_P(EngineCoreTest, NonFiniteLogitsKeepAPromptProvenAfterAdmission) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   const std::vector<std::int32_t> system = MakePrompt(1, 64);
   harness.Submit(MakeRequest("well", Join(system, MakePrompt(2, 5)), 1));
@@ -444,10 +445,10 @@ TEST_P(EngineCoreTest, NonFiniteLogitsLeaveAPromptThatWasProvenAfterTheAdmission
   ExpectAllPagesBack(harness);
 }
 
-TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
+TEST_P(EngineCoreTest, ReportsABrokenInvariantWithItsClass) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   EXPECT_TRUE(harness.core.CheckIntegrity().failures.empty());
-  harness.cache->PrepareStep({});  // of which the core knows nothing
+  harness.cache->PrepareStep({});  // a step that the core does not know of
   const IntegrityReport report = harness.core.CheckIntegrity();
   ASSERT_EQ(report.failures.size(), 1);
   EXPECT_EQ(report.failures[0], "EngineCore: 0 steps are in flight, the cache knows 1");
@@ -455,9 +456,9 @@ TEST_P(EngineCoreTest, ABrokenInvariantIsReportedWithItsClass) {
   EXPECT_EQ(report.status().message(), report.failures[0]);
 }
 
-// The chunk that it has published is found by the next request, which shows that it is not finite:
-// then it is gone, and what was proven before it stays.
-TEST_P(EngineCoreTest, APoisonedChunkOfACancelledRequestIsFoundOnceAtMost) {
+// The next request reuses the published chunk and reveals that it is not finite. The chunk is then
+// removed, and pages proven before it stay.
+TEST_P(EngineCoreTest, PoisonedChunkOfACancelledRequestIsReusedOnceAtMost) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   const std::vector<std::int32_t> system = MakePrompt(1, 48);
   CachedTokens(harness, "well", Join(system, MakePrompt(2, 10)));
@@ -468,18 +469,18 @@ TEST_P(EngineCoreTest, APoisonedChunkOfACancelledRequestIsFoundOnceAtMost) {
   harness.Settle();
   harness.Cancel(cancelled, CancelSource::kApi);
   EXPECT_EQ(ReasonOf(harness.output("cancelled").status), "CANCELLED_BY_CALLER");
-  EXPECT_GT(CachedTokens(harness, "first", sick), 48) << "a cancelled request leaves its pages";
+  EXPECT_GT(CachedTokens(harness, "first", sick), 48) << "a cancelled request leaves its pages in the cache";
   EXPECT_EQ(ReasonOf(harness.output("first").status), "NON_FINITE_LOGITS");
-  EXPECT_EQ(CachedTokens(harness, "second", sick), 48) << "the poisoned pages are not found again";
+  EXPECT_EQ(CachedTokens(harness, "second", sick), 48) << "the poisoned pages are not reused";
   EXPECT_EQ(CachedTokens(harness, "next", Join(system, MakePrompt(4, 10))), 48);
   EXPECT_TRUE(harness.output("next").status.ok());
   ExpectAllPagesBack(harness);
 }
 
-TEST_P(EngineCoreTest, NonFiniteLogitsInDecodingInvalidateWhatTheStepWrote) {
+TEST_P(EngineCoreTest, NonFiniteLogitsInDecodingInvalidatePagesOfTheStep) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.runner.end_token = kEosToken;
-  options.runner.poison_token = kEosToken;  // computing the end gives NaN
+  options.runner.poison_token = kEosToken;  // computing the end token gives NaN
   options.runner.end_period = 1;
   Harness harness(options);
   const std::vector<std::int32_t> prompt = MakePrompt(1, 70);
@@ -489,14 +490,14 @@ TEST_P(EngineCoreTest, NonFiniteLogitsInDecodingInvalidateWhatTheStepWrote) {
   harness.Submit(sick);
   harness.RunUntilIdle();
   EXPECT_EQ(ReasonOf(harness.output("sick").status), "NON_FINITE_LOGITS");
-  // The page of the last prompt tokens was written by the step, too.
+  // The step also wrote the page of the last prompt tokens.
   EXPECT_EQ(CachedTokens(harness, "after", prompt), 64);
   ExpectAllPagesBack(harness);
 }
 
 TEST_P(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
-  // The sick request holds every page; the next needs them all, and only an empty step can clear
-  // them.
+  // The poisoned request owns every page. The next request needs all of them, and only an empty
+  // step can clear them.
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   std::vector<std::int32_t> poisoned = MakePrompt(1, 310);
   poisoned[309] = kPoisonToken;
@@ -508,7 +509,7 @@ TEST_P(EngineCoreTest, WholePoolIsCleanedAfterNonFiniteLogits) {
   ExpectSameOutput(harness.output("next"), RunAlone(next));
 }
 
-TEST_P(EngineCoreTest, BlockedHeadOfTheQueueAsksAgainOnlyWhenTheCacheHasChanged) {
+TEST_P(EngineCoreTest, BlockedHeadOfTheQueueRetriesOnlyAfterTheCacheChanged) {
   Harness harness(Tiny(AdmissionMode::kOvercommit, GetParam()));
   const Request first = MakeRequest("first", MakePrompt(1, 200), 110);
   const Request second = MakeRequest("second", MakePrompt(2, 200), 5);
@@ -519,13 +520,13 @@ TEST_P(EngineCoreTest, BlockedHeadOfTheQueueAsksAgainOnlyWhenTheCacheHasChanged)
   const EngineStats stats = harness.core.Stats(harness.clock.Now());
   EXPECT_GT(stats.steps, 110);
   EXPECT_GE(stats.blocked_admissions, 1);
-  // The first one fills and publishes 7 pages while it decodes 110 tokens.
+  // The first request fills and publishes 7 pages while it decodes 110 tokens.
   EXPECT_LE(stats.blocked_admissions, 16);
   ExpectSameOutput(harness.output("first"), RunAlone(first));
   ExpectSameOutput(harness.output("second"), RunAlone(second));
 }
 
-TEST_P(EngineCoreTest, TheTimeOfTheLastStepIsShownAsTheWallClockReads) {
+TEST_P(EngineCoreTest, LastStepTimeFollowsTheWallClock) {
   Harness harness(Tiny(AdmissionMode::kSafe, GetParam()));
   harness.clock.SetWallJump(absl::Hours(48));
   harness.Submit(MakeRequest("a", MakePrompt(1, 20), 2));
@@ -534,7 +535,7 @@ TEST_P(EngineCoreTest, TheTimeOfTheLastStepIsShownAsTheWallClockReads) {
             absl::ToDoubleSeconds(harness.clock.WallNow() - absl::UnixEpoch()));
 }
 
-TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
+TEST_P(EngineCoreTest, FailedStepEndsOnlyItsRequests) {
   HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
   options.engine.max_running_sequences = 2;
   Harness harness(options);
@@ -557,7 +558,7 @@ TEST_P(EngineCoreTest, FailedStepEndsItsRequestsOnly) {
   ExpectAllPagesBack(harness);
 }
 
-TEST(AdmissionLimiterTest, QueueLimitsRefuseWithNumbers) {
+TEST(AdmissionLimiterTest, QueueLimitsRejectWithFigures) {
   AdmissionLimiter queue(2, 100);
   EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
   EXPECT_TRUE(queue.EnterRequest("t", {}).ok());
@@ -584,8 +585,8 @@ TEST(AdmissionLimiterTest, QueueLimitsRefuseWithNumbers) {
   EXPECT_TRUE(queue.AddTokens("t", 100).ok());
 }
 
-// Prompts of three tokens, answers of 300: nearly all of the time goes to decoding.
-TEST(AdmissionLimiterTest, RetryDelayCountsWhatIsDecodedAndWillBe) {
+// Prompts have three tokens and answers 300, so nearly all the time is spent in decoding.
+TEST(AdmissionLimiterTest, RetryDelayCountsRunningAndQueuedDecoding) {
   HarnessOptions options = MakeHarnessOptions({.usable_pages = 200, .max_rows = 4});
   Harness harness(options);
   for (int i = 0; i < 8; ++i) {
@@ -593,7 +594,7 @@ TEST(AdmissionLimiterTest, RetryDelayCountsWhatIsDecodedAndWillBe) {
     request.stopping.ignore_eos = true;
     harness.Submit(std::move(request));
   }
-  // 4 rows, 10 steps a second: 40 tokens a second, and 8 answers of 300 tokens ahead.
+  // 4 rows at 10 steps per second give 40 tokens per second, and 8 answers of 300 tokens are ahead.
   for (int i = 0; i < 100; ++i) {
     harness.Step();
     harness.clock.Advance(absl::Milliseconds(100));
@@ -604,7 +605,7 @@ TEST(AdmissionLimiterTest, RetryDelayCountsWhatIsDecodedAndWillBe) {
     harness.Step();
     harness.clock.Advance(absl::Milliseconds(100));
   }
-  // The second four have 200 tokens each left.
+  // The second four have 200 tokens left each.
   EXPECT_GT(harness.queue.RetryDelay(), absl::Seconds(15));
   EXPECT_LT(harness.queue.RetryDelay(), absl::Seconds(25));
   harness.RunUntilIdle();
@@ -623,7 +624,7 @@ TEST(AdmissionLimiterTest, RateIsTheMeanOfTheLastTenSeconds) {
   EXPECT_EQ(meter.PerSecond(now + absl::Seconds(20)), 0);
 }
 
-// A second turn of a conversation: the first prompt, its answer, and something new.
+// The second turn of a conversation consists of the first prompt, its answer, and new text.
 TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
   for (const bool strict : {false, true}) {
     HarnessOptions options = Tiny(AdmissionMode::kSafe, GetParam());
@@ -641,22 +642,23 @@ TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
       harness.Submit(MakeRequest(id, turn, 5));
       harness.RunUntilIdle();
     }
-    // The last token of the answer has no K and V. With classes the match ends with the prompt.
+    // The last token of the answer has no K and V. With strict row classes the match ends with the
+    // prompt.
     EXPECT_EQ(harness.output("second").cached_tokens, strict ? 40 : 99);
-    EXPECT_EQ(harness.output("third").cached_tokens, 100) << "prefill tokens are found by prompts";
+    EXPECT_EQ(harness.output("third").cached_tokens, 100) << "prompts reuse tokens computed by prefill";
     EXPECT_EQ(harness.output("second").tokens, RunAlone(MakeRequest("s", turn, 5)).tokens);
     EXPECT_EQ(harness.output("third").tokens, harness.output("second").tokens);
   }
 }
 
-TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesFindTheirOwnPages) {
+TEST_P(EngineCoreTest, StrictRowClassesLetPreemptedSequencesReuseTheirPages) {
   HarnessOptions options = Tiny(AdmissionMode::kOvercommit, GetParam());
   options.engine.share_generated_pages = false;
   Harness harness(options);
   std::uint32_t resumed = 0;
   harness.runner.SetHook([&](const models::StepBatch& batch) {
     for (const models::StepRow& row : batch.rows) {
-      // Several tokens behind cached ones that were generated: a sequence that came back.
+      // A preempted sequence has several tokens after its cached, generated ones.
       resumed += row.cache_length > 40 && row.num_tokens > 1;
     }
     return absl::OkStatus();
@@ -704,7 +706,7 @@ TEST_P(EngineCoreTest, RandomRunKeepsEveryInvariant) {
       harness.Step();
     }
     harness.RunUntilIdle();
-    // Poisoned pages are cleared with the next step, if there is one.
+    // Poisoned pages are cleared in the next step, if there is one.
     harness.Submit(MakeRequest("last", MakePrompt(9, 5), 1));
     harness.RunUntilIdle();
     ExpectAllPagesBack(harness);

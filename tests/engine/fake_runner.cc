@@ -24,7 +24,8 @@ std::uint64_t KeyOf(const kernels::LogitBias& bias) {
   return Mix(std::bit_cast<std::uint32_t>(bias.bias), static_cast<std::uint64_t>(bias.token));
 }
 
-// What the samples point to; late ones get their biases when they are completed.
+// Hashes everything that the samples point to. Late samples get their biases when they are
+// completed.
 std::uint64_t FingerprintOf(const models::StepBatch& batch) {
   std::uint64_t sum = batch.samples.size();
   for (const models::StepSample& sample : batch.samples) {
@@ -181,7 +182,7 @@ void FakeRunner::ListUses(const models::StepBatch& batch, Launch* launch) const 
   }
 }
 
-// A page changes hands only when no step in flight names it.
+// A page may change its owner only if no step in flight names it.
 void FakeRunner::CheckPages(const Launch& launch) const {
   const auto overlap = [](std::uint32_t a, std::uint32_t a_end, std::uint32_t b,
                           std::uint32_t b_end) {
@@ -208,7 +209,7 @@ void FakeRunner::CheckPages(const Launch& launch) const {
         } else if (before.row != PageUse::kCopy) {  // copied or cleared now
           QUIRE_CHECK(now.write_begin == now.write_end);
           QUIRE_CHECK(!overlap(0, now.read_end, before.write_begin, before.write_end));
-        } else {  // the copy is for the row, or reads what it has no reason to write
+        } else {  // the copy is for the row, or reads a page that it must not write
           QUIRE_CHECK(!overlap(now.write_begin, now.write_end, 0, before.read_end));
         }
       }
@@ -216,7 +217,7 @@ void FakeRunner::CheckPages(const Launch& launch) const {
   }
 }
 
-// A token below 0 names the sample of the step before that lands at its own place.
+// A token below 0 refers to the sample of the previous step at the same position.
 void FakeRunner::CheckFeedback(const Launch& launch) const {
   for (const models::StepRow& row : launch.rows) {
     for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
@@ -239,7 +240,7 @@ void FakeRunner::CheckFeedback(const Launch& launch) const {
   }
 }
 
-// A sample in flight is that of the same row, at the position just before.
+// A sample in flight belongs to the same row, at the previous position.
 void FakeRunner::CheckSampleInFlight(const Launch& launch, const models::StepSample& sample) const {
   if (sample.sample_in_flight < 0) return;
   QUIRE_CHECK(!in_flight_.empty());
@@ -247,12 +248,12 @@ void FakeRunner::CheckSampleInFlight(const Launch& launch, const models::StepSam
   const auto index = static_cast<std::size_t>(sample.sample_in_flight);
   QUIRE_CHECK(index < before.samples.size());
   QUIRE_CHECK(before.samples[index].row.position + 1 == sample.row.position);
-  // CheckFeedback has proved that the token that is fed back is of this row.
+  // CheckFeedback has proved that the fed-back token belongs to this row.
   const std::uint32_t last = launch.batch->logits_tokens[sample.logits_index];
   QUIRE_CHECK(launch.tokens[last] == -sample.sample_in_flight - 1);
 }
 
-// Adds the samples that were in flight at the launch, and have been collected since.
+// Adds the samples that were in flight at the launch and have been collected since.
 void FakeRunner::CompleteHistories(Launch& launch) const {
   for (std::size_t i = 0; i < launch.histories.size(); ++i) {
     const std::int32_t sample = launch.batch->samples[i].sample_in_flight;
@@ -339,7 +340,7 @@ void FakeRunner::ComputeRow(const Launch& launch, std::uint32_t group, const mod
   for (std::uint32_t i = 0; i < row.num_tokens; ++i) {
     const std::int32_t token = launch.tokens[row.first_token + i];
     const std::uint32_t position = row.cache_length + i;
-    // The token before may be outside of a window of one token.
+    // The previous token may be outside of a window of one token.
     const bool reads = position > 0 && FirstRead(group, position) < position;
     const std::uint64_t before = reads ? At(launch, group, row, position - 1) : 1;
     std::uint64_t& cell = At(launch, group, row, position);
@@ -377,8 +378,8 @@ void FakeRunner::ListBest(std::uint64_t state, std::int32_t count, models::StepT
   token->top = {top_.data() + begin, static_cast<std::size_t>(count)};
 }
 
-// Greedy rows depend on the state alone; others on seed, choice and position too. Penalties are
-// stood for by a sum over the history, which has no order.
+// Greedy rows depend on the state alone. Others also depend on seed, choice and position. Penalties
+// are represented by a sum over the history, which is independent of the order.
 models::StepToken FakeRunner::Sample(const Launch& launch, std::size_t index) {
   const models::StepSample& sample = launch.batch->samples[index];
   models::StepToken result;

@@ -1,5 +1,5 @@
-// Specs to masks, with the library: which texts a constraint allows, and that a mask allows a token
-// exactly when it is accepted.
+// Compiles specs to masks with the grammar library. Tests which texts a constraint allows, and that
+// a mask allows a token exactly if the matcher accepts it.
 
 #include <pthread.h>
 
@@ -49,7 +49,7 @@ class GrammarTest : public ::testing::Test {
     build_ = new ConstraintCompiler::Build(*std::move(build));
   }
   void SetUp() override {
-    if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
+    if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "the build has no structured output";
   }
 
   static std::int32_t End() { return static_cast<std::int32_t>(kVocabulary) - 1; }
@@ -62,7 +62,7 @@ class GrammarTest : public ::testing::Test {
     return (*constraint)->NewMatcher(end);
   }
 
-  // Whether the text is in the language, byte by byte.
+  // Returns whether the text is in the language, byte by byte.
   static bool Allows(const ConstraintSpec& spec, absl::string_view text) {
     const auto matcher = Matcher(spec);
     if (matcher == nullptr) return false;
@@ -135,8 +135,8 @@ TEST_F(GrammarTest, MasksAllowExactlyTheTokensThatAreAccepted) {
   }
 }
 
-// With runs of spaces and words behind a space, as large vocabularies have them. The steps of a
-// mask are those of any other place of the document.
+// Like large vocabularies, this one has runs of spaces and words after a space. Masks in
+// indentation take no more steps than those elsewhere in the document.
 TEST_F(GrammarTest, MasksOfIndentedDocumentsAreExactAndTakeFewSteps) {
   std::vector<std::string> tokens;
   for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
@@ -185,8 +185,8 @@ TEST_F(GrammarTest, MasksOfIndentedDocumentsAreExactAndTakeFewSteps) {
   }
 }
 
-// "bba" comes behind "ba" in the order of tokens and holds it, but does not begin with it: that
-// "ba" is refused says nothing of it.
+// "bba" follows "ba" in token order and contains it but does not start with it. The rejection of
+// "ba" does not imply that of "bba".
 TEST_F(GrammarTest, TokensUnderAnotherBeginWithIt) {
   std::vector<std::string> tokens;
   for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
@@ -203,8 +203,9 @@ TEST_F(GrammarTest, TokensUnderAnotherBeginWithIt) {
   EXPECT_TRUE(Bit(words, 257));   // "bba"
 }
 
-// The library can keep the masks of a rule for other grammars; some of these were of another rule.
-TEST_F(GrammarTest, MasksDoNotDependOnWhatWasCompiledBefore) {
+// The library can cache the masks of a rule for other grammars, and some of them belonged to
+// another rule.
+TEST_F(GrammarTest, MasksDoNotDependOnEarlierCompilations) {
   const ConstraintSpec spec = Spec(ConstraintKind::kRegex, "([a-z]{2,5}|z+)[0-9]*9?");
   const auto masks = [&](const ConstraintCompiler::Build& build) {
     std::vector<std::vector<std::uint32_t>> masks;
@@ -288,14 +289,14 @@ std::string GrammarOf(ConstraintKind kind, const std::string& text) {
   return grammar.ok() ? grammar->text : "";
 }
 
-// One that takes the library long.
+// A grammar that takes the library long to compile.
 std::string SlowGrammar(int size) {
   std::string optional;
   for (int i = 0; i < size; ++i) optional += "(a|b)?";
   return GrammarOf(ConstraintKind::kRegex, optional);
 }
 
-TEST_F(GrammarTest, CompilingEndsAtItsLimit) {
+TEST_F(GrammarTest, CompilingStopsAtItsLimit) {
   const std::string object = GrammarOf(ConstraintKind::kJsonObject, "");
   const std::string slow = SlowGrammar(300);
   const auto compile = [](const GrammarLimits& limits, const std::string& grammar) {
@@ -311,10 +312,10 @@ TEST_F(GrammarTest, CompilingEndsAtItsLimit) {
     EXPECT_EQ(StageOf(status), "compile") << status;
     EXPECT_NE(std::string(status.message()).find("takes more than"), std::string::npos) << status;
   }
-  EXPECT_TRUE(compile({.compile_steps = 1 << 20}, object).ok());  // the same thread
+  EXPECT_TRUE(compile({.compile_steps = 1 << 20}, object).ok());  // on the same thread
 }
 
-TEST_F(GrammarTest, CompilingEndsWhenItIsToldToStop) {
+TEST_F(GrammarTest, CompilingStopsOnRequest) {
   const std::string object = GrammarOf(ConstraintKind::kJsonObject, "");
   const auto library = GrammarLibrary::Create(*tokens_);
   ASSERT_TRUE(library.ok()) << library.status();
@@ -322,7 +323,7 @@ TEST_F(GrammarTest, CompilingEndsWhenItIsToldToStop) {
   EXPECT_TRUE((*library)->Compile(object, stop.get_token()).ok());
   stop.request_stop();
   EXPECT_TRUE(absl::IsCancelled((*library)->Compile(object, stop.get_token()).status()));
-  EXPECT_TRUE((*library)->Compile(object).ok());  // the same thread
+  EXPECT_TRUE((*library)->Compile(object).ok());  // on the same thread
 }
 
 absl::Duration ProcessorTimeOf(std::thread& thread) {
@@ -333,7 +334,7 @@ absl::Duration ProcessorTimeOf(std::thread& thread) {
   return absl::DurationFromTimespec(time);
 }
 
-TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenItIsToldToStop) {
+TEST_F(GrammarTest, CompilingStopsOnRequestInTheMiddle) {
   constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
   const std::string slow = SlowGrammar(900);
   const auto library =
@@ -342,8 +343,8 @@ TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenItIsToldToStop) {
   std::stop_source stop;
   absl::Status status;
   std::thread compiles([&] { status = (*library)->Compile(slow, stop.get_token()).status(); });
-  // It asks before its first step, and is in the middle of the others by then: all of them take
-  // a hundred times as long.
+  // The stop flag is first checked before the first step, and later in the middle of the others.
+  // All steps together take a hundred times as long.
   EXPECT_TRUE(
       testing::WaitUntil([&] { return ProcessorTimeOf(compiles) > absl::Milliseconds(100); }));
   stop.request_stop();
@@ -351,9 +352,8 @@ TEST_F(GrammarTest, CompilingEndsInTheMiddleWhenItIsToldToStop) {
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
 }
 
-// Rules that are repetitions of each other and nothing else: the library would write them out
-// without an end.
-TEST_F(GrammarTest, RepetitionsOfThemselvesAreRefused) {
+// The library would expand rules that consist only of repetitions of each other endlessly.
+TEST_F(GrammarTest, RejectsRepetitionsOfThemselves) {
   for (const char* text : {"root ::= a\na ::= a{0,3}", "root ::= a{0,3}\na ::= b{0,3}\nb ::= a{2}?",
                            "root ::= root{0,5}", "root ::= (a)*\na ::= (b){0,3}\nb ::= (a){0,2}"}) {
     const auto grammar = WriteConstraint(Spec(ConstraintKind::kGrammar, text));
@@ -367,9 +367,9 @@ TEST_F(GrammarTest, RepetitionsOfThemselvesAreRefused) {
   EXPECT_EQ(StageOf(itself.status()), "compile") << itself.status();
 }
 
-// A matcher that outgrows its limit says so from then on, at the same token each time, and leaves
-// others on its thread alone.
-TEST_F(GrammarTest, AnswersEndAtTheirLimit) {
+// A matcher that exceeds its limit reports that from then on, at the same token each time, and does
+// not affect others on its thread.
+TEST_F(GrammarTest, MatchersStopAtTheirLimit) {
   const struct {
     const char* unit;
     ConstraintKind kind;
@@ -422,8 +422,8 @@ TEST_F(GrammarTest, AnswersEndAtTheirLimit) {
   }
 }
 
-// Taking tokens back gives back the states that they led to.
-TEST_F(GrammarTest, StatesAreGivenBackByRollback) {
+// Rolling back tokens releases the states that they led to.
+TEST_F(GrammarTest, RollbackReleasesStates) {
   const auto library = GrammarLibrary::Create(*tokens_, {.states = 200});
   ASSERT_TRUE(library.ok()) << library.status();
   const auto constraint = (*library)->Compile(GrammarOf(ConstraintKind::kRegex, "a*"));
@@ -473,26 +473,26 @@ TEST_F(GrammarTest, CanonicalJson) {
   EXPECT_TRUE(SchemaAllows(kSchema, R"({"b":1})"));
   EXPECT_TRUE(SchemaAllows(kSchema, R"({"b": 1, "a": "x\n\u00e9"})"));
   EXPECT_TRUE(SchemaAllows(kSchema, "{\n    \"b\": 1,\n    \"a\": null\n}"));
-  EXPECT_FALSE(SchemaAllows(kSchema, R"({"a":null,"b":1})"));  // keys in the schema's order
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"a":null,"b":1})"));  // keys have the schema's order
   EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":1.0})"));
   EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":01})"));
   EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":1,"c":2})"));
-  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":  1})"));  // a gap is bounded
+  EXPECT_FALSE(SchemaAllows(kSchema, R"({"b":  1})"));  // whitespace is bounded
   EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":\n\n1}"));
   EXPECT_FALSE(SchemaAllows(kSchema, "\n{\"b\":1}"));
-  EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud800\"}"));  // half a pair
+  EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud800\"}"));  // half a surrogate pair
   EXPECT_FALSE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\xED\xA0\x80\"}"));
   EXPECT_TRUE(SchemaAllows(kSchema, "{\"b\":1, \"a\":\"\\ud83d\\ude00\"}"));
   ConstraintSpec compact = Spec(ConstraintKind::kJsonSchema, kSchema);
   compact.whitespace = JsonWhitespace::kCompact;
   EXPECT_TRUE(Allows(compact, R"({"b": 1, "a": "x"})"));
   EXPECT_FALSE(Allows(compact, R"({"b":1,"a":"x"})"));
-  // A name that is declared is not spelled in another way.
+  // A declared name has only one spelling.
   EXPECT_FALSE(SchemaAllows(R"({"properties": {"a": {"type": "null"}}})", R"({"\u0061":1})"));
   EXPECT_TRUE(SchemaAllows(R"({"properties": {"a": {"type": "null"}}})", R"({"a":null,"b":1})"));
 }
 
-// A node that is reached while its oneOf is compared says all that it says, wherever it stands.
+// A node that is reached while its oneOf is compared keeps all its keywords, wherever it is.
 TEST_F(GrammarTest, RecursionThroughOneOfIsEnforced) {
   constexpr char kSchema[] = R"({"properties": {"e": {"$ref": "#/$defs/e"}},
       "required": ["e"], "additionalProperties": false, "$defs": {"e": {"oneOf": [
@@ -587,8 +587,8 @@ std::string PointerOf(const absl::Status& status) {
   return "";
 }
 
-// What is refused, with the pointer.
-TEST(ConstraintGrammarTest, SchemasAreRefusedByPointer) {
+// Rejections name the place by a JSON pointer.
+TEST(ConstraintGrammarTest, RejectedSchemasAreNamedByPointer) {
   const struct {
     const char* schema;
     const char* pointer;
@@ -631,7 +631,7 @@ TEST(ConstraintGrammarTest, SchemasAreRefusedByPointer) {
   }
 }
 
-TEST(ConstraintGrammarTest, AllReasonsAreTold) {
+TEST(ConstraintGrammarTest, ReportsAllReasons) {
   const auto grammar = WriteConstraint(
       Spec(ConstraintKind::kJsonSchema,
            R"({"properties": {"a": {"contains": 1}, "b": {"foo": 1}}, "if": true, "then": true})"));
@@ -641,7 +641,7 @@ TEST(ConstraintGrammarTest, AllReasonsAreTold) {
   }
 }
 
-TEST(ConstraintGrammarTest, ExpressionsAndGrammarsAreRefusedByPlace) {
+TEST(ConstraintGrammarTest, RejectedExpressionsAndGrammarsNameThePosition) {
   const auto refused = [](ConstraintKind kind, const char* text, const char* says) {
     const auto grammar = WriteConstraint(Spec(kind, text));
     ASSERT_FALSE(grammar.ok()) << text;
@@ -668,7 +668,7 @@ std::string Repeated(absl::string_view part, int count) {
   return out;
 }
 
-// The parts that `part` makes of 0 to count - 1, and of `last`, with commas between.
+// Joins part(0) to part(count - 1), and `last`, with commas.
 template <typename Part>
 std::string Listed(int count, const Part& part, absl::string_view last = "") {
   std::string out;
@@ -689,13 +689,13 @@ std::string ChainOfRules(int count) {
   return absl::StrCat(out, "a", count, " ::= \"a\"\n");
 }
 
-// A member of an object.
+// A member of a JSON object.
 std::string Member(absl::string_view name, absl::string_view value) {
   return absl::StrCat("\"", name, "\":", value);
 }
 
-// Input that was made to take long or much: refused by the limit that it meets, and soon. What
-// would recurse over it meets the end of the stack, first of all in a sanitizer's build.
+// Expects hostile input to be rejected soon, by the limit that it exceeds. Recursion over it would
+// overflow the stack, first in a sanitizer build.
 void ExpectRefused(ConstraintKind kind, const std::string& text, const std::string& says) {
   const absl::Time start = MonotonicNow();
   const auto grammar = WriteConstraint(Spec(kind, text));
@@ -710,13 +710,13 @@ void ExpectSchemaRefused(const std::string& text, const std::string& says) {
   ExpectRefused(ConstraintKind::kJsonSchema, text, says);
 }
 
-// 1024 alternatives.
+// A schema with 1024 alternatives.
 std::string Ways() {
   const auto titled = [](int i) { return absl::StrCat("{\"title\":\"", i, "\"}"); };
   return absl::StrCat("\"anyOf\":[", Listed(1024, titled), "]");
 }
 
-TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSize) {
+TEST(ConstraintGrammarTest, RejectsHostileSchemasBySize) {
   const auto empty = [](int i) { return Member(absl::StrCat("k", i), "{}"); };
   const auto anchor = [](int i) {
     return Member(absl::StrCat(i), absl::StrCat(R"({"$anchor":"a)", i, "\"}"));
@@ -731,12 +731,12 @@ TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSize) {
                       "more than 256 anchors");
 }
 
-TEST(ConstraintGrammarTest, ChainsOfReferencesAreFollowedSoFar) {
+TEST(ConstraintGrammarTest, BoundsChainsOfReferences) {
   const auto next = [](int i) { return absl::StrCat(R"({"$ref":"#/$defs/d)", i + 1, "\"}"); };
   const auto with = [&](absl::string_view before, absl::string_view behind) {
     return [=](int i) { return absl::StrCat(before, next(i), behind); };
   };
-  // Those that are read within one another, and those that are not.
+  // Covers references that are read inside one another and ones that are not.
   ExpectSchemaRefused(Definitions(3000, with(R"({"oneOf":[)", R"(,{"type":"null"}]})"), "{}"),
                       "more than 256 within one another");
   ExpectSchemaRefused(Definitions(3000, with(R"({"enum":[[[]],[]],"items":)", "}"), "{}"),
@@ -745,12 +745,12 @@ TEST(ConstraintGrammarTest, ChainsOfReferencesAreFollowedSoFar) {
                       "more than 524288 bytes");
 }
 
-// Values, expressions and names that each of many ways would compare or copy.
-TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSteps) {
+// Many alternatives would each compare or copy these values, expressions and names.
+TEST(ConstraintGrammarTest, RejectsHostileSchemasBySteps) {
   const auto number = [](int i) { return absl::StrCat(i); };
   const auto named = [](int i) { return Member(absl::StrCat(Repeated("n", 100), i), "{}"); };
   const std::string says = "steps to read";
-  // 2^40 ways in which allOf and anyOf combine.
+  // allOf and anyOf combine in 2^40 ways.
   ExpectSchemaRefused(
       R"({"allOf":[)" + Repeated(R"({"anyOf":[{"minLength":1},{"maxLength":9}]},)", 40) + "{}]}",
       "more than 1024 combinations");
@@ -760,7 +760,7 @@ TEST(ConstraintGrammarTest, HostileSchemasAreRefusedByTheirSteps) {
                       says);
   ExpectSchemaRefused(absl::StrCat(R"({"properties":{)", Listed(500, named), "},", Ways(), "}"),
                       says);
-  // An expression that is compared with a text.
+  // An expression is compared with a text.
   ExpectSchemaRefused(
       absl::StrCat(R"({"additionalProperties":false,"properties":{)",
                    Member(Repeated("n", 100'000), "{}"), R"(},"patternProperties":{"^)",
@@ -779,7 +779,7 @@ TEST(ConstraintGrammarTest, LongNamesAreCutInMessages) {
   ExpectRefused(ConstraintKind::kGrammar, "root ::= " + name, "no rule");
 }
 
-TEST(ConstraintGrammarTest, HostileExpressionsAndGrammarsAreRefused) {
+TEST(ConstraintGrammarTest, RejectsHostileExpressionsAndGrammars) {
   ExpectRefused(ConstraintKind::kRegex, Repeated("(", 1 << 20), "deeper than 100");
   ExpectRefused(ConstraintKind::kRegex, Repeated("a", 20'000), "more than 8192 characters");
   ExpectRefused(ConstraintKind::kRegex, Repeated("(a|b)?", 20'000), "more than 1024 repetitions");
@@ -794,8 +794,8 @@ TEST(ConstraintGrammarTest, HostileExpressionsAndGrammarsAreRefused) {
                 "column 10: no text meets the group");
 }
 
-// What is near the limits is served: more than real schemas have.
-TEST(ConstraintGrammarTest, LargeInputIsWritten) {
+// Input near the limits is accepted. It is larger than real schemas.
+TEST(ConstraintGrammarTest, AcceptsLargeInput) {
   const auto written = [](ConstraintKind kind, const std::string& text) {
     const auto grammar = WriteConstraint(Spec(kind, text));
     EXPECT_TRUE(grammar.ok()) << grammar.status();
@@ -818,10 +818,10 @@ TEST(ConstraintGrammarTest, LargeInputIsWritten) {
   written(ConstraintKind::kGrammar, ChainOfRules(1000));
 }
 
-// Free text up to a marker of sixteen letters: its states differ in two first letters, and the
-// vocabulary is looked through once for all of them.
-TEST(FreeTextTest, MasksOfItsStatesAreMadeOnce) {
-  if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
+// Free text up to a marker of sixteen letters. Its states differ in two first letters, and the
+// vocabulary is scanned once for all of them.
+TEST(FreeTextTest, SharesMasksBetweenItsStates) {
+  if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "the build has no structured output";
   std::vector<std::string> tokens;
   const std::string letters = "abcdefghijklmnopqrstuvwxyz";
   for (const char a : letters) {
@@ -853,7 +853,7 @@ TEST(FreeTextTest, MasksOfItsStatesAreMadeOnce) {
     ASSERT_TRUE(matcher->FillMask(words).ok());
     for (std::size_t token = 0; token < tokens.size(); ++token) {
       const bool is_allowed = (words[token / 32] >> (token % 32) & 1) != 0;
-      // The marker ends the text, and nothing but "!" comes behind it.
+      // The marker ends the text, and only "!" may follow.
       const std::string text = marker.substr(0, length) + tokens[token];
       const std::size_t end = text.find(marker);
       const std::string rest = end == std::string::npos ? "" : text.substr(end + marker.size());
