@@ -29,7 +29,7 @@ class BlockPoolTest : public ::testing::Test {
     QUIRE_CHECK(pool_.Allocate(page).ok());
     return page[0];
   }
-  // A cached page.
+  // Returns a cached page.
   BlockId Cache() {
     const BlockId page = Take();
     pool_.AttachNode(page, NodeId{page.value()});
@@ -60,7 +60,7 @@ TEST_F(BlockPoolTest, AllocateTakesAllOrNothing) {
   EXPECT_EQ(pool_.available(), 0u);
 }
 
-TEST_F(BlockPoolTest, LastFreedIsTakenFirst) {
+TEST_F(BlockPoolTest, LastFreedIsAllocatedFirst) {
   const BlockId first = Take();
   const BlockId second = Take();
   pool_.DropRequest(second);
@@ -95,7 +95,7 @@ TEST_F(BlockPoolTest, EvictsColdestAndOnlyWhenNothingIsFree) {
   EXPECT_EQ(pool_.num_detached(), 2u);
 }
 
-TEST_F(BlockPoolTest, RefusalEvictsNothing) {
+TEST_F(BlockPoolTest, FailedAllocationEvictsNothing) {
   Cache();
   std::vector<BlockId> six(6);
   EXPECT_FALSE(pool_.Allocate(std::span(six)).ok());
@@ -103,7 +103,7 @@ TEST_F(BlockPoolTest, RefusalEvictsNothing) {
   EXPECT_EQ(pool_.num_cached(), 1u);
 }
 
-TEST_F(BlockPoolTest, PageCanBeCachedBeforeAnother) {
+TEST_F(BlockPoolTest, InsertsACachedPageBeforeAnother) {
   const BlockId first = Take();
   const BlockId second = Take();
   for (const BlockId page : {first, second}) pool_.AttachNode(page, NodeId{page.value()});
@@ -112,7 +112,7 @@ TEST_F(BlockPoolTest, PageCanBeCachedBeforeAnother) {
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(second, first));
 }
 
-TEST_F(BlockPoolTest, TransferAloneKeepsPageInTransit) {
+TEST_F(BlockPoolTest, TransferReferenceKeepsPageInTransit) {
   const BlockId page = Take();
   pool_.AddTransfer(page);
   EXPECT_EQ(pool_.state(page), PageState::kActive);
@@ -150,7 +150,7 @@ TEST_F(BlockPoolTest, StateNames) {
   EXPECT_EQ(PageStateName(PageState::kQuarantined), "quarantined");
 }
 
-// A pool beside the plainest description of it: who holds each page, and the two lists in order.
+// A pool next to its simplest model: the references of each page, and the two lists in order.
 class BlockPoolModelTest : public ::testing::Test {
  protected:
   static constexpr std::uint32_t kBlocks = 12;
@@ -170,7 +170,7 @@ class BlockPoolModelTest : public ::testing::Test {
 
   bool IsCached(std::uint32_t page) const { return std::ranges::count(cached_, page) > 0; }
 
-  // Where a page goes that lost a reference, when it was the last one.
+  // Moves a page that lost a reference to the right list if that was the last one.
   void Settle(std::uint32_t page, std::uint32_t before) {
     const Page& state = model_[page];
     if (state.is_referenced()) return;
@@ -255,7 +255,7 @@ class BlockPoolModelTest : public ::testing::Test {
     }
   }
 
-  void DoSomething() {
+  void RunRandomOperation() {
     const std::uint32_t page = random_.Below(kBlocks - 1) + 1;
     const std::uint32_t before =
         cached_.empty() || random_.OneIn(2) ? 0 : cached_[random_.Below(cached_.size())];
@@ -282,7 +282,7 @@ class BlockPoolModelTest : public ::testing::Test {
   Random random_;
   BlockPool pool_;
   std::map<std::uint32_t, Page> model_;
-  std::vector<std::uint32_t> free_;    // the last one is taken first
+  std::vector<std::uint32_t> free_;  // the last one is allocated first
   std::vector<std::uint32_t> cached_;  // the first one is evicted first
   std::vector<std::uint32_t> quarantined_;
   std::vector<std::uint32_t> evicted_;  // by the last Allocate
@@ -291,7 +291,7 @@ class BlockPoolModelTest : public ::testing::Test {
 TEST_F(BlockPoolModelTest, FollowsANaiveModel) {
   SCOPED_TRACE(::testing::Message() << "seed " << random_.seed());
   for (int operation = 0; operation < 50000; ++operation) {
-    ASSERT_NO_FATAL_FAILURE(DoSomething()) << "operation " << operation;
+    ASSERT_NO_FATAL_FAILURE(RunRandomOperation()) << "operation " << operation;
     ASSERT_EQ(pool_.CheckIntegrity(), absl::OkStatus()) << "operation " << operation;
     ASSERT_EQ(pool_.num_free(), free_.size());
     ASSERT_EQ(pool_.num_quarantined(), quarantined_.size());
@@ -345,7 +345,7 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   EXPECT_DEATH(pool.EvictColdest(), "check failed");  // nothing is cached
   EXPECT_DEATH(pool.AddRequest(kNullBlock), "check failed");
   EXPECT_DEATH(pool.AddRequest(BlockId{4}), "check failed");
-  EXPECT_DEATH(pool.AddRequest(BlockId{3}), "check failed");  // free
+  EXPECT_DEATH(pool.AddRequest(BlockId{3}), "check failed");  // the page is free
   EXPECT_DEATH(pool.DropRequest(BlockId{3}), "check failed");
   EXPECT_DEATH(pool.DropTransfer(page[0]), "check failed");
   EXPECT_DEATH(pool.AttachNode(BlockId{3}, NodeId{0}), "check failed");
@@ -354,7 +354,7 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   pool.AttachNode(page[0], NodeId{0});
   EXPECT_DEATH(pool.AttachNode(page[0], NodeId{1}), "check failed");
   EXPECT_DEATH(pool.MarkPoisoned(page[0]), "check failed");
-  EXPECT_DEATH(pool.DropRequest(page[0], BlockId{2}), "check failed");  // 2 is not cached
+  EXPECT_DEATH(pool.DropRequest(page[0], BlockId{2}), "check failed");  // page 2 is not cached
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Every invariant of CacheManager broken on purpose, and every broken contract.
+// Breaks every invariant of CacheManager on purpose, and every precondition.
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,7 +24,7 @@ class CacheManagerIntegrityTest : public CacheManagerTest {
   }
 };
 
-TEST_F(CacheManagerIntegrityTest, SoundBeforehand) {
+TEST_F(CacheManagerIntegrityTest, IntactInitially) {
   EXPECT_EQ(cache_->CheckIntegrity(), absl::OkStatus());
 }
 
@@ -95,7 +95,7 @@ TEST_F(CacheManagerIntegrityTest, PagesOfStepsInFlight) {
   ExpectReport("page 19 was let go while a step in flight copies into it");
 }
 
-TEST_F(CacheManagerIntegrityTest, DamageOfThePartsIsReportedToo) {
+TEST_F(CacheManagerIntegrityTest, ReportsDamageOfTheParts) {
   BlockPoolPeer::page(state().pool, 19).requests = 1;
   ExpectReport("page 19 is active but in the free list");
   BlockPoolPeer::page(state().pool, 19).requests = 0;
@@ -124,19 +124,19 @@ TEST_F(CacheManagerDeathTest, BrokenContracts) {
   EXPECT_DEATH(cache_->SetPublish(BatchRow{8}, false), "check failed");
 }
 
-TEST_F(CacheManagerDeathTest, StepsThatMayNotRun) {
+TEST_F(CacheManagerDeathTest, RejectsInvalidSteps) {
   const auto prepare = [&](std::vector<RowStep> steps) { cache_->PrepareStep(steps); };
   StartAndPublish(kA, Count(40));
-  EXPECT_DEATH(prepare({{kA, 40, 0}}), "check failed");               // no token
-  EXPECT_DEATH(prepare({{kA, 40, 9}}), "check failed");               // no page
-  EXPECT_DEATH(prepare({{kA, 31, 1}}), "check failed");               // into a published page
-  EXPECT_DEATH(prepare({{kA, 40, 1}, {kA, 41, 1}}), "check failed");  // twice
+  EXPECT_DEATH(prepare({{kA, 40, 0}}), "check failed");  // no token
+  EXPECT_DEATH(prepare({{kA, 40, 9}}), "check failed");  // no page
+  EXPECT_DEATH(prepare({{kA, 31, 1}}), "check failed");  // writes to a published page
+  EXPECT_DEATH(prepare({{kA, 40, 1}, {kA, 41, 1}}), "check failed");  // the row occurs twice
   EXPECT_DEATH(prepare({{kA, 40, 0xffffffff}}), "check failed");
   EXPECT_DEATH(prepare({{BatchRow{8}, 0, 1}}), "check failed");
   cache_->SetPublish(kB, false);
   Start(kB, Count(40, 500));
   ASSERT_TRUE(cache_->Fork(kB, kC, 2 * kP).ok());
-  EXPECT_DEATH(prepare({{kC, 2 * kP - 1, 1}}), "check failed");  // into a shared page
+  EXPECT_DEATH(prepare({{kC, 2 * kP - 1, 1}}), "check failed");  // writes to a shared page
   prepare({{kA, 40, 1}, {kB, 40, 1}});
 }
 

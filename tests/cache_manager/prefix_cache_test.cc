@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 constexpr Hash128 kRoot{100, 200};
 const HashKey kKey{{5, 6, 7, 8}};
 
-// A pool of 15 pages of 4 tokens under a prefix cache.
+// A prefix cache on a pool of 15 pages of 4 tokens.
 class PrefixCacheTest : public ::testing::Test {
  protected:
   explicit PrefixCacheTest(PageHashFunction page_hash = &HashPage)
@@ -73,7 +73,7 @@ TEST_F(PrefixCacheTest, FindsOnlyExactTokensUnderTheirParent) {
   EXPECT_TRUE(cache_.FindChild(kNoNode, first_key, a).collision);
 }
 
-TEST_F(PrefixCacheTest, LongestBeginningWinsAndTiesGoToTheMostRecent) {
+TEST_F(PrefixCacheTest, PartialMatchPrefersLongestThenMostRecent) {
   const NodeId root = cache_.AddRoot(kRoot);
   const NodeId old = Add(root, kRoot, {1, 2, 9, 9});
   const NodeId recent = Add(root, kRoot, {1, 2, 8, 8});
@@ -97,7 +97,8 @@ TEST_F(PrefixCacheTest, ComparesOnlyTheEightMostRecentChildren) {
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).rows, 0u);
   cache_.Touch(oldest);
   EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{50}).node, oldest);
-  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).rows, 0u);  // pushed out in turn
+  // No longer among the eight most recent.
+  EXPECT_EQ(cache_.FindPartialMatch(root, Tokens{0}).rows, 0u);
 }
 
 TEST_F(PrefixCacheTest, PartialChildrenAreNotFoundAsPages) {
@@ -107,7 +108,7 @@ TEST_F(PrefixCacheTest, PartialChildrenAreNotFoundAsPages) {
   EXPECT_EQ(cache_.num_nodes(), 1u);
 }
 
-TEST_F(PrefixCacheTest, DropSubtreeTakesAllBelowAndLeavesTheRest) {
+TEST_F(PrefixCacheTest, DropSubtreeRemovesExactlyTheSubtree) {
   const PageKey first_key = KeyAfter(kRoot, Count(4));
   const NodeId first = AddFirst(Count(4));
   const NodeId left = Add(first, first_key, Count(4, 10));
@@ -145,8 +146,8 @@ TEST_F(PrefixCacheTest, DropsALongPathWithoutRecursion) {
   EXPECT_EQ(cache.num_nodes(), 0u);
 }
 
-TEST_F(PrefixCacheTest, EvictionIsLeafFirstWhateverTheOrderOfRelease) {
-  // first - second - third, released head first: each must still come after what continues it.
+TEST_F(PrefixCacheTest, EvictsLeavesFirstForAnyOrderOfRelease) {
+  // first - second - third are released head first. Each must be evicted after what continues it.
   const PageKey first_key = KeyAfter(kRoot, Count(4));
   const PageKey second_key = KeyAfter(first_key, Count(4, 4));
   const NodeId first = AddFirst(Count(4));
@@ -163,7 +164,7 @@ TEST_F(PrefixCacheTest, EvictionIsLeafFirstWhateverTheOrderOfRelease) {
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(pages[2], pages[1], pages[0]));
 }
 
-TEST_F(PrefixCacheTest, TakingACachedPageEndsItsNode) {
+TEST_F(PrefixCacheTest, AllocatingACachedPageRemovesItsNode) {
   const NodeId first = AddFirst(Count(4));
   const BlockId page = PageOf(first);
   Drop(first);
@@ -191,7 +192,7 @@ TEST_F(WeakHashTest, CollidingTokensAreAMiss) {
 
 class PrefixCacheIntegrityTest : public ::testing::Test {
  protected:
-  // first - second, first - tail (partial); second and tail are cached, first is referenced.
+  // first - second, first - tail (partial). second and tail are cached, first is referenced.
   struct Setup {
     BlockPool pool{8};
     PrefixCache cache{{.page_size = 4, .hash_key = kKey, .page_hash = &HashPage}, &pool};
@@ -268,12 +269,12 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenIndexAndTree) {
 }
 
 TEST_F(PrefixCacheIntegrityTest, ReportsAWrongEvictionOrder) {
-  // The parent becomes the coldest page although second and tail continue it.
+  // The parent becomes the least recently used page although second and tail continue it.
   EXPECT_THAT(Broken([](Setup& s) {
                 s.pool.DropRequest(s.cache.pages(s.first)[0], s.pool.EvictionOrder().front());
               }),
               HasSubstr("would be evicted before page"));
-  // The parent is let go while a row still refers to its child.
+  // The parent is released while a row still references its child.
   EXPECT_THAT(Broken([](Setup& s) {
                 s.pool.AddRequest(s.cache.pages(s.second)[0]);
                 s.pool.DropRequest(s.cache.pages(s.first)[0]);
@@ -296,15 +297,15 @@ TEST(PrefixCacheDeathTest, BrokenContracts) {
   EXPECT_DEATH(cache.AddChild(root, {1, 1}, Count(4, 9), Pages(pages[1])), "check failed");
   EXPECT_DEATH(cache.AddChild(root, {2, 2}, Count(4, 9), Pages(pages[0])), "check failed");
   EXPECT_DEATH(cache.AddChild(root, {2, 2}, Count(4, 9), Pages(BlockId{6})),
-               "check failed");  // free
+               "check failed");  // the page is free
   const NodeId tail = cache.AddPartialChild(root, Count(2), Pages(pages[1]));
   EXPECT_DEATH(cache.AddChild(tail, {2, 2}, Count(4), Pages(pages[2])), "check failed");
   EXPECT_DEATH(cache.parent(NodeId{5}), "check failed");
 }
 
-// Every page with a root of its own, which is the most that a tree can have, twice over, so that
-// the tables hold erased entries too.
-TEST(PrefixCacheBytesTest, AreWhatAFullPoolHolds) {
+// Every page has its own root, the maximum for a tree. The tree is filled twice, so that the tables
+// also contain erased entries.
+TEST(PrefixCacheBytesTest, EqualTheMemoryOfAFullPool) {
   const Tokens tokens = Count(64);
   for (const std::uint32_t num_blocks : {2u, 5u, 6u, 8u, 9u, 15u, 16u, 113u, 1000u, 4097u}) {
     for (const std::uint32_t num_groups : {1u, 3u}) {
@@ -326,8 +327,7 @@ TEST(PrefixCacheBytesTest, AreWhatAFullPoolHolds) {
         const auto held = static_cast<std::int64_t>(BytesAllocated() - before);
         const std::int64_t bound = PrefixCache::BytesFor(options, num_blocks);
         EXPECT_LE(held, bound) << num_blocks << ", " << num_groups << ", " << max_empty_nodes;
-        // Beside tables of a few entries, and what they grow by, nothing is counted that is not
-        // there.
+        // Apart from small tables and their growth, only existing entries are counted.
         EXPECT_LE(bound, held + 2048) << num_blocks << ", " << num_groups;
         if (num_blocks > 8) {
           EXPECT_EQ(BytesAllocated(), made) << num_blocks << ", " << num_groups;

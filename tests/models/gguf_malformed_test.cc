@@ -66,7 +66,7 @@ void ExpectWorks(const Loaded& loaded, const kernels::Backend& backend, bool sou
 
 class GgufMalformedTest : public testing::TestWithParam<Case> {};
 
-TEST_P(GgufMalformedTest, IsRefusedWithTheField) {
+TEST_P(GgufMalformedTest, IsRejectedWithTheField) {
   const Case& test_case = GetParam();
   const std::string path = TestDataPath("gguf/malformed/" + test_case.file);
   TestBackend cpu;

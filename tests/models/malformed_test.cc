@@ -61,7 +61,7 @@ EditableFiles FilesOf(const Case& test_case) {
 
 class MalformedTest : public testing::TestWithParam<Case> {};
 
-TEST_P(MalformedTest, IsRefusedWithTheField) {
+TEST_P(MalformedTest, IsRejectedWithTheField) {
   const Case& test_case = GetParam();
   const EditableFiles files = FilesOf(test_case);
   TestBackend cpu;

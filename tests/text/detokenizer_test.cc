@@ -1,4 +1,4 @@
-// Where the text of an answer begins: behind a prompt, or as masks read it.
+// Tests where the text of an answer starts: after a prompt, or as masks read it.
 
 #include "text/detokenizer.h"
 
@@ -43,13 +43,14 @@ std::string TextFrom(const Tokenizer& tokenizer, bool skip, DetokenizerState sta
   return text + detokenizer.Finish();
 }
 
-std::string TextBehind(const Tokenizer& tokenizer, bool skip, const Ids& prompt,
+std::string TextAfter(const Tokenizer& tokenizer, bool skip, const Ids& prompt,
                        const Ids& answer) {
   return TextFrom(tokenizer, skip, Detokenizer::Behind(tokenizer, skip, prompt), answer);
 }
 
-// The text is decode(prompt + answer) without decode(prompt) in Hugging Face tokenizers 0.23.3.
-TEST(DetokenizerTest, AnAnswerContinuesItsPrompt) {
+// Expected text is decode(prompt + answer) without decode(prompt) in Hugging Face tokenizers
+// 0.23.3.
+TEST(DetokenizerTest, AnswerContinuesItsPrompt) {
   struct Case {
     const char* tokenizer;
     bool skip;
@@ -96,14 +97,14 @@ TEST(DetokenizerTest, AnAnswerContinuesItsPrompt) {
   for (const Case& c : cases) {
     const auto tokenizer = LoadTokenizer(c.tokenizer);
     EXPECT_EQ(
-        TextBehind(*tokenizer, c.skip, IdsOf(*tokenizer, c.prompt), IdsOf(*tokenizer, c.answer)),
+        TextAfter(*tokenizer, c.skip, IdsOf(*tokenizer, c.prompt), IdsOf(*tokenizer, c.answer)),
         c.text)
         << c.tokenizer << (c.skip ? ", skipping" : "") << ", prompt of " << c.prompt.size();
   }
 }
 
-// The same in sentencepiece 0.2.3.
-TEST(DetokenizerTest, AnAnswerContinuesItsPromptInSentencePiece) {
+// Expected text is computed in the same way with sentencepiece 0.2.3.
+TEST(DetokenizerTest, AnswerContinuesItsPromptInSentencePiece) {
   struct Case {
     const char* tokenizer;
     Ids prompt, answer;
@@ -120,16 +121,16 @@ TEST(DetokenizerTest, AnAnswerContinuesItsPromptInSentencePiece) {
   };
   for (const Case& c : cases) {
     const auto tokenizer = LoadTokenizer(c.tokenizer);
-    EXPECT_EQ(TextBehind(*tokenizer, true, c.prompt, c.answer), c.text) << c.tokenizer;
+    EXPECT_EQ(TextAfter(*tokenizer, true, c.prompt, c.answer), c.text) << c.tokenizer;
   }
 }
 
-// A prompt ends with E2 82, two bytes of the euro sign.
-TEST(DetokenizerTest, ACharacterThatThePromptCutsIsEmittedWholeOrNotAtAll) {
+// The prompt ends with E2 82, two bytes of the euro sign.
+TEST(DetokenizerTest, SplitPromptCharacterIsEmittedWholeOrNotAtAll) {
   struct Case {
     std::vector<std::string> answer;
     const char* text;
-    const char* text_with_cut;  // where the echoed prompt leaves the U+FFFD to the answer
+    const char* text_with_cut;  // used if the echoed prompt leaves the U+FFFD to the answer
   };
   const Case cases[] = {
       {{"<0xAC>", "▁the"}, "\xE2\x82\xAC the", "\xE2\x82\xAC the"},
@@ -149,12 +150,12 @@ TEST(DetokenizerTest, ACharacterThatThePromptCutsIsEmittedWholeOrNotAtAll) {
   }
 }
 
-TEST(DetokenizerTest, OpenCharactersCountOnceAndOnlyThoseOfTheAnswer) {
+TEST(DetokenizerTest, CountsOpenCharactersOfTheAnswerOnce) {
   const auto tokenizer = LoadTokenizer("llama2-style");
   const Ids cut = IdsOf(*tokenizer, {"▁a", "<0xE2>"});
   Detokenizer detokenizer(*tokenizer, true);
   detokenizer.Begin(Detokenizer::Behind(*tokenizer, true, cut));
-  EXPECT_EQ(detokenizer.open_characters(), 0);  // the prompt has begun it
+  EXPECT_EQ(detokenizer.open_characters(), 0);  // the prompt has started the character
   EXPECT_EQ(detokenizer.Push(IdsOf(*tokenizer, {"▁a"})[0]), " a");
   detokenizer.Push(IdsOf(*tokenizer, {"<0xF0>"})[0]);
   detokenizer.Push(IdsOf(*tokenizer, {"<0x9F>"})[0]);
@@ -166,7 +167,7 @@ TEST(DetokenizerTest, OpenCharactersCountOnceAndOnlyThoseOfTheAnswer) {
   EXPECT_EQ(behind_echo.open_characters(), 1);
 }
 
-TEST(DetokenizerTest, VerbatimTextIsTheBytesOfTheTokens) {
+TEST(DetokenizerTest, VerbatimTextEqualsTheTokenBytes) {
   for (const char* const name : {"llama2-style", "unigram-nmt-nfkc", "decoder-none",
                                  "llama2-sentencepiece", "decoder-strip-three"}) {
     const auto tokenizer = LoadTokenizer(name);
@@ -187,9 +188,10 @@ TEST(DetokenizerTest, VerbatimTextIsTheBytesOfTheTokens) {
   }
 }
 
-// The definition, over every decoder: the texts of prompt and answer are the text of both together,
-// and where the prompt cuts no character that the answer completes, the first is Decode(prompt).
-TEST(DetokenizerTest, PromptAndAnswerAreTheDecodedWholeForRandomIds) {
+// Checks the definition for every decoder. The texts of prompt and answer concatenate to the text
+// of both together. If the answer completes no character of the prompt, the prompt's text is
+// Decode(prompt).
+TEST(DetokenizerTest, PromptAndAnswerConcatenateForRandomIds) {
   std::mt19937 random(34);
   for (const std::string& name : FolderNames(TokenizerData() / "cases")) {
     const auto tokenizer = LoadTokenizer(name);
