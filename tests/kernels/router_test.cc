@@ -165,7 +165,7 @@ TEST_P(RouterTest, EqualsDoublePrecisionWithTiesToTheLowerNumber) {
   }
 }
 
-TEST_P(RouterTest, BitsOfARowDependOnThatRowAlone) {
+TEST_P(RouterTest, RowsAreBatchInvariant) {
   const RouterCase& c = GetParam();
   constexpr std::uint32_t kRows = 600;  // enough that threads share them, with one expert too
   const auto logits = RandomFloats(std::size_t{kRows} * c.experts, 13, 2.0f);

@@ -1,5 +1,5 @@
-// CudaRunner on an emulated GPU: what it allocates, what it does with pages and errors, and its
-// tokens against the CPU's.
+// CudaRunner on an emulated GPU: its allocations, pages and errors, and its tokens compared with
+// the CPU.
 
 #include "runtime/cuda_runner.h"
 
@@ -50,7 +50,7 @@ RunnerOptions Options(DType activation) {
           .activation = activation};
 }
 
-// A model on one device, behind the cache manager, as the engine has it.
+// A model on one device with the cache manager, as in the engine.
 class Stage {
  public:
   explicit Stage(bool cuda, DType dtype = DType::kF32, int threads = 1)
@@ -108,8 +108,8 @@ class Stage {
     return MakeRunner(Options(dtype_));
   }
 
-  // Row `row` goes on with tokens [cached, cached + count) of `tokens`, of which `prompt` are the
-  // prompt's; one greedy sample after the last.
+  // Row `row` continues with tokens [cached, cached + count) of `tokens`, of which `prompt` belong
+  // to the prompt. One greedy sample follows the last.
   absl::Status Launch(std::uint32_t row, const std::vector<std::int32_t>& tokens,
                       std::uint32_t cached, std::uint32_t count, std::uint32_t prompt) {
     QUIRE_RETURN_IF_ERROR(cache_->Reserve(BatchRow{row}, cached + count));
@@ -152,7 +152,7 @@ class Stage {
     return sampled;
   }
 
-  // Where every step's logits go; null: nowhere.
+  // Receives every step's logits. May be null.
   float* logits_out = nullptr;
 
   const Model& model() const { return *model_; }
@@ -175,7 +175,7 @@ class Stage {
   StepBatch batch_;
 };
 
-// The distance by norm.
+// Returns the difference relative to the norm.
 double RelativeTo(const std::vector<float>& a, const std::vector<float>& b) {
   double apart = 0, size = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
@@ -185,7 +185,7 @@ double RelativeTo(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(apart / size);
 }
 
-// From one matrix to the next, and as far from scales to scales.
+// Expects equal distances between matrices, and equal distances between their scales.
 void ExpectEqualDistances(const std::vector<LinearWeights>& linears) {
   const auto at = [&](std::size_t i, bool scales) {
     const kernels::PackedLinear& matrix = linears[i].matrices[0];
@@ -199,9 +199,9 @@ void ExpectEqualDistances(const std::vector<LinearWeights>& linears) {
   }
 }
 
-// Three rows that sample, of 3, 100 and 5 tokens, the second of which gives its prompt's
-// log-probabilities: more logits than one block of the head holds, with late samples before and
-// behind them.
+// Three rows that sample, of 3, 100 and 5 tokens. The second one returns its prompt's
+// log-probabilities, so the logits exceed one block of the head. Late samples come before and after
+// them.
 struct LateBatch {
   LateBatch(Stage& stage, std::span<const std::uint32_t> allowed, bool late) {
     const std::uint32_t counts[] = {3, 100, 5};
@@ -239,7 +239,7 @@ struct LateBatch {
   StepBatch batch;
 };
 
-// Everything that a result says, in one list.
+// Returns all values of a result in one list.
 std::vector<float> ValuesOf(const StepResult& result) {
   std::vector<float> values;
   const auto add = [&](const StepToken& token) {
@@ -261,9 +261,8 @@ class CudaRunnerTest : public testing::Test {
   }
 };
 
-// Every byte that Create and LoadModel take is in the plan, and none is in it that they do not
-// take.
-TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
+// The plan contains exactly the bytes that Create and LoadModel allocate.
+TEST_F(CudaRunnerTest, PlanEqualsTheAllocations) {
   const std::tuple<const char*, DType, Quantization> cases[] = {
       {"llama-gqa-tied-bf16", DType::kF32, Quantization::kAuto},
       {"llama-gqa-tied-bf16", DType::kBF16, Quantization::kAuto},
@@ -317,16 +316,16 @@ TEST_F(CudaRunnerTest, ThePlanIsWhatIsAllocated) {
   EXPECT_EQ(cuda_emulator::QueuedOperations(), 0u);
 }
 
-// 8 experts, 2 heads: more matrices than allocations. From one expert or head to the next it is as
-// far everywhere, and each matrix begins where every kernel can read it.
-TEST_F(CudaRunnerTest, TheMatricesOfALayerAreOneAllocation) {
+// With 8 experts and 2 heads there are more matrices than allocations. The distance between
+// successive experts or heads is constant, and each matrix is aligned for every kernel.
+TEST_F(CudaRunnerTest, MatricesOfALayerShareOneAllocation) {
   for (const char* const name : {"qwen3-moe-bf16", "gpt-oss-mxfp4", "deepseek-v3-bf16"}) {
     SCOPED_TRACE(name);
     Stage stage(true, DType::kBF16);
     const std::uint64_t before = cuda_emulator::AllocationCount();
     ASSERT_TRUE(stage.Load(Fixture(name)).ok());
     const std::span<const LayerWeights> layers = stage.model().weights->layers();
-    // Embedding, head and vectors; the staging of the upload, which is freed.
+    // Embedding, head and vectors, and the upload's staging memory, which is freed.
     EXPECT_EQ(cuda_emulator::AllocationCount() - before, layers.size() + 3 + 2);
     for (const LayerWeights& layer : layers) {
       for (const auto& [part, linear] : LinearsOf(layer)) {
@@ -344,7 +343,7 @@ TEST_F(CudaRunnerTest, TheMatricesOfALayerAreOneAllocation) {
   }
 }
 
-TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
+TEST_F(CudaRunnerTest, ErrorOfAPlanThatDoesNotFitNamesEveryPart) {
   DevicePlanOptions options{.page_size = kPageSize,
                             .kv_dtype = DType::kBF16,
                             .device_memory_bytes = std::int64_t{1} << 30,
@@ -353,7 +352,7 @@ TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_LE(whole->total_bytes(), options.device_memory_bytes);
   EXPECT_GT(whole->total_bytes() + whole->page_bytes, options.device_memory_bytes);
-  // One byte less for one page more than fits.
+  // The limit is one byte too small for one more page.
   options.num_blocks = whole->num_blocks;
   options.device_memory_bytes = whole->total_bytes();
   EXPECT_TRUE(PlanDeviceMemory(Fixture(), options).ok());
@@ -370,7 +369,7 @@ TEST_F(CudaRunnerTest, APlanThatDoesNotFitNamesEveryPart) {
               HasSubstr("at least 2 pages"));
 }
 
-TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
+TEST_F(CudaRunnerTest, RejectsUnsupportedCombinations) {
   EXPECT_THAT(std::string(PlanDeviceMemory(Fixture(), {.page_size = kPageSize,
                                                        .kv_dtype = DType::kBF16,
                                                        .device_memory_bytes = 1 << 30,
@@ -394,7 +393,7 @@ TEST_F(CudaRunnerTest, WhatDoesNotGoTogetherIsRefused) {
               HasSubstr("the communicator is of host memory, the runner computes on "));
 }
 
-TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
+TEST_F(CudaRunnerTest, StoryModelGeneratesTheTokensOfTheCpu) {
   const auto files = formats::ModelFiles::FromDirectory(paths::Source("assets/story"));
   ASSERT_TRUE(files.ok()) << files.status();
   const std::vector<std::int32_t> prompt = {0, 403, 262, 640, 264, 1023, 17, 350, 44};
@@ -411,7 +410,7 @@ TEST_F(CudaRunnerTest, TheStoryModelTellsTheCpusTokens) {
   EXPECT_TRUE(gpu.pool().CheckIntegrity().ok());
 }
 
-TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
+TEST_F(CudaRunnerTest, RandomWeightsAreEqualOnBothDevices) {
   EditableFiles only_config;
   only_config.Set("config.json", EditableFiles("models/llama-gqa-tied-bf16").Get("config.json"));
   Stage cpu(false);
@@ -427,9 +426,9 @@ TEST_F(CudaRunnerTest, MadeUpWeightsAreTheSameOnBothDevices) {
   EXPECT_EQ(*got, *want);
 }
 
-// The width of DeepSeek's rows, in kernels for which the fixtures' rows are too narrow; dense
-// layers, so that steps run as graphs.
-TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
+// Uses DeepSeek's row width, for which the fixtures' rows are too narrow. The layers are dense, so
+// that steps run as graphs.
+TEST_F(CudaRunnerTest, MlaRowsOfRealWidthAgreeWithTheCpu) {
   EditableFiles only_config;
   only_config.Set(
       "config.json",
@@ -460,7 +459,7 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   cpu.logits_out = gpu.logits_out = half.logits_out = nullptr;
   EXPECT_EQ(*gpu.Generate(0, prompt, 6), *cpu.Generate(0, prompt, 6));
   EXPECT_GT(gpu.cuda().graph_steps(), 0u);
-  // Decode tokens in bf16, in graphs and without them.
+  // Decode tokens in bf16, with and without graphs.
   const auto in_graphs = half.Generate(0, prompt, 6);
   ASSERT_TRUE(in_graphs.ok()) << in_graphs.status();
   EXPECT_GT(half.cuda().graph_steps(), 0u);
@@ -471,8 +470,8 @@ TEST_F(CudaRunnerTest, LatentRowsOfTheirRealWidthAgreeWithTheCpu) {
   EXPECT_EQ(half.cuda().graph_steps(), 0u);
 }
 
-// The shape that the GPU is measured with, planned where there is none.
-TEST_F(CudaRunnerTest, ThePlanOfAnEightBillionModelNeedsNoTensors) {
+// The shape of the GPU benchmarks, planned without a GPU.
+TEST_F(CudaRunnerTest, PlansAnEightBillionModelWithoutTensors) {
   EditableFiles files;
   files.Set("config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
       "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -494,7 +493,7 @@ TEST_F(CudaRunnerTest, ThePlanOfAnEightBillionModelNeedsNoTensors) {
   }
 }
 
-TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
+TEST_F(CudaRunnerTest, ChecksContractsOfStepsInFlight) {
   Stage stage(true);
   ASSERT_TRUE(stage.Start(Fixture()).ok());
   EXPECT_EQ(stage.runner().max_steps_in_flight(), 2);
@@ -512,7 +511,7 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   const std::int32_t token = (*first)->samples[0].token;
   const auto second = stage.runner().Collect();
   ASSERT_TRUE(second.ok());
-  // The token that was fed back on the device is the one that the first step drew.
+  // The token fed back on the device is the one that the first step sampled.
   Stage again(true);
   ASSERT_TRUE(again.Start(Fixture()).ok());
   const auto want = again.Generate(0, {5, 6}, 2);
@@ -520,7 +519,7 @@ TEST_F(CudaRunnerTest, ContractsOfStepsInFlightAreChecked) {
   EXPECT_EQ(std::vector<std::int32_t>({token, (*second)->samples[0].token}), *want);
 }
 
-TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
+TEST_F(CudaRunnerTest, LateSamplesEqualThoseOfRun) {
   for (const bool cuda : {false, true}) {
     SCOPED_TRACE(cuda ? "CUDA" : "CPU");
     std::vector<std::vector<float>> values;
@@ -550,7 +549,7 @@ TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
         const auto token = static_cast<std::uint32_t>((*result)->samples[i].token);
         EXPECT_NE(allowed[token / 32] >> (token % 32) & 1, 0) << i;
       }
-      // A late sample without a mask leaves the others as they are.
+      // A late sample without a mask does not change the others.
       LateBatch again(stage, allowed, true);
       ASSERT_TRUE(stage.runner().Run(again.batch).ok());
       stage.cache().CompleteStep();
@@ -568,7 +567,8 @@ TEST_F(CudaRunnerTest, LateSamplesAreThoseOfRun) {
   }
 }
 
-// A fork copies the page that both sequences would write; a cleared page is zero, scales included.
+// A fork copies the page that both sequences would write. A cleared page is zero, including its
+// scales.
 TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     std::vector<std::int32_t> tokens(22);
@@ -611,7 +611,7 @@ TEST_F(CudaRunnerTest, PagesAreCopiedAndClearedOnTheDevice) {
   }
 }
 
-TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
+TEST_F(CudaRunnerTest, DeviceFaultIsReportedAsDeviceLoss) {
   Stage stage(true);
   ASSERT_TRUE(stage.Start(Fixture()).ok());
   ASSERT_TRUE(stage.Generate(0, {5, 6}, 2).ok());
@@ -619,12 +619,12 @@ TEST_F(CudaRunnerTest, AFaultOnTheDeviceIsReportedAsItsLoss) {
       {.where = "kernel:linear_scalar", .error = cudaErrorIllegalAddress, .sticky = true});
   const absl::Status status = stage.Generate(1, {5, 6, 7}, 2).status();
   EXPECT_TRUE(IsDeviceLost(status)) << status;
-  // It stays lost.
+  // The device stays lost.
   EXPECT_TRUE(IsDeviceLost(stage.Generate(2, {5}, 1).status()));
   cuda_emulator::Reset();
 }
 
-TEST_F(CudaRunnerTest, WhatCannotBeCapturedRunsWithoutAGraph) {
+TEST_F(CudaRunnerTest, UncapturableStepsRunWithoutAGraph) {
   Stage with(true);
   Stage without(true);
   ASSERT_TRUE(with.Start(Fixture()).ok());
@@ -641,7 +641,8 @@ TEST_F(CudaRunnerTest, WhatCannotBeCapturedRunsWithoutAGraph) {
   EXPECT_EQ(without.cuda().graph_steps(), 0u);
 }
 
-// The logits of a prompt and six decode tokens of a mixture, and how the steps ran.
+// The logits of a prompt and six decode tokens of a mixture-of-experts model, and the execution
+// mode of the steps.
 struct MixtureRun {
   std::vector<std::int32_t> tokens;
   std::vector<float> logits;  // of the last step
@@ -677,9 +678,9 @@ MixtureRun RunMixture(const formats::ModelFiles& files, const Mixture& mixture, 
   return run;
 }
 
-// Plain matrices, codes of every kind, biases, f32. A capture refuses every wait of the host, so a
-// graph shows that there is none.
-TEST_F(CudaRunnerTest, MixturesRunAsGraphs) {
+// Covers unquantized matrices, quantized weights of every kind, biases and f32. A capture rejects
+// every host wait, so a graph proves that there is none.
+TEST_F(CudaRunnerTest, MixtureOfExpertsRunsAsGraphs) {
   const Mixture mixtures[] = {{"qwen3-moe-bf16"},
                               {"mixtral-bf16"},
                               {"deepseek-v3-bf16"},
@@ -701,7 +702,7 @@ TEST_F(CudaRunnerTest, MixturesRunAsGraphs) {
     EXPECT_EQ(
         std::memcmp(with.logits.data(), without.logits.data(), with.logits.size() * sizeof(float)),
         0);
-    // As many in every mixture, whatever the number of its experts (4 or 8 here).
+    // The count is equal for every model, whatever the number of experts (4 or 8 here).
     const bool is_f32 = mixture.dtype == DType::kF32;
     for (const MixtureRun& run : {with, without}) {
       const std::uint64_t count = run.launches.at(is_f32 ? "router" : "route");
@@ -716,14 +717,14 @@ TEST_F(CudaRunnerTest, MixturesRunAsGraphs) {
 
 using Launches = std::map<std::string, std::uint64_t>;
 
-// Every kernel of `more` as often as `less` has it not.
+// Returns the launches of `more` minus those of `less`, per kernel.
 Launches Beyond(Launches more, const Launches& less) {
   for (const auto& [kernel, count] : less) more[kernel] -= count;
   std::erase_if(more, [](const auto& entry) { return entry.second == 0; });
   return more;
 }
 
-// Shapes that the kernels of tensor cores take. `experts` 0: dense.
+// A config with shapes that tensor core kernels accept. `experts` 0 means dense.
 std::string CountedConfig(int layers, int experts, bool norms_heads) {
   return absl::StrCat(
       R"({"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
@@ -740,8 +741,8 @@ std::string CountedConfig(int layers, int experts, bool norms_heads) {
                     : R"(, "architectures": ["LlamaForCausalLM"], "model_type": "llama"})");
 }
 
-// One token more in each of the first `rows` rows, which have `cached`. Nothing of the step has run
-// before the host asks for its result, so the host has waited for none of it.
+// Decodes one more token in each of the first `rows` rows, which have `cached` tokens. No work of
+// the step runs before the host asks for its result, so the host does not wait for any.
 void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
   StepBatch batch;
   std::vector<cache::RowStep> steps;
@@ -766,7 +767,7 @@ void Decode(Stage& stage, std::uint32_t rows, std::uint32_t cached) {
   ASSERT_TRUE(stage.runner().Collect().ok());
 }
 
-// Of the third decode step of `rows` sequences.
+// Counts the launches of the third decode step of `rows` sequences.
 Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool graphs,
                           Quantization quantization = Quantization::kAuto) {
   EditableFiles files;
@@ -790,9 +791,9 @@ Launches LaunchesOfDecode(const std::string& config, std::uint32_t rows, bool gr
   return Beyond(cuda_emulator::LaunchCounts(), before);
 }
 
-// Kernels and not bytes bound a small batch, so what a layer launches is held, and what a step
-// launches beside its layers.
-TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
+// Launches and not bytes limit a small batch, so the test fixes the launches per layer and per
+// step.
+TEST_F(CudaRunnerTest, DecodeStepLaunchCountsAreFixed) {
   const Launches attention = {{"rms_norm", 2}, {"attention decode sm_90a", 1}, {"linear", 2}};
   Launches dense = attention;
   dense["linear"] += 2;  // gate and up with their product, and down
@@ -816,8 +817,8 @@ TEST_F(CudaRunnerTest, LaunchesOfADecodeStepAreHeld) {
   }
 }
 
-// Beyond the rows that the last block of a launch goes on with, there are more.
-TEST_F(CudaRunnerTest, LaunchesOfMoreRowsAreHeld) {
+// The batch exceeds the rows that the last block of a launch handles, so there are more launches.
+TEST_F(CudaRunnerTest, LaunchCountsOfMoreRowsAreFixed) {
   const std::tuple<int, std::uint32_t, std::uint64_t> cases[] = {
       {0, 8, 7}, {0, 9, 8}, {8, 8, 8}, {8, 9, 9}, {8, 17, 11}, {8, 33, 12}};
   for (const auto& [experts, rows, want] : cases) {
@@ -830,8 +831,8 @@ TEST_F(CudaRunnerTest, LaunchesOfMoreRowsAreHeld) {
   }
 }
 
-// As many as of bf16.
-TEST_F(CudaRunnerTest, LaunchesOfCodedLayersAreHeld) {
+// The number of launches equals that of bf16.
+TEST_F(CudaRunnerTest, LaunchCountsOfQuantizedLayersAreFixed) {
   using enum Quantization;
   const std::tuple<Quantization, int, std::uint32_t, std::uint64_t> cases[] = {
       {kInt4G32, 0, 1, 7}, {kInt4G32, 0, 8, 7},   {kInt4G32, 0, 9, 8}, {kInt4G32, 4, 1, 8},
@@ -847,7 +848,7 @@ TEST_F(CudaRunnerTest, LaunchesOfCodedLayersAreHeld) {
   }
 }
 
-TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
+TEST_F(CudaRunnerTest, ReportsTooLittleMemoryWithFigures) {
   Stage stage(true);
   ASSERT_TRUE(stage.Load(Fixture()).ok());
   ASSERT_TRUE(stage.MakePool().ok());
@@ -855,7 +856,7 @@ TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
   const absl::Status status = stage.MakeRunner(Options(DType::kF32));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
 
-  // The graphs would not find room later.
+  // Later the graphs would not fit.
   ASSERT_TRUE(stage.MakeRunner(Options(DType::kF32)).ok());
   const RunnerMemory memory = stage.cuda().memory();
   Stage full(true);
@@ -872,10 +873,10 @@ TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
   EXPECT_TRUE(full.MakeRunner(Options(DType::kF32)).ok());
 }
 
-TEST_F(CudaRunnerTest, WeightsThatAreNotFiniteAreNamed) {
+TEST_F(CudaRunnerTest, NamesNonFiniteWeights) {
   EditableFiles files("models/llama-mha-f32");
   std::string tensors = files.Get("model.safetensors");
-  // The last element of the file becomes a NaN.
+  // The last element of the file becomes NaN.
   for (std::size_t i = tensors.size() - 4; i < tensors.size(); ++i) tensors[i] = '\x7f';
   tensors[tensors.size() - 2] = '\xff';
   files.Set("model.safetensors", tensors);

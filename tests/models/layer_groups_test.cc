@@ -25,7 +25,7 @@ ModelSpec SpecOf(const std::vector<std::uint32_t>& windows, std::uint32_t max_po
   return spec;
 }
 
-// Every `period`-th of `layers` reads everything.
+// Every `period`-th of `layers` layers has no window.
 std::vector<std::uint32_t> Windows(std::size_t layers, std::size_t period, std::uint32_t window) {
   std::vector<std::uint32_t> windows(layers, window);
   for (std::size_t i = period - 1; i < layers; i += period) windows[i] = 0;
@@ -64,7 +64,7 @@ TEST(LayerGroupsTest, ShapesOfPublishedModels) {
   }
 }
 
-TEST(LayerGroupsTest, LayersAreFilledInTheirOrder) {
+TEST(LayerGroupsTest, AssignsLayersInOrder) {
   const LayerGroups layers = Plan({8, 8, 0, 8, 8, 0});
   EXPECT_EQ(layers.slots, 2u);
   const std::vector<LayerPlace> places = {{0, 0}, {0, 1}, {1, 0}, {2, 0}, {2, 1}, {1, 1}};
@@ -75,7 +75,7 @@ TEST(LayerGroupsTest, LayersAreFilledInTheirOrder) {
   EXPECT_EQ(CacheGroupsOf(layers)[2].window, 8u);
 }
 
-TEST(LayerGroupsTest, EveryLayerHasAPlaceOfItsOwnAndFewSlotsStayUnused) {
+TEST(LayerGroupsTest, EveryLayerHasItsOwnSlotAndFewAreUnused) {
   std::mt19937 engine(5);
   const auto random = [&] { return static_cast<std::uint32_t>(engine()); };
   for (int round = 0; round < 500; ++round) {
@@ -116,12 +116,12 @@ TEST(LayerGroupsTest, EveryLayerHasAPlaceOfItsOwnAndFewSlotsStayUnused) {
   }
 }
 
-TEST(LayerGroupsTest, AWindowAsLongAsTheContextIsNone) {
+TEST(LayerGroupsTest, WindowOfTheContextLengthCountsAsNone) {
   const ModelSpec spec = SpecOf({0, 512, 512, 0}, 512);
   EXPECT_EQ(PlanLayerGroups(spec), Plan({0, 0, 0, 0}));
 }
 
-TEST(LayerGroupsTest, APageHasTheLayersOfOneGroup) {
+TEST(LayerGroupsTest, PageContainsTheLayersOfOneGroup) {
   EXPECT_EQ(KvGeometryFor(SpecOf({8, 0, 8, 0}), 16, DType::kF32, 4)->num_layers, 2u);
   EXPECT_EQ(KvGeometryFor(SpecOf({0, 0, 0, 0}), 16, DType::kF32, 4)->num_layers, 4u);
 }

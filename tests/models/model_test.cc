@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(LoadModelTest, FillsTheFactsThatClientsSee) {
+TEST(LoadModelTest, FillsTheModelInformation) {
   TestBackend cpu(2);
   const auto model =
       LoadModel(TestDataPath("models/llama-theta500k-multieos-bf16"), cpu.backend, {});
@@ -32,7 +32,7 @@ TEST(LoadModelTest, FillsTheFactsThatClientsSee) {
   EXPECT_THAT((*model)->source, testing::EndsWith("llama-theta500k-multieos-bf16"));
 }
 
-// The plan is made from headers alone and holds to the byte.
+// The plan uses headers only and is exact to the byte.
 TEST(LoadModelTest, MemoryPlanIsExact) {
   TestBackend cpu;
   for (const char* folder : {"llama-bias-bf16", "llama-mha-f32", "llama-untied-f16",
@@ -61,7 +61,7 @@ TEST(LoadModelTest, MemoryPlanIsExact) {
   }
 }
 
-TEST(LoadModelTest, WeightLimitIsCheckedBeforeLoading) {
+TEST(LoadModelTest, ChecksTheWeightLimitBeforeLoading) {
   TestBackend cpu;
   const auto files = formats::ModelFiles::FromDirectory(TestDataPath("models/tiny_base"));
   const auto whole = LoadModel(*files, cpu.backend, {});
@@ -73,7 +73,7 @@ TEST(LoadModelTest, WeightLimitIsCheckedBeforeLoading) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr(absl::StrCat(bytes)));
 }
 
-TEST(LoadModelTest, TiedHeadInTheFileIsIgnoredWithAWarningWhenItDiffers) {
+TEST(LoadModelTest, IgnoresATiedHeadAndWarnsIfItDiffers) {
   TestBackend cpu;
   EditableFiles files("models/llama-extra-buffers-bf16");
   const auto equal = LoadModel(files.Files(), cpu.backend, {});
@@ -93,8 +93,8 @@ TEST(LoadModelTest, TiedHeadInTheFileIsIgnoredWithAWarningWhenItDiffers) {
   EXPECT_THAT((*differs)->warnings, testing::Contains(HasSubstr("lm_head.weight")));
 }
 
-// Files with parts of different types are legal; nothing may be rounded on the way.
-TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
+// Files with parts of different types are legal, and no value may be rounded.
+TEST(LoadModelTest, WidensPartsOfDifferentTypes) {
   TestBackend cpu;
   EditableFiles files("models/tiny_base");
   const std::string file = files.Get("model.safetensors");
@@ -106,7 +106,7 @@ TEST(LoadModelTest, PartsOfDifferentTypesAreWidened) {
     std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
     std::string type = tensor.type;
     if (tensor.name == "model.layers.0.self_attn.k_proj.weight") {
-      // bf16 as f32: two zero bytes below each value.
+      // bf16 as f32 has two zero bytes below each value.
       std::string wide;
       for (std::size_t i = 0; i < bytes.size(); i += 2) {
         wide.append(2, '\0');
@@ -146,7 +146,7 @@ TEST(KvGeometryTest, PagesFromBytes) {
   EXPECT_EQ(*NumBlocksForBytes(*geometry, 10 * page + page - 1), 10u);
   EXPECT_THAT(std::string(NumBlocksForBytes(*geometry, 2 * page - 1).status().message()),
               HasSubstr(absl::StrCat(page, " bytes")));
-  // Rows of a view end at 2^31, whatever memory there is.
+  // Rows of a view end at 2^31, whatever the memory size.
   const auto most = NumBlocksForBytes(*geometry, std::int64_t{1} << 62);
   ASSERT_TRUE(most.ok());
   EXPECT_EQ(*most, geometry->max_num_blocks());
@@ -171,7 +171,7 @@ TEST(KvGeometryTest, PagesWithTheirPrefixIndexFromBytes) {
     EXPECT_EQ(*NumBlocksWithIndex(options, bytes(num_blocks)), num_blocks);
     EXPECT_EQ(*NumBlocksWithIndex(options, bytes(num_blocks + 1) - 1), num_blocks);
   }
-  // Two pages alone would fit.
+  // Without the index, two pages would fit.
   EXPECT_THAT(std::string(NumBlocksWithIndex(options, bytes(2) - 1).status().message()),
               testing::MatchesRegex("kv cache of [0-9]+ bytes is too small: 2 pages take [0-9]+ "
                                     "bytes and their prefix index [0-9]+"));

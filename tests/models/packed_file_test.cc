@@ -1,4 +1,4 @@
-// Packed weights kept between starts.
+// Packed weights that are cached between starts.
 
 #include "runtime/packed_file.h"
 
@@ -66,7 +66,7 @@ class PackedFileTest : public testing::Test {
     return PackedFilePath(directory, {model.fingerprint, model.quantization});
   }
 
-  // Lines of the log since the last call.
+  // Returns the lines of the log since the last call.
   std::string TakeLog() {
     EXPECT_TRUE(log::Flush(absl::Seconds(20)));
     const std::string all = ReadWhole(directory_ + "/log");
@@ -103,8 +103,8 @@ class PackedFileTest : public testing::Test {
     EXPECT_EQ(a.weights->final_norm()[3], b.weights->final_norm()[3]);
   }
 
-  // What is wrong with the file, and that it is made again, once.
-  void ExpectMadeAgain(const Model& first, const std::string& why) {
+  // Expects that the file's fault is logged and that the file is rebuilt once.
+  void ExpectRebuilt(const Model& first, const std::string& why) {
     const std::string path = PathOf(packed_dir(), first);
     TakeLog();
     const auto model = Load();
@@ -122,7 +122,7 @@ class PackedFileTest : public testing::Test {
   std::size_t log_read_ = 0;
 };
 
-TEST_F(PackedFileTest, TheSecondStartReadsWhatTheFirstPacked) {
+TEST_F(PackedFileTest, SecondStartReadsThePackedFile) {
   for (const char* folder : {"llama-bias-bf16", "llama-mha-f32", "llama-untied-f16"}) {
     for (const Quantization quantization :
          {Quantization::kNone, Quantization::kInt8, Quantization::kInt4G32}) {
@@ -143,15 +143,15 @@ TEST_F(PackedFileTest, TheSecondStartReadsWhatTheFirstPacked) {
             9);
 }
 
-TEST_F(PackedFileTest, AFileOfAnotherModelIsMadeAgain) {
+TEST_F(PackedFileTest, RebuildsAFileOfAnotherModel) {
   const auto other = Load("llama-theta500k-multieos-bf16", Quantization::kInt4G32);
   const auto model = Load();
   std::filesystem::copy_file(PathOf(packed_dir(), *other), PathOf(packed_dir(), *model),
                              std::filesystem::copy_options::overwrite_existing);
-  ExpectMadeAgain(*model, absl::StrCat("fingerprint ", other->fingerprint));
+  ExpectRebuilt(*model, absl::StrCat("fingerprint ", other->fingerprint));
 }
 
-TEST_F(PackedFileTest, DamagedFilesAreMadeAgain) {
+TEST_F(PackedFileTest, RebuildsDamagedFiles) {
   const auto model = Load();
   const std::string path = PathOf(packed_dir(), *model);
   const std::string good = ReadWhole(path);
@@ -182,13 +182,13 @@ TEST_F(PackedFileTest, DamagedFilesAreMadeAgain) {
   for (const auto& [why, bytes] : cases) {
     SCOPED_TRACE(why);
     WriteWhole(path, bytes);
-    ExpectMadeAgain(*model, why);
+    ExpectRebuilt(*model, why);
     EXPECT_EQ(ReadWhole(path), good);
   }
 }
 
-// Nothing writes to the FIFO: an open that waits would never return.
-TEST_F(PackedFileTest, AFifoIsNoFileAndNotWaitedFor) {
+// Nothing writes to the FIFO, so a blocking open would never return.
+TEST_F(PackedFileTest, DoesNotWaitForAFifo) {
   const auto model = Load();
   const std::string path = PathOf(packed_dir(), *model);
   std::filesystem::remove(path);
@@ -199,7 +199,7 @@ TEST_F(PackedFileTest, AFifoIsNoFileAndNotWaitedFor) {
               HasSubstr(path));
 }
 
-TEST_F(PackedFileTest, ADirectoryThatCannotBeWrittenIsOneWarning) {
+TEST_F(PackedFileTest, UnwritableDirectoryWarnsOnce) {
   std::filesystem::remove_all(packed_dir());
   TakeLog();
   const auto model = Load();
@@ -209,18 +209,19 @@ TEST_F(PackedFileTest, ADirectoryThatCannotBeWrittenIsOneWarning) {
   std::filesystem::create_directories(packed_dir());
 }
 
-TEST_F(PackedFileTest, AWriteThatFailsLeavesNothingBehind) {
+TEST_F(PackedFileTest, FailedWriteLeavesNoFiles) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
   const PackedFileKey key{"f", "int8"};
   const std::string path = PackedFilePath(packed_dir(), key);
-  std::filesystem::create_directories(path + "/in_the_way");  // the rename fails
+  std::filesystem::create_directories(path + "/in_the_way");  // makes the rename fail
   const absl::Status status = WritePackedFile(path, key, model->weights->Sections(), cpu_.backend);
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot rename"));
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
 
-// A folder without the right to read it can be written and not opened, so not synchronised either.
-TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept) {
+// A folder without read permission can be written but not opened, so it cannot be synchronized
+// either.
+TEST_F(PackedFileTest, UnsynchronizableFolderWarnsAndKeepsTheFile) {
   const auto model = Load("llama-mha-f32", Quantization::kInt8);
   const PackedFileKey key{"f", "int8"};
   const std::string path = PackedFilePath(packed_dir(), key);
@@ -228,7 +229,7 @@ TEST_F(PackedFileTest, AFolderThatCannotBeSynchronisedIsAWarningAndTheFileIsKept
   constexpr uid_t kNobody = 65534;
   std::filesystem::permissions(
       packed_dir(), std::filesystem::perms::owner_write | std::filesystem::perms::owner_exec);
-  if (user == 0) {  // who may read every folder
+  if (user == 0) {  // root can read every folder
     ASSERT_EQ(chown(packed_dir().c_str(), kNobody, static_cast<gid_t>(-1)), 0);
     ASSERT_EQ(seteuid(kNobody), 0);
   }
@@ -249,14 +250,14 @@ TEST_F(PackedFileTest, OneOfSeveralWritersWrites) {
   EXPECT_TRUE(
       absl::IsAborted(WritePackedFile(path, key, model->weights->Sections(), cpu_.backend)));
   close(fd);
-  // What a process that died left behind is not in the way.
+  // Leftovers of a process that died do not block the writer.
   WriteWhole(path + ".tmp", std::string(1 << 20, 'x'));
   EXPECT_TRUE(WritePackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
   EXPECT_TRUE(ReadPackedFile(path, key, model->weights->Sections(), cpu_.backend).ok());
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
 }
 
-TEST_F(PackedFileTest, ConcurrentStartsAllHaveTheSameWeights) {
+TEST_F(PackedFileTest, ConcurrentStartsHaveEqualWeights) {
   const auto expected = LoadModel(TestDataPath("models/llama-bias-bf16"), cpu_.backend,
                                   {.quantization = Quantization::kInt4G32});
   ASSERT_TRUE(expected.ok());

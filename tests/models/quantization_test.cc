@@ -1,4 +1,4 @@
-// Weights held as integers: their forms, bytes and values, and what is refused.
+// Weights quantized at load: their formats, bytes and values, and rejections.
 
 #include "models/weights/quantization.h"
 
@@ -42,15 +42,15 @@ formats::ModelFiles Folder(absl::string_view name) {
   return *formats::ModelFiles::FromDirectory(TestDataPath(absl::StrCat("models/", name)));
 }
 
-TEST(QuantizationTest, NamesAreTheirOwn) {
+TEST(QuantizationTest, NamesAreDistinct) {
   for (const Quantization quantization : kAllQuantizations) {
     EXPECT_EQ(QuantizationFromName(QuantizationName(quantization)), quantization);
   }
   EXPECT_EQ(QuantizationFromName("int4"), std::nullopt);
 }
 
-// Every weight is within half a step of the original, the step being what the format can hold at
-// best: the largest magnitude of its group over 127, or, of 4 bits, over 7.
+// Every weight is within half a step of the original. The best possible step is the largest
+// magnitude of its group divided by 127, or by 7 for 4 bits.
 void ExpectClose(const PackedLinear& got, const PackedLinear& want) {
   ASSERT_EQ(got.n(), want.n());
   ASSERT_EQ(got.k(), want.k());
@@ -64,7 +64,7 @@ void ExpectClose(const PackedLinear& got, const PackedLinear& want) {
       }
       for (std::uint32_t k = begin; k < begin + got.group(); ++k) {
         const float difference = got.At(n, k) - want.At(n, k);
-        // A search for the least error may cut the largest of a group of 4 bits off.
+        // The search for the least error may clip the largest value of a 4-bit group.
         const float steps = got.format() == WeightFormat::kInt4 ? 2.0f : 0.6f;
         ASSERT_LE(std::fabs(difference), steps * largest / most) << n << " " << k;
         error += double{difference} * difference;
@@ -72,12 +72,12 @@ void ExpectClose(const PackedLinear& got, const PackedLinear& want) {
       }
     }
   }
-  // Of normally distributed weights 4 bits lose about 0.08, 8 bits less than 0.01.
+  // Normally distributed weights lose about 0.08 at 4 bits and less than 0.01 at 8 bits.
   EXPECT_LT(std::sqrt(error / total), got.format() == WeightFormat::kInt4 ? 0.13 : 0.012);
   EXPECT_GT(error, 0) << "nothing was rounded";
 }
 
-TEST(QuantizationTest, MatricesAndHeadAreConvertedAndNothingElse) {
+TEST(QuantizationTest, ConvertsMatricesAndHeadOnly) {
   const TestBackend cpu(2);
   for (const char* folder : kFolders) {
     const auto plain = Load(Folder(folder), cpu, Quantization::kNone);
@@ -122,7 +122,7 @@ TEST(QuantizationTest, MatricesAndHeadAreConvertedAndNothingElse) {
   }
 }
 
-// The plan is made from headers alone and holds to the byte.
+// The plan uses headers only and is exact to the byte.
 TEST(QuantizationTest, MemoryPlanIsExact) {
   const TestBackend cpu;
   std::map<std::string, std::int64_t> of_none;
@@ -157,8 +157,8 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
   }
 }
 
-// What the plan says of scratch memory is what a runner reserves, and steps need no more of it.
-TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
+// The planned scratch memory equals a runner's reservation, and steps need no more.
+TEST(QuantizationTest, PlannedWorkspaceEqualsTheReservation) {
   const RunnerOptions options = {.max_rows = 4, .max_step_tokens = 40};
   for (const Quantization quantization :
        {Quantization::kNone, Quantization::kInt8, Quantization::kInt4G32}) {
@@ -193,7 +193,7 @@ TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
         for (const std::uint32_t rows : {1u, 9u, options.max_step_tokens}) {
           ASSERT_TRUE(ApplyLinear(cpu.backend, *linear,
                                   {.x = x.data(),
-                                   .weight = nullptr,  // filled in
+                                   .weight = nullptr,  // set below
                                    .y = y.data(),
                                    .x_stride = k,
                                    .y_stride = n,
@@ -206,8 +206,9 @@ TEST(QuantizationTest, PlannedWorkspaceIsWhatARunnerReserves) {
   }
 }
 
-// Blocks as integers, as f32, and rounded again; mixtures make several matrices of one slot.
-TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
+// Blocks are kept as integers, widened to f32, or requantized. Mixed block types split one slot
+// into several matrices.
+TEST(QuantizationTest, KeepsGgufBlocksInTheRequestedFormat) {
   const TestBackend cpu(2);
   const std::pair<const char*, const char*> cases[] = {
       {"llama-q4_0", "int4_g32"},      {"llama-q4_1", "int4_g32_min"},
@@ -241,7 +242,7 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
           has_several |= layer.qkv.matrices.size() > 1;
         }
       }
-      // Q8_0 and Q5_0 are int8_g32 already.
+      // Q8_0 and Q5_0 already are int8_g32.
       const bool rounds_again =
           quantization == Quantization::kInt8G32 && absl::string_view(form) != "int8_g32";
       EXPECT_EQ(warned, rounds_again) << QuantizationName(quantization);
@@ -250,7 +251,7 @@ TEST(QuantizationTest, BlocksOfGgufFilesAreHeldAsAsked) {
   EXPECT_TRUE(has_several) << "no mixture of block types in q, k and v";
 }
 
-TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
+TEST(QuantizationTest, RejectsMatricesUnsuitableForAFormatByName) {
   const TestBackend cpu;
   const auto message = [&](const char* folder, Quantization quantization) {
     const auto model = LoadModel(Folder(folder), cpu.backend, {.quantization = quantization});
@@ -263,15 +264,15 @@ TEST(QuantizationTest, MatricesThatAFormatCannotHoldAreRefusedByName) {
                 "model.quantization int4_g64 needs a multiple of 64 inputs, this matrix has 96"));
   EXPECT_THAT(message("llama-mha-f32", Quantization::kInt8G128),
               testing::AllOf(HasSubstr("multiple of 128 inputs"), HasSubstr("this matrix has 64")));
-  // A scale per feature takes any number of inputs, but the head has groups of 32.
+  // A scale per feature supports any number of inputs, but the head has groups of 32.
   EXPECT_THAT(message("tiny_base", Quantization::kInt8),
               HasSubstr("embed_tokens.weight: model.quantization int8 holds the output head as "
                         "int8_g32, which needs a multiple of 32 inputs, this matrix has 8"));
 }
 
-// Codes of eight bits take half of bf16 and a scale of f16 for 32 of them; matrices are padded to
-// 128 outputs and 64 inputs.
-TEST(QuantizationTest, PlansOfGpusCountWhatIsHeld) {
+// Quantized weights of eight bits take half the bytes of bf16, plus an f16 scale for 32 of them.
+// Matrices are padded to 128 outputs and 64 inputs.
+TEST(QuantizationTest, GpuPlansCountTheStoredBytes) {
   const auto bytes = [](Quantization quantization) {
     const auto plan = PlanDeviceMemory(
         Folder("llama-bias-bf16"),
@@ -293,7 +294,7 @@ TEST(QuantizationTest, PlansOfGpusCountWhatIsHeld) {
                         "has 96"));
 }
 
-TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {
+TEST(QuantizationTest, RejectsNonFiniteValues) {
   const TestBackend cpu(2);
   EditableFiles files("models/llama-gqa-tied-bf16");
   std::string weights = files.Get("model.safetensors");
@@ -301,7 +302,7 @@ TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {
   const formats::StoredTensor* tensor = checkpoint->Find("model.layers.1.mlp.down_proj.weight");
   const std::size_t offset = static_cast<std::size_t>(
       reinterpret_cast<const char*>(tensor->bytes.data()) - files.Get("model.safetensors").data());
-  weights[offset + 2 * 777 + 1] = '\x7f';  // 0x7f80 and above
+  weights[offset + 2 * 777 + 1] = '\x7f';  // makes it 0x7f80 or above
   weights[offset + 2 * 777] = '\xc0';
   files.Set("model.safetensors", weights);
   const auto model =
@@ -311,8 +312,8 @@ TEST(QuantizationTest, ValuesThatAreNotFiniteAreRefused) {
                              HasSubstr("element 777"), HasSubstr("nan")));
 }
 
-// bf16 reaches further than the f16 of a group's scale.
-TEST(QuantizationTest, ScalesBeyondF16AreRefused) {
+// The range of bf16 exceeds that of the f16 group scale.
+TEST(QuantizationTest, RejectsScalesOutsideTheRangeOfF16) {
   const TestBackend cpu;
   EditableFiles files("models/llama-gqa-tied-bf16");
   std::string weights = files.Get("model.safetensors");

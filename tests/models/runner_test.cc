@@ -34,7 +34,7 @@ kernels::SamplingRow Greedy(std::int32_t num_logprobs = 0) {
   return row;
 }
 
-// A model behind the cache manager, as the engine has it.
+// A model with the cache manager, as in the engine.
 class RunnerTest : public testing::Test {
  protected:
   void SetUp() override { Load("models/llama-gqa-tied-bf16"); }
@@ -106,8 +106,8 @@ class RunnerTest : public testing::Test {
     return sampled;
   }
 
-  // A sound batch of one row of three tokens, to be broken.
-  StepBatch SoundBatch() {
+  // Returns a valid batch of one row of three tokens, which tests then break.
+  StepBatch ValidBatch() {
     EXPECT_TRUE(cache_->Reserve(BatchRow{1}, 3).ok());
     const cache::RowStep step{BatchRow{1}, 0, 3};
     StepBatch batch;
@@ -129,8 +129,8 @@ class RunnerTest : public testing::Test {
   Heartbeat* heartbeat_ = nullptr;  // of the next batches
 };
 
-TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
-  const StepBatch sound = SoundBatch();
+TEST_F(RunnerTest, RejectsBrokenBatchesWithTheReason) {
+  const StepBatch sound = ValidBatch();
   ASSERT_TRUE(runner_->Run(sound).ok()) << runner_->Run(sound);
   ASSERT_TRUE(runner_->Collect().ok());
   const std::pair<const char*, std::function<void(StepBatch&)>> cases[] = {
@@ -178,7 +178,7 @@ TEST_F(RunnerTest, BrokenBatchesAreRefusedAndSayWhy) {
   }
 }
 
-TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
+TEST_F(RunnerTest, ChecksOptionsAndPool) {
   const std::pair<const char*, RunnerOptions> cases[] = {
       {"max_rows is 0", {.max_rows = 0, .max_step_tokens = 8}},
       {"max_step_tokens is 0", {.max_rows = 1, .max_step_tokens = 0}},
@@ -199,15 +199,15 @@ TEST_F(RunnerTest, OptionsAndPoolAreChecked) {
       HasSubstr("kv pool has 2 layers of 3 heads"));
 }
 
-TEST_F(RunnerTest, WorkspaceIsTheOneOfThePlan) {
+TEST_F(RunnerTest, WorkspaceEqualsThePlan) {
   EXPECT_EQ(runner_->workspace_bytes(),
             PlanWorkspaceBytes(model_->spec, DefaultOptions(), CodedMatrices{}));
   EXPECT_EQ(cpu_.backend.scratch_bytes(), 0);
 }
 
-// The prompt logprob and the logprob of a sample are one number for a token under equal logits.
+// Under equal logits, a token has the same prompt log-probability and sample log-probability.
 TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
-  StepBatch batch = SoundBatch();
+  StepBatch batch = ValidBatch();
   batch.logits_tokens = {0, 1, 2};
   batch.samples.clear();
   batch.prompt_logprobs.clear();
@@ -238,8 +238,8 @@ TEST_F(RunnerTest, SamplesAndLogprobsAgree) {
   }
 }
 
-// More rows of logits than fit one block of the head.
-TEST_F(RunnerTest, LogitsOfManyTokensComeInBlocks) {
+// The logits have more rows than one block of the head.
+TEST_F(RunnerTest, ComputesLogitsOfManyTokensInBlocks) {
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 90; ++i) tokens.push_back((i * 37 + 5) % 300);
   ASSERT_TRUE(cache_->Reserve(BatchRow{2}, 90).ok());
@@ -279,12 +279,12 @@ TEST_F(RunnerTest, IdsWithoutTextAreNeverSampled) {
   options.text_vocab = static_cast<std::uint32_t>(favourite);
   Load("models/llama-gqa-tied-bf16", options);
   EXPECT_LT(Generate(0, prompt, 1)[0], favourite);
-  options.text_vocab = 1000;  // a tokenizer that knows more ids than the model has rows
+  options.text_vocab = 1000;  // the tokenizer has more ids than the model has rows
   Load("models/llama-gqa-tied-bf16", options);
   EXPECT_EQ(Generate(0, prompt, 1)[0], favourite);
 }
 
-// Large but finite weights can still overflow; the row is flagged and the others go on.
+// Large finite weights can still overflow. The row is flagged and the others continue.
 TEST_F(RunnerTest, NonFiniteLogitsAreFlagged) {
   EditableFiles files("models/tiny_base");
   const auto checkpoint = Checkpoint::Open(files.Files());
@@ -304,7 +304,7 @@ TEST_F(RunnerTest, NonFiniteLogitsAreFlagged) {
   EXPECT_EQ(token->token, -1);
 }
 
-// Each beat looks at the clock once.
+// Each heartbeat reads the clock once.
 class CountingClock final : public Clock {
  public:
   absl::Time Now() const override {
@@ -318,7 +318,7 @@ class CountingClock final : public Clock {
   mutable std::size_t looks_ = 0;
 };
 
-TEST_F(RunnerTest, AStepBeatsAfterEveryLayer) {
+TEST_F(RunnerTest, StepSendsAHeartbeatAfterEveryLayer) {
   const CountingClock clock;
   Heartbeat heartbeat(&clock);
   const std::size_t before = clock.looks();
@@ -326,10 +326,11 @@ TEST_F(RunnerTest, AStepBeatsAfterEveryLayer) {
   EXPECT_EQ(clock.looks(), before);
   heartbeat_ = &heartbeat;
   ASSERT_TRUE(Advance(0, {1, 2, 3}, 2, 1).ok());
-  EXPECT_EQ(clock.looks(), before + model_->spec.layers.size() + 1);  // and after the head
+  EXPECT_EQ(clock.looks(), before + model_->spec.layers.size() + 1);  // one more after the head
 }
 
-// A shared prefix, a copied tail and a cleared page give the bits of a sequence on its own.
+// A shared prefix, a copied tail and a cleared page give results bitwise equal to those of a
+// separate sequence.
 TEST_F(RunnerTest, ForkedSequencesContinueLikeTheirParent) {
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 21; ++i) tokens.push_back(i * 7 + 3);
@@ -373,7 +374,7 @@ TEST_F(RunnerTest, SteadyStateStepsAllocateNothing) {
   EXPECT_EQ(AllocationCount() - before, 0);
 }
 
-TEST(StoryModelTest, TellsAStory) {
+TEST(StoryModelTest, GeneratesAStory) {
   TestBackend cpu(2);
   const std::string directory = paths::Source("assets/story");
   const auto tokenizer = text::Tokenizer::Load(directory);

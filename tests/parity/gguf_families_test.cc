@@ -505,7 +505,7 @@ TEST(GgufFamiliesRuleTest, WindowOfPhi3WithoutItsKey) {
 }
 
 // Made-up weights have the names and shapes of the files, those of experts, too.
-TEST(GgufFamiliesRuleTest, DummyWeightsAreAsLargeAsRealOnes) {
+TEST(GgufFamiliesRuleTest, DummyWeightsHaveRealSizes) {
   ThreadPool threads(2);
   const auto backend = kernels::Backend::Create(Device::Cpu(), &threads);
   ASSERT_TRUE(backend.ok());
