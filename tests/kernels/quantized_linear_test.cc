@@ -346,7 +346,7 @@ TEST(QuantizedOrderTest, IsTheProductOfInputsInThatOrder) {
   }
 }
 
-TEST(QuantizedShapeTest, RefusesWhatKernelsDoNotHave) {
+TEST(QuantizedShapeTest, RejectsUnsupportedShapes) {
   using enum WeightFormat;
   const std::vector<std::pair<QuantizedShape, std::string>> refused = {
       {{kPlain, 16, 64, 32}, "plain"},

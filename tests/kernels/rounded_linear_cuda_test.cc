@@ -194,7 +194,7 @@ TEST(LinearFp8Sm90Test, SmallSumsBehindLargeOnesCount) {
 }
 
 // A row has its bits in every tile, however K is divided among blocks.
-TEST(LinearFp8Sm90Test, RowsAloneHaveTheBitsOfThoseInManyBlocks) {
+TEST(LinearFp8Sm90Test, SingleRowsEqualThoseInManyBlocksBitwise) {
   const CudaBackend cuda;
   constexpr std::uint32_t kN = 136;
   for (const std::uint32_t k : {200u, 600u}) {
@@ -216,7 +216,7 @@ TEST(LinearFp8Sm90Test, RowsAloneHaveTheBitsOfThoseInManyBlocks) {
   }
 }
 
-TEST(LinearFp8Sm90Test, OrderOfThreadsAndBlocksDoesNotShow) {
+TEST(LinearFp8Sm90Test, ThreadAndBlockOrderDoNotChangeBits) {
   const Quantized made = MakeQuantized(ByRows(129, 584, 128));
   for (const std::uint32_t rows : {7u, 260u}) {
     const Inputs in(rows, 129, 584, kBF16);
@@ -280,7 +280,7 @@ TEST(LinearFp8Sm90Test, RowsOverThePartialSumsLeaveTheCountersZero) {
 }
 
 // Decided while the matrix is packed, since it lies in another order then.
-TEST(LinearFp8Sm90Test, WithoutMapsOrClustersThePortableKernelRuns) {
+TEST(LinearFp8Sm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
   if (!cuda_emulator::IsEmulated()) GTEST_SKIP() << "needs an emulated driver";
   const CudaBackend cuda;
   const Quantized made = MakeQuantized(ByRows(130, 584, 128));

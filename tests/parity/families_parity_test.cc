@@ -104,7 +104,7 @@ TEST_P(FamiliesParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
 }
 
 // As in llama_parity_test.cc: int8 loses four times, fp8_e4m3 sixteen times what bf16 loses.
-TEST_P(FamiliesParityTest, QuantisedPagesLoseWhatTheirElementsLose) {
+TEST_P(FamiliesParityTest, QuantizedPagesLoseAtMostTheirElementError) {
   for (const auto& [dtype, times] : {std::pair{DType::kI8, 4}, {DType::kF8E4M3, 16}}) {
     const auto got = MustReplay({.kv_dtype = dtype, .threads = 2, .feed_reference = true});
     ASSERT_EQ(got.size(), reference_.prompts.size());

@@ -107,7 +107,7 @@ TEST_P(LlamaParityTest, Bf16PagesStayWithinTwiceTheRecordedError) {
 // A rounded element is off by 0.16 % of itself in bf16 (all in the mean square), by 0.6 % of what
 // is typical of its head in int8 (steps of 1/127 of the largest) and by 2.5 % of itself in
 // fp8_e4m3: 4 and 16 times as much. The bounds leave a factor of 2, as that of bf16 does.
-TEST_P(LlamaParityTest, QuantisedPagesLoseWhatTheirElementsLose) {
+TEST_P(LlamaParityTest, QuantizedPagesLoseAtMostTheirElementError) {
   for (const auto& [dtype, times] : {std::pair{DType::kI8, 4}, {DType::kF8E4M3, 16}}) {
     const auto got = MustReplay(files_, {.kv_dtype = dtype, .threads = 2, .feed_reference = true});
     const Deviation deviation = CompareLogits(got, reference_);
