@@ -1,7 +1,7 @@
 #pragma once
 
-// The story model of assets/ or a fixture, behind the very ModelRunner or CudaRunner that the
-// daemon links, for stress tests.
+// The story model of assets/ or a fixture, with the ModelRunner or CudaRunner that the daemon
+// links, for stress tests.
 
 #include <memory>
 #include <string>
@@ -13,11 +13,11 @@
 
 namespace quire::engine {
 
-// `threads` of the CPU backend.
+// `threads` is the thread count of the CPU backend.
 std::unique_ptr<StressModel> MakeStoryModel(
     int threads, models::Quantization quantization = models::Quantization::kAuto);
-// The model in a directory of testdata/models. Pages that are free when a step runs hold NaN.
-// On a GPU, f32 pages go with f32 activations and bf16 ones with bf16.
+// The model in a directory of testdata/models. Pages that are free when a step runs are NaN. On a
+// GPU, f32 pages are used with f32 activations and bf16 pages with bf16.
 std::unique_ptr<StressModel> MakeFixtureModel(const std::string& folder, int threads,
                                               DeviceKind device = DeviceKind::kCpu,
                                               DType kv_dtype = DType::kF32);
