@@ -29,7 +29,7 @@ class RunnerTest(unittest.TestCase):
     def stage(self, results, name):
         return next(stage for stage in results["stages"] if stage["name"] == name)
 
-    def test_all_is_well(self):
+    def test_successful_run(self):
         bundle = self.bundle()
         bundle.tests({"ATest": "exit 0", "AttentionSm90Test": "exit 0"})
         status, output, results, names = bundle.run("facts", "smoke", "tests")
@@ -55,7 +55,7 @@ class RunnerTest(unittest.TestCase):
                          ["make-model", "start", "1 stream", "32 streams", "128 streams", "stop"])
         self.assertIn("results/daemon-quired.log", names)
 
-    def test_a_daemon_that_ends_is_told(self):
+    def test_ended_daemon_is_reported(self):
         bundle = self.bundle()
         bundle.program("quire", 'test "$7" != health')
         bundle.program("quired", "test \"$1\" = --version && exit 0\necho 'error: bad'; exit 71")
@@ -63,7 +63,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(status, 1, output)
         self.assertIn("daemon start: FAILED, quired has ended: error: bad", output)
 
-    def test_no_driver_and_an_old_one_are_said_and_nothing_runs(self):
+    def test_missing_or_old_driver_is_reported_and_nothing_runs(self):
         for message in ("no CUDA driver is installed, this build needs one for CUDA 13.0",
                         "driver supports CUDA 12.4, this build needs 13.0",
                         "CUDA device 0 (Old) has compute capability 7.5, this build needs 8.0"):
@@ -74,7 +74,7 @@ class RunnerTest(unittest.TestCase):
             self.assertIn(f"device: FAILED, {message}", output)
             self.assertEqual(self.stage(results, "daemon")["skipped"], f"no device: {message}")
 
-    def test_a_bundle_for_another_target_is_refused(self):
+    def test_bundle_for_another_target_is_rejected(self):
         for archs, fits in (("80", False), ("80+ptx", True), ("90a", True), ("100", False)):
             status, output, _, _ = self.bundle(archs=archs).run("smoke")
             self.assertEqual(status, 0 if fits else 77, output)
@@ -91,7 +91,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.stage(results, "tests")["skipped"],
                          "2.0 GB of device memory are free, it needs 4")
 
-    def test_a_cut_bundle_is_refused(self):
+    def test_truncated_bundle_is_rejected(self):
         bundle = self.bundle()
         gpu_manifest.write(self.folder, "0 test", "90a")
         quired = self.folder / "quired"
@@ -105,7 +105,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(status, 65, output)
         self.assertIn("the bundle is cut: bundle.txt has no end", output)
 
-    def test_other_bytes_are_found(self):
+    def test_changed_bytes_are_detected(self):
         bundle = self.bundle()
         gpu_manifest.write(self.folder, "0 test", "90a")
         bundle.program("quired", "exit 1")
@@ -113,7 +113,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(status, 65, output)
         self.assertIn("the bundle is damaged: quired has other bytes", output)
 
-    def test_a_hang_and_a_crash_cost_one_item_each(self):
+    def test_hang_and_crash_fail_one_item_each(self):
         bundle = self.bundle()
         bundle.tests({"ATest": HANG, "BTest": "kill -SEGV $$", "CTest": "exit 0"})
         status, output, results, _ = bundle.run("--item-seconds", "1", "tests")
@@ -124,14 +124,14 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(items["ATest"]["why"], "no end within 1 s, killed")
         self.assertIn("ended by signal 11", items["BTest"]["why"])
 
-    def test_an_error_of_a_benchmark_is_a_failure(self):
+    def test_benchmark_error_is_a_failure(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps(DEVICE)}'", tiny="echo \"BM_B ERROR OCCURRED: 'bad'\"")
         status, output, _, _ = bundle.run("smoke")
         self.assertEqual(status, 1, output)
         self.assertIn("smoke BM_B/tiny/2: FAILED, BM_B ERROR OCCURRED: 'bad'", output)
 
-    def test_a_shape_without_memory_is_not_run_and_said(self):
+    def test_shape_without_memory_is_reported_and_not_run(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps(DEVICE)}'",
                       tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"")
@@ -141,7 +141,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "not run"})
         self.assertIn("BM_B/tiny/2: BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'", output)
 
-    def test_a_shape_that_needs_tensor_maps_is_skipped_elsewhere(self):
+    def test_shape_with_tensor_maps_is_skipped_on_other_devices(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps(DEVICE)}'",
                       tiny="echo \"BM_B ERROR OCCURRED: 'no tensor maps on this device'\"")
@@ -150,14 +150,14 @@ class RunnerTest(unittest.TestCase):
         verdicts = {item["name"]: item["verdict"] for item in self.stage(results, "smoke")["items"]}
         self.assertEqual(verdicts, {"BM_A/tiny/1": "passed", "BM_B/tiny/2": "skipped"})
 
-    def test_a_benchmark_that_says_nothing_has_failed(self):
+    def test_benchmark_without_output_has_failed(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps(DEVICE)}'", tiny="true")
         status, output, _, _ = bundle.run("smoke")
         self.assertEqual(status, 1, output)
         self.assertIn("nothing was logged; is the disk full?", output)
 
-    def test_a_shape_without_memory_hides_no_error(self):
+    def test_shape_without_memory_does_not_hide_errors(self):
         bundle = self.bundle()
         bundle.device(f"echo '{json.dumps(DEVICE)}'",
                       tiny="echo \"BM_B ERROR OCCURRED: 'out of device memory: 9 bytes'\"\n"
@@ -165,7 +165,7 @@ class RunnerTest(unittest.TestCase):
         status, output, _, _ = bundle.run("smoke")
         self.assertEqual(status, 1, output)
 
-    def test_answers_that_differ_and_a_daemon_that_does_not_answer_fail_the_stage(self):
+    def test_different_or_missing_answers_fail_the_stage(self):
         bundle = self.bundle()
         bundle.tests({"LlamaCudaTest": "exit 0"})
         (self.folder / "testdata/models/llama-theta500k-multieos-bf16").mkdir(parents=True)
@@ -183,7 +183,7 @@ class RunnerTest(unittest.TestCase):
         self.assertIn("runner answers-overlap: FAILED, error: no", output)
         self.assertNotIn("overlap on and off", output)
 
-    def test_after_a_lost_gpu_nothing_starts_and_results_stay(self):
+    def test_lost_gpu_stops_the_run_and_keeps_results(self):
         bundle = self.bundle()
         lost = self.folder.parent / "lost"
         bundle.device(f"test -e {lost} && {{ echo 'unspecified launch failure' >&2; exit 1; }};"
@@ -196,7 +196,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.stage(results, "tests")["skipped"], line)
         self.assertIn("results/smoke-BM_A-tiny-1.log", names)
 
-    def test_when_time_is_up_the_rest_is_not_run(self):
+    def test_time_limit_skips_the_rest(self):
         bundle = self.bundle()
         bundle.tests({f"T{i}Test": HANG for i in range(40)})
         status, output, results, _ = bundle.run("--minutes", "0.1", "tests")
@@ -207,7 +207,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual((last["verdict"], last["why"]), ("not run", "time was up"))
         self.assertLess(results["stages"][-1]["seconds"], 6)
 
-    def test_results_so_far_outlive_an_interruption(self):
+    def test_interruption_keeps_the_results_so_far(self):
         bundle = self.bundle()
         bundle.tests({"ATest": HANG, "BTest": "exit 0"})
         gpu_manifest.write(self.folder, "0 test", "90a")
@@ -224,12 +224,12 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.stage(results, "smoke")["verdict"], "passed")
         self.assertIn("interrupted", output)
 
-    def test_a_program_that_lists_nothing_is_a_failure(self):
+    def test_program_that_lists_nothing_is_a_failure(self):
         status, output, _, _ = self.bundle().run("tests")
         self.assertEqual(status, 1, output)
         self.assertIn("tests list: FAILED, the program names nothing to run", output)
 
-    def test_a_missing_library_is_named(self):
+    def test_missing_library_is_named(self):
         bundle = self.bundle()
         line = "quire: error while loading shared libraries: libgrpc.so.29: cannot open"
         bundle.program("quire", f"echo '{line}' >&2; exit 127")
@@ -237,7 +237,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(status, 1, output)
         self.assertIn(line, output)
 
-    def test_a_stage_that_is_none_and_one_without_emulator_are_usage_errors(self):
+    def test_unknown_stage_and_stage_without_emulator_are_usage_errors(self):
         self.bundle()
         for arguments in (["nonsense"], ["--emulated", "daemon"], ["--minutes", "0"]):
             done = subprocess.run([self.folder / "run", *arguments], cwd=self.folder.parent,
