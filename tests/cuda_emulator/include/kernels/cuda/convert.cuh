@@ -1,7 +1,7 @@
 #pragma once
 
-// The emulator's twin of kernels/cuda/convert.cuh: same names, same contracts. The host compiler
-// fuses and splits nothing here (-ffp-contract=off).
+// Host emulation of kernels/cuda/convert.cuh with the same names and contracts. The host compiler
+// neither fuses nor splits operations here (-ffp-contract=off).
 
 #include <cuda_runtime.h>
 
@@ -68,14 +68,15 @@ inline std::uint32_t E4M3ToF16(std::uint32_t two) {
 inline std::uint8_t FloatToE4M3(float x) {
   return F8E4M3::FromFloat(x).bits;
 }
-// Products of two f16 are exact in f32, sums of two in f64, so each result is rounded once.
+// Products of two f16 are exact in f32 and sums of two in f64, so each result is rounded once.
 inline std::uint32_t MulF16(std::uint32_t a, std::uint32_t b) {
   const float2 x = UnpackF16(a);
   const float2 y = UnpackF16(b);
   return PackF16(x.x * y.x, x.y * y.y);
 }
 namespace internal {
-// The f16 nearest to a sum of f64: through f32 rounded to odd, which hides no tie.
+// Returns the f16 nearest to a sum in f64. The intermediate f32 is rounded to odd, which preserves
+// ties.
 inline float RoundToOdd(double x) {
   const float y = static_cast<float>(x);
   if (static_cast<double>(y) == x || std::isnan(x)) return y;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The emulator's twin of kernels/cuda/sm90/cluster.cuh: same names, same contracts. ClusterSync
-// orders all that its threads have done.
+// Host emulation of kernels/cuda/sm90/cluster.cuh with the same names and contracts. ClusterSync
+// orders all accesses of its threads.
 
 #include <cuda.h>
 #include <cuda_runtime.h>

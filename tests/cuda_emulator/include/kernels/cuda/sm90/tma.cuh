@@ -1,6 +1,6 @@
 #pragma once
 
-// The emulator's twin of kernels/cuda/sm90/tma.cuh: same names, same contracts.
+// Host emulation of kernels/cuda/sm90/tma.cuh with the same names and contracts.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
