@@ -1,15 +1,14 @@
 #pragma once
 
-// Runs kernels from the PTX that nvcc made of them, on the machine of the emulator (simt.h): each
-// emulated thread goes through the instructions, and what goes beyond it is asked of the emulator's
-// models. So the text of inline assembly decides what happens, as on a device, where the twins of
-// the wrappers decide elsewhere in the emulator.
+// Runs kernels from the PTX that nvcc generated, on the emulator's machine (simt.h). Each emulated
+// thread executes the instructions, and effects beyond one thread are delegated to the emulator's
+// models. The text of inline assembly thus determines the result, as on a device. Elsewhere in the
+// emulator the host emulations of the wrappers do.
 //
-// Threads: one at a time in the process, as kernels of the emulator.
-// Errors:  a module with syntax that is not known is not loaded; an instruction that is not known
-//          is a problem of the program, and ends the process where a thread gets to it. When the
-//          process ends inside a kernel, the instructions where threads stand are printed, with the
-//          lines of the source that they come from.
+// Threads: one at a time in the process, like kernels of the emulator.
+// Errors:  a module with unknown syntax is not loaded. An unknown instruction is a problem of the
+//          program, and aborts the process when a thread reaches it. If the process aborts inside a
+//          kernel, the current instructions of the threads are printed with their source lines.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,30 +26,31 @@ namespace quire::cuda_emulator::ptx {
 
 class Program {
  public:
-  // Returns INVALID_ARGUMENT for text that ParseModule refuses.
+  // Returns INVALID_ARGUMENT for text that ParseModule rejects.
   static absl::StatusOr<Program> Load(absl::string_view text);
 
-  // Instructions whose form is not known, each with its source line and what is wrong with it.
+  // Returns the unknown instructions, each with its source line and the problem.
   const std::vector<std::string>& problems() const { return problems_; }
   std::vector<std::string> KernelNames() const;
   bool Has(absl::string_view kernel) const { return Find(kernel) != nullptr; }
 
-  // What one thread of a launch does. `arguments` are the kernel's, in order, as bytes; they must
-  // outlive the launch, be aligned to 128 bytes and have `ParameterBytes`. REQUIRES: Has(kernel).
+  // Executes one thread of a launch. `arguments` are those of the kernel in order, as bytes. They
+  // must outlive the launch, be aligned to 128 bytes and have `ParameterBytes` bytes. REQUIRES:
+  // Has(kernel).
   void RunThread(absl::string_view kernel, const std::byte* arguments);
   std::uint32_t ParameterBytes(absl::string_view kernel) const;
 
-  // Source lines of the inline assembly statements that threads have got to since the last call,
-  // those whose text is empty included.
+  // Returns the source lines of the inline assembly statements reached by threads since the last
+  // call, including empty statements.
   std::set<SourceLine> TakeExecuted();
-  // What threads of the kernel have asked of the device since the last call that changes no value
-  // here: caching, policies of L2, fences, register budgets, the start of the kernel behind.
+  // Returns the device requests of the kernel's threads since the last call that do not change
+  // values here: caching, L2 policies, fences, register budgets, the start of the next kernel.
   std::set<std::string> TakeHints(absl::string_view kernel);
 
  private:
   struct Code {
     Kernel kernel;
-    std::vector<Step> steps;  // one for each instruction
+    std::vector<Step> steps;  // one per instruction
     std::vector<bool> executed;
     std::set<std::string> hints;
   };

@@ -1,6 +1,6 @@
 #pragma once
 
-// The emulator's twin of kernels/cuda/sm90/wgmma.cuh: same names, same contracts.
+// Host emulation of kernels/cuda/sm90/wgmma.cuh with the same names and contracts.
 
 #include <cuda_runtime.h>
 
