@@ -154,7 +154,7 @@ TEST(RepeatPenaltyTest, AgreesWithTheDefinitionOnRandomTexts) {
     const Definition definition(params, texts);
     Tokens tokens;
     const auto more = [&] {
-      // Half of them as they were so many places before.
+      // Half of the tokens repeat those at a fixed distance before.
       const std::size_t back = 1 + below(7);
       const bool repeats = back <= tokens.size() && below(4) != 0;
       tokens.push_back(repeats ? tokens[tokens.size() - back]
