@@ -282,7 +282,7 @@ class BlockPoolModelTest : public ::testing::Test {
   Random random_;
   BlockPool pool_;
   std::map<std::uint32_t, Page> model_;
-  std::vector<std::uint32_t> free_;  // the last one is allocated first
+  std::vector<std::uint32_t> free_;    // the last one is allocated first
   std::vector<std::uint32_t> cached_;  // the first one is evicted first
   std::vector<std::uint32_t> quarantined_;
   std::vector<std::uint32_t> evicted_;  // by the last Allocate

@@ -127,9 +127,9 @@ TEST_F(CacheManagerDeathTest, BrokenContracts) {
 TEST_F(CacheManagerDeathTest, RejectsInvalidSteps) {
   const auto prepare = [&](std::vector<RowStep> steps) { cache_->PrepareStep(steps); };
   StartAndPublish(kA, Count(40));
-  EXPECT_DEATH(prepare({{kA, 40, 0}}), "check failed");  // no token
-  EXPECT_DEATH(prepare({{kA, 40, 9}}), "check failed");  // no page
-  EXPECT_DEATH(prepare({{kA, 31, 1}}), "check failed");  // writes to a published page
+  EXPECT_DEATH(prepare({{kA, 40, 0}}), "check failed");               // no token
+  EXPECT_DEATH(prepare({{kA, 40, 9}}), "check failed");               // no page
+  EXPECT_DEATH(prepare({{kA, 31, 1}}), "check failed");               // writes to a published page
   EXPECT_DEATH(prepare({{kA, 40, 1}, {kA, 41, 1}}), "check failed");  // the row occurs twice
   EXPECT_DEATH(prepare({{kA, 40, 0xffffffff}}), "check failed");
   EXPECT_DEATH(prepare({{BatchRow{8}, 0, 1}}), "check failed");

@@ -500,7 +500,7 @@ TEST_F(CacheManagerTest, InvalidateUnpublishesSharedPagesAndStopsTheirRows) {
   EXPECT_EQ(StartAndPublish(kB, longer), 2 * kP);
   const BlockId bad = PageOf(kA, 1);
   Invalidate(kA, kP);
-  EXPECT_EQ(MatchedTokens(longer), kP);  // B's own pages continued the poisoned one
+  EXPECT_EQ(MatchedTokens(longer), kP);        // B's own pages continued the poisoned one
   EXPECT_EQ(cache_->TakeClears().size(), 1u);  // A's tail
   cache_->CompleteStep();
   ASSERT_TRUE(cache_->Reserve(kB, 5 * kP).ok());

@@ -590,7 +590,7 @@ class CacheModel {
   const std::size_t groups_;
   std::vector<Row> rows_;
   PrefixModel tree_;
-  std::vector<std::uint32_t> free_;  // the last one is allocated first
+  std::vector<std::uint32_t> free_;    // the last one is allocated first
   std::vector<std::uint32_t> cached_;  // the first one is evicted first
   std::vector<std::uint32_t> quarantined_;
   std::size_t num_clearing_ = 0;  // the first ones of quarantined_

@@ -26,12 +26,12 @@ struct Coverage {
   std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
                 forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0, held = 0,
                 poisoned = 0;
-  std::uint64_t proven = 0;  // number of pages, each time they are checked
-  std::uint64_t released = 0;  // number of pages outside of windows
-  std::uint64_t short_matches = 0;  // matches shortened by a window group
-  std::uint64_t empty_nodes = 0;  // nodes without any page at the moment
+  std::uint64_t proven = 0;           // number of pages, each time they are checked
+  std::uint64_t released = 0;         // number of pages outside of windows
+  std::uint64_t short_matches = 0;    // matches shortened by a window group
+  std::uint64_t empty_nodes = 0;      // nodes without any page at the moment
   std::uint64_t completed_nodes = 0;  // nodes that got missing pages
-  std::uint64_t full_trees = 0;  // times that the node slots were exhausted
+  std::uint64_t full_trees = 0;       // times that the node slots were exhausted
 
   Coverage& operator+=(const Coverage& other) {
     for (const auto member :
@@ -95,7 +95,7 @@ class Storm {
   struct LaunchedStep {
     std::vector<RowStep> plan;
     std::vector<std::uint64_t> serials;
-    std::vector<std::uint32_t> named;  // pages that it reads, writes or copies into
+    std::vector<std::uint32_t> named;             // pages that it reads, writes or copies into
     std::vector<std::vector<std::size_t>> reads;  // by row: the cells that its logits read
   };
 

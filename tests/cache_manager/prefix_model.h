@@ -20,9 +20,9 @@ class PrefixModel {
  public:
   struct Node {
     Hash128 root;
-    std::uint32_t parent = 0;  // 0 is the root
-    std::optional<PageKey> key;  // nullopt for a partial child
-    Tokens tokens;  // tokens of this page
+    std::uint32_t parent = 0;          // 0 is the root
+    std::optional<PageKey> key;        // nullopt for a partial child
+    Tokens tokens;                     // tokens of this page
     std::vector<std::uint32_t> pages;  // by group; 0 means none
     std::uint64_t recency = 0;
     std::uint64_t lost_page = 0;  // time of the last lost page

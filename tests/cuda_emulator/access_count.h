@@ -16,10 +16,10 @@ struct Thread;
 
 // Counts of a kernel over all its launches.
 struct AccessCounts {
-  std::uint64_t shared_passes = 0;  // of warps' loads and stores: 32 banks of 4 bytes each
+  std::uint64_t shared_passes = 0;     // of warps' loads and stores: 32 banks of 4 bytes each
   std::uint64_t shared_conflicts = 0;  // the passes caused by conflicts
-  std::uint64_t device_sectors = 0;  // of 32 bytes
-  std::uint64_t device_bytes = 0;  // distinct bytes of each instruction
+  std::uint64_t device_sectors = 0;    // of 32 bytes
+  std::uint64_t device_bytes = 0;      // distinct bytes of each instruction
 };
 
 extern constinit thread_local bool is_counting;

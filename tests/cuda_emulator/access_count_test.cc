@@ -23,11 +23,11 @@ std::pair<std::uint32_t, std::uint32_t> PassesOf(std::uint32_t stride, std::uint
 TEST(SharedPassesTest, CountsWordsOfOneBank) {
   using Counts = std::pair<std::uint32_t, std::uint32_t>;
   EXPECT_EQ(PassesOf(4, 4), Counts(1, 1));
-  EXPECT_EQ(PassesOf(0, 4), Counts(1, 1));  // all lanes read the same word
-  EXPECT_EQ(PassesOf(1, 1), Counts(1, 1));  // four lanes per word
-  EXPECT_EQ(PassesOf(8, 4), Counts(2, 1));  // every second bank
+  EXPECT_EQ(PassesOf(0, 4), Counts(1, 1));     // all lanes read the same word
+  EXPECT_EQ(PassesOf(1, 1), Counts(1, 1));     // four lanes per word
+  EXPECT_EQ(PassesOf(8, 4), Counts(2, 1));     // every second bank
   EXPECT_EQ(PassesOf(128, 4), Counts(32, 1));  // one bank
-  EXPECT_EQ(PassesOf(132, 4), Counts(1, 1));  // rows padded by one word
+  EXPECT_EQ(PassesOf(132, 4), Counts(1, 1));   // rows padded by one word
   EXPECT_EQ(PassesOf(8, 8), Counts(2, 2));
   EXPECT_EQ(PassesOf(16, 16), Counts(4, 4));
   EXPECT_EQ(PassesOf(128, 16), Counts(32, 4));  // rows of an unswizzled tile

@@ -144,7 +144,7 @@ __global__ void AddOfBlocks(float* parts, std::uint32_t* counter, float* out) {
   if (*order + 1 != GridX()) return;
   float sum = 0;
   for (std::uint32_t block = 0; block < GridX(); ++block) {
-  // written by another thread of another block
+    // written by another thread of another block
     sum += LoadAtL2(parts + block * BlockThreads() + (ThreadIndex() ^ 1));
   }
   out[ThreadIndex()] = sum;

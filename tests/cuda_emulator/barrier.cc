@@ -19,7 +19,7 @@ constexpr std::uint32_t kInitialised = 2;
 struct State {
   std::uint32_t expected;  // arrivals per phase
   std::uint32_t missing;   // arrivals
-  std::int32_t bytes;  // announced bytes that have not arrived; negative if they arrive first
+  std::int32_t bytes;      // announced bytes that have not arrived; negative if they arrive first
   std::uint32_t parity;
 };
 

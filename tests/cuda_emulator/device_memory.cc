@@ -31,7 +31,7 @@ constexpr std::uint64_t kPoisonedBytes = std::uint64_t{512} << 20;
 struct Allocation {
   MemoryKind kind;
   std::uint64_t bytes;
-  std::byte* pages;  // the first usable page; a guard page precedes it
+  std::byte* pages;          // the first usable page; a guard page precedes it
   std::uint64_t page_bytes;  // usable pages; a guard page follows them
 };
 

@@ -75,7 +75,7 @@ struct Runtime {
   std::uint32_t operations_under_way = 0;  // nested if a stream waits for an event
   // The stream of the last operation if that was a checked launch, otherwise null.
   CUstream_st* last_checked = nullptr;
-  std::uint64_t allocations = 0;  // number of allocations and frees
+  std::uint64_t allocations = 0;   // number of allocations and frees
   std::uint64_t pinned_bytes = 0;  // allocated in total
 };
 

@@ -136,7 +136,7 @@ TEST_F(RuntimeTest, EventsOrderStreams) {
   const DeviceArray<std::uint32_t> copy(1);
   ASSERT_EQ(cudaMemcpyAsync(copy.data(), value.data(), 4, cudaMemcpyDefault, other), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(other), cudaSuccess);
-  EXPECT_EQ(copy[0], 5u);  // the work before the event has run
+  EXPECT_EQ(copy[0], 5u);   // the work before the event has run
   EXPECT_EQ(value[0], 5u);  // and no more
   EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);

@@ -15,7 +15,7 @@ inline constexpr std::uint32_t kSharedWindow = 256 * 1024;
 // Records for every four bytes of the window, while accesses are checked (access_check.h).
 struct SharedBytes {
   std::uint8_t written[kSharedWindow / 4];  // one bit per byte
-  std::uint8_t copies[kSharedWindow / 4];  // pending copies to them
+  std::uint8_t copies[kSharedWindow / 4];   // pending copies to them
 };
 SharedBytes& CurrentSharedBytes();
 

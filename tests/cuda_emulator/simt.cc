@@ -29,8 +29,8 @@ constexpr std::uint32_t kStayInBlock = 8;
 
 struct Warp {
   std::uint32_t runnable = 0;  // lanes that can run now
-  std::uint32_t live = 0;  // lanes that have not ended
-  std::uint32_t joined = 0;  // lanes that wait in a collective
+  std::uint32_t live = 0;      // lanes that have not ended
+  std::uint32_t joined = 0;    // lanes that wait in a collective
   // Whether all of them wait in the same collective, and its first lane.
   bool same = true;
   std::uint32_t first_joined = 0;
@@ -73,7 +73,7 @@ struct Block {
   std::uint32_t at_cluster_barrier = 0;
   std::uint32_t cluster_phase = 0;
   Meeting cluster_meeting;  // of the block's own threads
-  SeenRef cluster_seen;  // at the end of the last phase
+  SeenRef cluster_seen;     // at the end of the last phase
   NamedBarrierState named[16];
   // Arrivals of threads of other blocks: the block, the thread and the last time.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> from_outside;

@@ -61,7 +61,7 @@ struct PendingProduct {
   float* d = nullptr;
   // Accumulators before the first pending product on `d`. Empty for the other products.
   std::vector<float> before;
-  std::uint32_t group = 0;  // of the commit that closed it; 0 while open
+  std::uint32_t group = 0;     // of the commit that closed it; 0 while open
   const void* code = nullptr;  // code that issued it
 };
 
@@ -199,8 +199,8 @@ void FenceAsyncProxy();
 struct MbarrierClock {
   std::uint32_t member = 0;  // the member that represents its bulk copies
   std::uint32_t copies = 0;  // arrived so far
-  Meeting arrived;  // in this phase
-  SeenRef complete[2];  // the last phases, by their parity
+  Meeting arrived;           // in this phase
+  SeenRef complete[2];       // the last phases, by their parity
 };
 MbarrierClock& MbarrierClockAt(std::uint32_t address);
 

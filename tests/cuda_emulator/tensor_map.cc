@@ -28,8 +28,8 @@ struct Map {
   std::uint8_t element_strides[kMaxRank] = {};
   const std::byte* address = nullptr;
   std::uint64_t strides[kMaxRank - 1] = {};  // bytes, from the second extent on
-  std::uint32_t last[kMaxRank] = {};  // extent - 1
-  std::uint16_t box_last[kMaxRank] = {};  // box extent - 1
+  std::uint32_t last[kMaxRank] = {};         // extent - 1
+  std::uint16_t box_last[kMaxRank] = {};     // box extent - 1
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap));
 

@@ -53,7 +53,7 @@ struct ThreadClock {
   std::uint32_t now = 1;
   std::uint32_t async_fenced = 0;  // its own writes up to here are visible to the async proxy
   SeenRef seen = {};
-  SeenRef fenced = {};  // at the last DeviceFence; null before
+  SeenRef fenced = {};        // at the last DeviceFence; null before
   OtherBlocks acquired = {};  // through atomics; visible from the next DeviceFence on
 };
 

@@ -469,7 +469,8 @@ TEST_P(EngineCoreTest, PoisonedChunkOfACancelledRequestIsReusedOnceAtMost) {
   harness.Settle();
   harness.Cancel(cancelled, CancelSource::kApi);
   EXPECT_EQ(ReasonOf(harness.output("cancelled").status), "CANCELLED_BY_CALLER");
-  EXPECT_GT(CachedTokens(harness, "first", sick), 48) << "a cancelled request leaves its pages in the cache";
+  EXPECT_GT(CachedTokens(harness, "first", sick), 48)
+      << "a cancelled request leaves its pages in the cache";
   EXPECT_EQ(ReasonOf(harness.output("first").status), "NON_FINITE_LOGITS");
   EXPECT_EQ(CachedTokens(harness, "second", sick), 48) << "the poisoned pages are not reused";
   EXPECT_EQ(CachedTokens(harness, "next", Join(system, MakePrompt(4, 10))), 48);
@@ -645,7 +646,8 @@ TEST_P(EngineCoreTest, StrictRowClassesKeepGeneratedPagesFromPrompts) {
     // The last token of the answer has no K and V. With strict row classes the match ends with the
     // prompt.
     EXPECT_EQ(harness.output("second").cached_tokens, strict ? 40 : 99);
-    EXPECT_EQ(harness.output("third").cached_tokens, 100) << "prompts reuse tokens computed by prefill";
+    EXPECT_EQ(harness.output("third").cached_tokens, 100)
+        << "prompts reuse tokens computed by prefill";
     EXPECT_EQ(harness.output("second").tokens, RunAlone(MakeRequest("s", turn, 5)).tokens);
     EXPECT_EQ(harness.output("third").tokens, harness.output("second").tokens);
   }

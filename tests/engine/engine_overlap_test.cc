@@ -227,7 +227,8 @@ TEST(EngineOverlapTest, NonFiniteSurplusRowPoisonsOnlyItsPages) {
   again.id = "again";
   harness.Submit(again);
   harness.RunUntilIdle();
-  EXPECT_EQ(harness.output("again").cached_tokens, 32) << "full pages stay, the partial page is removed";
+  EXPECT_EQ(harness.output("again").cached_tokens, 32)
+      << "full pages stay, the partial page is removed";
   EXPECT_EQ(harness.output("again").tokens, harness.output("a").tokens);
 }
 

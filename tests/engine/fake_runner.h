@@ -138,7 +138,7 @@ class FakeRunner : public models::StepRunner {
   std::vector<kernels::TopLogprob> top_;
   std::deque<Launch> in_flight_;                               // oldest first
   std::map<std::uint32_t, std::array<float, kHidden>> pools_;  // by batch row
-  std::vector<std::int32_t> last_samples_;  // samples of the step collected last
+  std::vector<std::int32_t> last_samples_;                     // samples of the step collected last
   models::StepResult result_;
   Mutex hook_mutex_;
   std::shared_ptr<const RunHook> hook_ ABSL_GUARDED_BY(hook_mutex_);

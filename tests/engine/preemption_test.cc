@@ -53,7 +53,8 @@ TEST_F(PreemptionTest, PreemptsARequestThatFreesPages) {
 }
 
 TEST_F(PreemptionTest, SparesTheOldestEvenIfOnlyItFreesPages) {
-  EXPECT_EQ(Victim({true, false, false}), 2) << "preempting the others also frees the pages that they share";
+  EXPECT_EQ(Victim({true, false, false}), 2)
+      << "preempting the others also frees the pages that they share";
 }
 
 TEST_F(PreemptionTest, PrefersARequestNearItsEndToOneThatFreesNothing) {

@@ -102,7 +102,7 @@ class RandomRun {
         preparing_.pop_front();
       }
       if (!accepted_.empty() && Below(4) == 0) {
-  // a recent request, since earlier ones have ended
+        // a recent request, since earlier ones have ended
         const std::size_t back = 1 + Below(std::min<std::size_t>(accepted_.size(), 10));
         harness_.Cancel(accepted_[accepted_.size() - back], CancelSource::kApi);
       }

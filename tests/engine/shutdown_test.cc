@@ -129,7 +129,7 @@ TEST(EngineShutdownTest, LateWorkerStillWritesTheEnds) {
   runner.SetCollectHook([&]() -> absl::Status {
     if (++collects < 3) return absl::OkStatus();
     worker.AwaitArrival();  // the worker has the output of the earlier steps
-    std::string().at(0);  // simulates an exception of a library
+    std::string().at(0);    // simulates an exception of a library
     return absl::OkStatus();
   });
   const MachineClock clock;

@@ -246,7 +246,8 @@ class RandomLoad {
   }
 
   Request RandomRequest(int number) {
-    std::vector<std::int32_t> prompt = MakePrompt(Below(3), 20 + Below(160));  // many share a prefix
+    std::vector<std::int32_t> prompt =
+        MakePrompt(Below(3), 20 + Below(160));  // many share a prefix
     const std::vector<std::int32_t> own = MakePrompt(100 + random_() % 1000, Below(30));
     prompt.insert(prompt.end(), own.begin(), own.end());
     Request request = MakeRequest(absl::StrCat("r", number), std::move(prompt),

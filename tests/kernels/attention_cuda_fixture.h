@@ -86,8 +86,8 @@ struct AttentionShape {
   std::uint32_t window = 0;
   std::optional<std::uint32_t> plan_window = std::nullopt;  // replaces the plan's window
   float softcap = 0;
-  bool sinks = false;  // one per head, 2 to 10
-  float loudness = 1;  // factor on q . k in addition to the usual scale
+  bool sinks = false;            // one per head, 2 to 10
+  float loudness = 1;            // factor on q . k in addition to the usual scale
   std::uint32_t nan_tokens = 0;  // leading tokens of every sequence that stay NaN
   // Applies to bf16 pages. They contain the elements of pages of this one-byte type times their
   // scale. kInvalid means the values themselves.

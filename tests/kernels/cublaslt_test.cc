@@ -33,9 +33,9 @@ struct Fake {
   int heuristic_calls = 0;
   std::uint64_t heuristic_rows = 0;
   std::map<int, std::uint64_t> preferences;
-  std::vector<std::uint64_t> used;  // algorithms used by products
+  std::vector<std::uint64_t> used;            // algorithms used by products
   std::vector<std::int32_t> splits = {4, 1};  // of the candidates, best first
-  std::uint64_t refused_rows = 0;  // row count rejected by the first unsplit candidate
+  std::uint64_t refused_rows = 0;             // row count rejected by the first unsplit candidate
   bool refuse_product = false;
 };
 Fake fake;

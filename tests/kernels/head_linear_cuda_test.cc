@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(HeadsCase{3, 512, 128, 5, true}, HeadsCase{2, 128, 512, 64, true},
                     HeadsCase{128, 32, 32, 1, true}, HeadsCase{2, 80, 48, 9, true},
                     HeadsCase{2, 64, 32, 65, true}, HeadsCase{5, 512, 128, 200, true},
-  // two sub-ranges of K; one row of a second tile
+                    // two sub-ranges of K; one row of a second tile
                     HeadsCase{3, 128, 512, 129, true}, HeadsCase{128, 16, 16, 70, true},
                     HeadsCase{2, 208, 80, 128, true}, HeadsCase{2, 24, 16, 3, false},
                     HeadsCase{2, 24, 16, 70, false}));

@@ -140,7 +140,7 @@ inline std::vector<double> Exact(std::span<const float> x, std::span<const float
 struct Run {
   DType x_dtype = DType::kBF16;
   DType y_dtype = DType::kF32;
-  bool extras = false;  // bias and residual
+  bool extras = false;    // bias and residual
   bool in_place = false;  // the residual is y
 };
 

@@ -461,7 +461,7 @@ class QkvProjection {
 
 // Compares a product fused with its store, in the given number of launches, with separate ops.
 void ExpectFusedEqualsSeparate(const QkvProjection& projection, std::uint32_t rows,
-                         std::uint64_t launches) {
+                               std::uint64_t launches) {
   SCOPED_TRACE(rows);
   QkvResult got, want;
   ASSERT_TRUE(projection.Run(rows, /*at_once=*/true, &got).ok());

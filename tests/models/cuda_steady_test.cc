@@ -53,9 +53,9 @@ struct Counts {
   int prefills = 0;  // rows with prompt tokens
   int decodes = 0;   // rows with a generated token
   int fed_back = 0;  // decodes whose token was still in flight
-  int begun = 0;  // number of started sequences
+  int begun = 0;     // number of started sequences
   int forks = 0;
-  int clears = 0;  // number of cleared pages
+  int clears = 0;     // number of cleared pages
   int penalties = 0;  // number of samples, as are the next two
   int filters = 0;
   int logprobs = 0;
@@ -118,9 +118,9 @@ class Traffic {
   struct Row {
     bool is_live = false;
     std::uint32_t prompt = 0;     // tokens
-    std::uint32_t end = 0;  // number of tokens at which it ends
-    std::uint32_t cached = 0;  // number of tokens, including the step in flight
-    int serial = 0;  // sequence number
+    std::uint32_t end = 0;        // number of tokens at which it ends
+    std::uint32_t cached = 0;     // number of tokens, including the step in flight
+    int serial = 0;               // sequence number
     std::int32_t last_token = 0;  // the newest known token
     std::int32_t in_flight = -1;  // its sample of the step in flight, or -1
     std::vector<kernels::TokenCount> history;

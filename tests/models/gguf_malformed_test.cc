@@ -21,7 +21,7 @@ namespace {
 
 struct Case {
   std::string file;
-  std::string field;  // empty if none
+  std::string field;   // empty if none
   std::string accept;  // "no", "either", "yes"
 };
 

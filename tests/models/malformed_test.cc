@@ -22,7 +22,7 @@ namespace {
 struct Case {
   std::string folder;  // "config" or "safetensors"
   std::string file;
-  std::string field;  // empty if none
+  std::string field;   // empty if none
   std::string accept;  // "no", "either", "yes"
 };
 

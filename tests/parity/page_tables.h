@@ -29,8 +29,8 @@ class PageTables {
     std::uint32_t page_size = 0;
     std::uint32_t num_blocks = 0;  // of the pool, including the null page
     std::uint32_t max_rows = 0;    // of the tables
-    std::uint32_t num_rows = 0;  // number of used rows
-    std::uint32_t row_pages = 0;  // maximum per row and group
+    std::uint32_t num_rows = 0;    // number of used rows
+    std::uint32_t row_pages = 0;   // maximum per row and group
     std::uint32_t seed = 0;
     Poison poison = nullptr;
   };

@@ -216,7 +216,7 @@ class Replayer {
   struct Wanted {
     std::size_t prompt;
     bool recorded;  // the reference contains its logits
-    bool samples;  // it has a sample and a prompt log-probability
+    bool samples;   // it has a sample and a prompt log-probability
   };
 
   struct Launched {
@@ -368,7 +368,7 @@ class Replayer {
   std::mt19937 random_;
   std::vector<std::uint32_t> cached_;
   std::vector<std::vector<std::int32_t>> tokens_;  // prompt and generated tokens
-  std::vector<std::uint32_t> recorded_;  // positions whose logits were read
+  std::vector<std::uint32_t> recorded_;            // positions whose logits were read
   // Index of the sample in the last launched step that gives a prompt's next token, or -1 if that
   // step is collected.
   std::vector<std::int32_t> pending_;

@@ -20,8 +20,8 @@ namespace quire::models::parity {
 struct ReferencePrompt {
   std::string id;  // "p04"
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> greedy;  // 64 tokens, or 48 in GGUF fixtures
-  std::vector<float> greedy_logprobs;  // one per greedy token
+  std::vector<std::int32_t> greedy;                 // 64 tokens, or 48 in GGUF fixtures
+  std::vector<float> greedy_logprobs;               // one per greedy token
   std::vector<std::vector<std::int32_t>> top5_ids;  // of the first steps, best first
   std::vector<std::vector<float>> top5_logprobs;
   bool all_positions = false;  // logits of every position, otherwise only of the last one
@@ -33,7 +33,7 @@ struct Reference {
   std::vector<ReferencePrompt> prompts;
   std::uint32_t vocab_size = 0;
   std::uint32_t num_layers = 0;  // of the hidden states, or 0 without them
-  double bf16_cache_error = 0;  // relative error of a correct engine with such pages
+  double bf16_cache_error = 0;   // relative error of a correct engine with such pages
   double bf16_cache_max_abs = 0;
   double half_error = 0;  // relative error of half precision throughout
   std::int64_t num_parameters = 0;
@@ -52,13 +52,13 @@ struct ReplayOptions {
   std::uint32_t chunk = 16;  // maximum number of prompt tokens of one row in a step
   // After the prompt feeds the recorded tokens, otherwise the sampled ones.
   bool feed_reference = false;
-  std::uint32_t seed = 1;  // of page ids, batch rows and the order of rows
+  std::uint32_t seed = 1;              // of page ids, batch rows and the order of rows
   std::vector<std::size_t> only = {};  // indices of prompts; empty means all in one batch
   // Called once, when every prompt is cached and nothing is generated yet. Replaces one entry of
   // the lookup table by a page of another sequence.
   bool swap_one_page = false;
   std::uint32_t generated = 64;  // number of tokens to sample, at most as many as the reference has
-  bool logprobs = true;  // request log-probabilities of sampled and recorded tokens
+  bool logprobs = true;          // request log-probabilities of sampled and recorded tokens
   // When a sequence has sampled this many tokens, its pages are dropped once, and prompt and
   // sampled tokens are recomputed. 0 means never.
   std::uint32_t preempt_at = 0;
@@ -94,8 +94,8 @@ struct ReplayCounters {
 };
 
 struct ReplayedPrompt {
-  std::vector<std::int32_t> sampled;  // ReplayOptions::generated tokens
-  std::vector<float> logprobs;  // of sampled or fed tokens; 0 unless requested
+  std::vector<std::int32_t> sampled;               // ReplayOptions::generated tokens
+  std::vector<float> logprobs;                     // of sampled or fed tokens; 0 unless requested
   std::vector<std::vector<std::int32_t>> top_ids;  // the best 5 of each step
   std::vector<std::vector<float>> top_logprobs;
   std::vector<float> logits;  // as ReferencePrompt::logits

@@ -313,7 +313,8 @@ TEST_F(WaitingConnectionTest, ConnectsToGrpcAtTheFirstCall) {
   from_client_.clear();
   const std::string more = Frame(kData, 0, 1, absl::string_view("\0\0\0\0\x01x", 6));
   Send(client_, kAcknowledged + more + kAcknowledged);
-  EXPECT_TRUE(Becomes([&] { return from_client_ == more + kAcknowledged; })) << "gRPC has already received one";
+  EXPECT_TRUE(Becomes([&] { return from_client_ == more + kAcknowledged; }))
+      << "gRPC has already received one";
   EXPECT_EQ(phase_, Phase::kBusy);
 }
 

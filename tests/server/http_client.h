@@ -10,8 +10,8 @@ namespace quire::server {
 
 struct HttpReply {
   int status = 0;
-  std::string head;  // including its last line feed
-  std::string body;  // chunks joined
+  std::string head;       // including its last line feed
+  std::string body;       // chunks joined
   bool is_whole = false;  // the framing shows that nothing is missing
 };
 

@@ -11,7 +11,7 @@ TEST(HttpHostTest, ParsesAuthorities) {
   struct Case {
     const char* text;
     const char* host;  // empty if rejected
-    int port;  // -1 if there is none
+    int port;          // -1 if there is none
   };
   for (const Case& wanted : {Case{"a.example", "a.example", -1},
                              Case{"a.example:80", "a.example", 80},

@@ -495,7 +495,8 @@ TEST_F(HttpServerTest, RecoversFromDescriptorExhaustion) {
       HttpClient client(address());
       const absl::Time begin = MonotonicNow();
       EXPECT_EQ(client.ReadAll(), "");
-      EXPECT_LT(MonotonicNow() - begin, absl::Seconds(10)) << "the client timed out, not the server";
+      EXPECT_LT(MonotonicNow() - begin, absl::Seconds(10))
+          << "the client timed out, not the server";
       EXPECT_EQ(server_->num_connections(), 0);
     }
   }

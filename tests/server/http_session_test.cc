@@ -27,7 +27,7 @@ using ::testing::StartsWith;
 // The test's view of the peer.
 struct Peer {
   std::vector<std::string> writes;  // that have started
-  Transport::Done write, read;  // pending operations
+  Transport::Done write, read;      // pending operations
   boost::asio::mutable_buffer buffer;
   int max_writes_at_once = 0;
   bool is_closed = false;

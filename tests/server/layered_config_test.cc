@@ -345,7 +345,8 @@ TEST(OptionsTest, InstructionSetsKeepTheirNames) {
     ASSERT_NE(config, nullptr) << errors[0];
     EXPECT_EQ(ToOptions(*config).device.isa, isa);
   }
-  EXPECT_EQ(config::v1::CpuIsa_descriptor()->value_count(), 10) << "the list above misses a new value";
+  EXPECT_EQ(config::v1::CpuIsa_descriptor()->value_count(), 10)
+      << "the list above misses a new value";
 }
 
 const std::vector<std::string> kEverySection = {"server.grpc.listen=127.0.0.1:1",

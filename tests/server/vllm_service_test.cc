@@ -466,7 +466,7 @@ TEST_F(VllmTwoGroupsTest, ReportsTokensAndNotSlots) {
   const wire::GetLoadsResponse loads = AskWhile(request).loads;
   ASSERT_EQ(loads.loads_size(), 1);
   EXPECT_EQ(loads.loads(0).max_total_num_tokens(), pages * 16 / 2);
-  EXPECT_GE(loads.loads(0).num_used_tokens(), 2 * 16);  // 17 tokens and more
+  EXPECT_GE(loads.loads(0).num_used_tokens(), 2 * 16);   // 17 tokens and more
   EXPECT_LE(loads.loads(0).num_used_tokens(), 27 * 16);  // 417 tokens at most
 }
 

@@ -43,8 +43,7 @@ std::string TextFrom(const Tokenizer& tokenizer, bool skip, DetokenizerState sta
   return text + detokenizer.Finish();
 }
 
-std::string TextAfter(const Tokenizer& tokenizer, bool skip, const Ids& prompt,
-                       const Ids& answer) {
+std::string TextAfter(const Tokenizer& tokenizer, bool skip, const Ids& prompt, const Ids& answer) {
   return TextFrom(tokenizer, skip, Detokenizer::Behind(tokenizer, skip, prompt), answer);
 }
 

@@ -220,7 +220,7 @@ void Store(Frame& frame) {
 struct Product {
   std::vector<std::uint32_t> d{};
   std::vector<Value> a_registers{};  // empty if A is in shared memory
-  Value a{};  // the descriptor of A in shared memory
+  Value a{};                         // the descriptor of A in shared memory
   Value b{};
   Value accumulate{};
   DType type = DType::kInvalid;

@@ -25,7 +25,7 @@ namespace quire::cuda_emulator::ptx {
 struct HeldRegisters {
   std::vector<std::uint32_t> registers{};
   std::vector<float> values{};  // bits that the registers must not change
-  std::uint32_t group = 0;  // the commit that closes the last product on them
+  std::uint32_t group = 0;      // the commit that closes the last product on them
 };
 
 // One emulated thread inside a kernel.
@@ -34,12 +34,12 @@ struct Frame {
   // Values in the low bits, zeros above; predicates are 0 or 1.
   std::vector<std::uint64_t> registers{};
   const std::byte* parameters = nullptr;
-  std::vector<bool>* executed = nullptr;  // instructions reached by any thread
+  std::vector<bool>* executed = nullptr;   // instructions reached by any thread
   std::set<std::string>* hints = nullptr;  // see Program::TakeHints
-  std::uint32_t at = 0;  // the running instruction
-  std::uint32_t next = 0;  // the next instruction
-  std::uint32_t register_budget = 0;  // of setmaxnreg
-  std::uint32_t product_groups = 0;  // committed so far
+  std::uint32_t at = 0;                    // the running instruction
+  std::uint32_t next = 0;                  // the next instruction
+  std::uint32_t register_budget = 0;       // of setmaxnreg
+  std::uint32_t product_groups = 0;        // committed so far
   std::vector<HeldRegisters> accumulators{};
   std::vector<HeldRegisters> fragments{};
 };

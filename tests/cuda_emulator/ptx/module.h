@@ -49,7 +49,7 @@ struct Operand {
 };
 
 struct Instruction {
-  std::string opcode{};  // "ld", or "" at the start of an inline assembly statement
+  std::string opcode{};                  // "ld", or "" at the start of an inline assembly statement
   std::vector<std::string> modifiers{};  // "global", "L1::no_allocate", "v4", "u32"
   std::vector<Operand> operands{};
   std::uint32_t guard = kNoRegister;
@@ -70,7 +70,7 @@ struct Kernel {
   std::uint32_t parameter_bytes = 0;
   std::uint32_t num_registers = 0;
   std::uint32_t max_threads = 0;  // .maxntid, or 0
-  std::uint32_t min_blocks = 0;  // .minnctapersm, or 0
+  std::uint32_t min_blocks = 0;   // .minnctapersm, or 0
   std::vector<Instruction> instructions{};
   // Maps each label to the index of the instruction after it.
   std::vector<std::pair<std::string, std::uint32_t>> labels{};

@@ -348,7 +348,8 @@ TEST_F(TagGrammarTest, ReferencesInTagArgumentsResolveInTheWholeSchema) {
   EXPECT_TRUE(allows(R"({"n": 1})"));
   EXPECT_TRUE(allows(R"({"whole": {"a": {"n": 2}}})"));
   EXPECT_FALSE(allows(R"({"n": true})"));
-  EXPECT_FALSE(allows(R"({"whole": {"whole": {}}})")) << "the reference points into a, not to the whole schema";
+  EXPECT_FALSE(allows(R"({"whole": {"whole": {}}})"))
+      << "the reference points into a, not to the whole schema";
 }
 
 ConstraintSpec PythonicCalls(std::string schema) {
