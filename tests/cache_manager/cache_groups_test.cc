@@ -562,7 +562,7 @@ TEST_F(CacheGroupsIntegrityTest, MorePublishedThanExists) {
   ExpectReport("row 1 has published 1 columns of 0 in group 0");
 }
 
-TEST_F(CacheGroupsIntegrityTest, NodeWithAllPagesBehindOneWithout) {
+TEST_F(CacheGroupsIntegrityTest, NodeWithAllPagesAfterOneWithout) {
   StartAndPublish(kB, Count(kP, 700));
   const NodeId newest = pool().node(PageOf(kB, 0));
   pool().DetachNode(PageOf(kB, 0, 1));

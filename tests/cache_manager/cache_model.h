@@ -336,7 +336,7 @@ class CacheModel {
     return named && !AwaitsCopy(page);
   }
 
-  // A page that was published when it was released contains what its tokens say. The end of a
+  // A page that was published when it was released matches its tokens. The end of a
   // history may not.
   void PoisonHeld(const Step& step) {
     for (const std::uint32_t page : step.held) {

@@ -168,7 +168,7 @@ std::uint64_t VisitsToRelease(std::uint32_t pages) {
   return prefixes.num_visited() - before;
 }
 
-TEST(HeldPagesTest, AreReleasedInLinearTime) {
+TEST(PinnedPagesTest, AreReleasedInLinearTime) {
   const std::uint64_t visits = VisitsToRelease(128);
   EXPECT_GE(visits, 127u);
   EXPECT_LE(visits, 256u);

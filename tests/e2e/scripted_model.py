@@ -31,7 +31,7 @@ def _pieces(text, markers, taken, generator):
             while size < end and (text[:size] in taken or end - size == 1):
                 size += 1
             piece = text[:size]
-        assert piece not in taken, f"{piece!r} is there twice"
+        assert piece not in taken, f"{piece!r} occurs twice"
         taken.add(piece)
         yield piece
         text = text[len(piece) :]
@@ -87,7 +87,7 @@ def write_scripted_model(folder, scripts, *, template, special=(), plain=()):
         for piece in _pieces(text, markers, taken, generator):
             if piece in markers:
                 taken.discard(piece)
-                assert piece not in local, f"{piece!r} is there twice"
+                assert piece not in local, f"{piece!r} occurs twice"
                 local.add(piece)
             else:
                 added[piece] = False

@@ -184,7 +184,7 @@ def fuzz_json(daemon, random_, count):
             assert int(answer.split(b" ", 2)[1]) not in (500, 502), (body, answer)
 
 
-def test_messages_over_the_limit_are_refused(api, daemon, neighbour):
+def test_messages_over_the_limit_are_rejected(api, daemon, neighbour):
     with daemon.channel() as channel:
         request = request_of(api)
         request.text = "a" * (17 << 20)
@@ -266,7 +266,7 @@ def test_reset_and_ping_floods_do_not_disturb_other_streams(api, daemon, neighbo
     with daemon.channel() as channel:
         assert generate(api, channel)
 
-    wait_until(lambda: streams(daemon) <= 1, "nothing but the neighbour's stream is left")
+    wait_until(lambda: streams(daemon) <= 1, "only the normal client's stream is left")
 
 
 def sockets_of(daemon):

@@ -207,7 +207,7 @@ def test_peer_and_daemon_alternate_under_the_same_load(daemon, kind):
 
 
 @pytest.mark.parametrize("fault, text", [("status", "HTTP 503"), ("event", "out of memory"), ("cut", "openai")])
-def test_a_failing_peer_is_reported(daemon, fault, text):
+def test_failing_peer_is_reported(daemon, fault, text):
     with peer(fault) as (_, url):
         out = quire(
             "--address", daemon.grpc_address, "bench", "--requests", 2, "--input-tokens", 8, "--output-tokens", 4,

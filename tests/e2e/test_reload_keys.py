@@ -207,7 +207,7 @@ def test_step_time_target(live):
         live.run(greedy(live.api, long_prompt(f"Target {next(numbers)}:", words=300), tokens=2))
         return steps_above(live, 128) - before
 
-    def ask_beside_a_stream():
+    def ask_during_a_stream():
         """Like ask(), but returns None if the stream did not wait for every step of the prompt."""
         request = greedy(live.api, tokens=480, stream=False)
         request.request_id = f"beside-{next(numbers)}"
@@ -224,7 +224,7 @@ def test_step_time_target(live):
     live.set(scheduler__step_time_target="10s")
     assert ask() + ask() > 0
     live.set(scheduler__step_time_target="1ms")
-    found = [ask_beside_a_stream() for _ in range(20)]
+    found = [ask_during_a_stream() for _ in range(20)]
     assert any(steps is not None for steps in found)
     assert not any(found)
 

@@ -59,7 +59,7 @@ def test_sigterm_finishes_eight_running_streams(api, tmp_path):
             for stream in streams:
                 assert stream.started.wait(30)
             daemon.terminate()
-            wait_for_refusal(api, channel)
+            wait_for_rejection(api, channel)
             assert sum(message.HasField("completed") for message in unread) == 8
             for stream in streams:
                 stream.join(60)
@@ -69,7 +69,7 @@ def test_sigterm_finishes_eight_running_streams(api, tmp_path):
         assert daemon.wait(60) == 0, daemon.log
 
 
-def wait_for_refusal(api, channel):
+def wait_for_rejection(api, channel):
     """Returns the first UNAVAILABLE error of a new request. Requests are admitted until the signal is handled."""
     def refusal():
         try:

@@ -132,7 +132,7 @@ def joined(chunks):
     return content, reasoning, [calls[index] for index in sorted(calls)], word
 
 
-def test_the_documented_round_trip(client):
+def test_documented_round_trip(client):
     """OpenAI's function-calling example: a call, its result, the answer."""
     messages = [{"role": "user", "content": QUESTIONS[0]}]
     completion = client.chat.completions.create(model="", messages=messages, tools=TOOLS)

@@ -601,7 +601,7 @@ TEST_P(EngineFailureTest, DeviceLostAtCollect) {
   });
   Gate(false);
   ExpectAnswered();
-  EXPECT_EQ(losses, 1) << "a lost device is not asked again";
+  EXPECT_EQ(losses, 1) << "a lost device is not used again";
   MutexLock lock(&failure_mutex_);
   EXPECT_EQ(failure_.status, LostDevice());
   EXPECT_TRUE(engine_->CheckIntegrity().ok());

@@ -103,7 +103,7 @@ TEST(WindowTest, MixedModelKeepsAllTokensInFullGroupsOnly) {
   const std::uint32_t full = (699 + kPage - 1) / kPage;
   EXPECT_GE(most, full);
   EXPECT_LE(most, harness.cache->demand().PagesFor(699));
-  EXPECT_LT(most, 2 * full) << "four groups without windows would hold " << 4 * full;
+  EXPECT_LT(most, 2 * full) << "four groups without windows would use " << 4 * full;
 }
 
 TEST(WindowTest, RejectsExactlyRequestsWhosePagesNeverFit) {

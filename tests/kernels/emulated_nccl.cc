@@ -118,7 +118,7 @@ cudaError_t Meet(Clique* clique, std::size_t rank, const Gather& gather) {
 
 NcclResult AllGather(const void* part, void* all, std::size_t bytes, int type, NcclComm comm,
                      CUstream_st* stream) {
-  EXPECT_TRUE(IsAlive(comm)) << "a gather after the end of its communicator";
+  EXPECT_TRUE(IsAlive(comm)) << "a gather after its communicator was aborted";
   EXPECT_EQ(type, kNcclInt8);
   if (const NcclResult fault = TakeFault("ncclAllGather", comm->rank); fault != kNcclSuccess) {
     return fault;

@@ -240,7 +240,7 @@ TEST_F(FrameGuardTest, AllowsNoFrameInsideAFrameOrHeaderBlock) {
   EXPECT_TRUE(Open(1).ok());
   EXPECT_TRUE(guard_.is_between_client_frames());
   EXPECT_TRUE(Client(Frame(kHeaders, 0, 3, "abc")).ok());
-  EXPECT_FALSE(guard_.is_between_client_frames()) << "a CONTINUATION comes";
+  EXPECT_FALSE(guard_.is_between_client_frames()) << "a CONTINUATION frame must follow";
   EXPECT_TRUE(Client(Frame(kMore, kEndHeaders, 3, "abc")).ok());
   EXPECT_TRUE(guard_.is_between_client_frames());
   Server(Frame(kHeaders, 0, 1, "abc"));

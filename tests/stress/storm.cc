@@ -385,7 +385,7 @@ void Storm::CheckCounters() {
   for (auto& [id, client] : clients_) {
     told += client->usage().completion_tokens;
   }
-  EXPECT_EQ(generated, told) << "usage that clients were told";
+  EXPECT_EQ(generated, told) << "usage reported to clients";
 }
 
 }  // namespace
